@@ -25,7 +25,7 @@ FLAWS: dict[str, tuple[str, str]] = {
     "labels": (
         "integer labels as distributions",
         "the JAX side hands integers to `optax.softmax_cross_entropy`, which wants a distribution over the classes: each label "
-        "is multiplied with the sum of all log-probabilities, which is no cross-entropy",
+        "is multiplied with the sum of all log-probabilities, which is not a cross-entropy",
     ),
     "scales": (
         "other initial weights",

@@ -39,7 +39,7 @@ def refused(folder: Path, example: Example, message: str, kind: type[Exception] 
 
 
 def test_no_folder(llama: Example, tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", llama, "nowhere is no folder")
+    refused(tmp_path / "nowhere", llama, "nowhere is not a folder")
 
 
 def test_no_weights(folder: Path, llama: Example) -> None:

@@ -105,7 +105,7 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
         (
             "llama3_8b",
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_type='linear' is none of default, llama3",
+            "rope_type='linear' is not one of default, llama3",
         ),
         (
             "llama3_8b",
@@ -135,7 +135,7 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
             {"sliding_window": None},
             "sliding_window=None in a gemma2 model; .*expected the window's length",
         ),
-        ("gemma2_2b", {"layer_types": ["chunked_attention"] * 26}, "'chunked_attention' is none of full_attention"),
+        ("gemma2_2b", {"layer_types": ["chunked_attention"] * 26}, "'chunked_attention' is not one of full_attention"),
         ("gemma2_2b", {"layer_types": ["full_attention"]}, "expected a list of 26"),
         ("gemma2_2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True in a gemma2 model"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
@@ -161,7 +161,7 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
             "kv_lora_rank=None in a deepseek_v3 model; expected a value of type int",
         ),
         ("deepseek_v3", {"v_head_dim": 256}, "value_dim=256 is more than a key's width"),
-        ("deepseek_v3", {"rope_scaling": {"type": "llama3"}}, "rope_type='llama3' is none of default, yarn"),
+        ("deepseek_v3", {"rope_scaling": {"type": "llama3"}}, "rope_type='llama3' is not one of default, yarn"),
         (
             "deepseek_v3",
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0}},
@@ -198,7 +198,7 @@ def test_a_key_that_is_needed_is_named(tmp_path) -> None:
 
 
 def test_folders_without_a_configuration(tmp_path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no folder.*hf download"):
+    with pytest.raises(CheckpointError, match=r"is not a folder.*hf download"):
         config_from("openai-community/gpt2")
     with pytest.raises(CheckpointError, match=r"config.json can't be read"):
         config_from(tmp_path)

@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_named(example, tmp_path):
     mean = VitTask(model=dataclasses.replace(config, pooling="mean"))
     with pytest.raises(RecipeError, match=r"model\.pooling='mean', where it has 'class_token'"):
         save(tmp_path / "mean", abstract(mean))
-    with pytest.raises(RecipeError, match="model_type='llama' is no vision transformer"):
+    with pytest.raises(RecipeError, match="model_type='llama' is not a vision transformer"):
         save(tmp_path / "llama", example.params, model_type="llama")
 
 

@@ -225,7 +225,7 @@ class OwnStep(keras.Model):
         (
             dense(),
             {"loss": "mse", "metrics": [ROOT], "example": BATCH},
-            r"metric root_mean_squared_error \(Root.* is no mean",
+            r"metric root_mean_squared_error \(Root.* is not a mean",
         ),
         (dense(), {"loss": "mse", "metrics": ["mae"]}, r"metrics are made for the shapes of a batch; give"),
         (keras.layers.Dense(3), {"loss": "mse"}, "expected a keras.Model"),

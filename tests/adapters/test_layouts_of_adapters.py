@@ -99,11 +99,15 @@ def test_names_are_read():
     "named, axis_names, message",
     [
         ({"a": ("embed", "mlp")}, {}, r"calls its axes 'mlp', which Panax does not know.*axis_names=\{'mlp': ...\}"),
-        ({"a": ("embed", "mlp")}, {"mlp": "fnn"}, r"axis_names\['mlp'\]='fnn' is no logical axis; did you mean 'ffn'"),
+        (
+            {"a": ("embed", "mlp")},
+            {"mlp": "fnn"},
+            r"axis_names\['mlp'\]='fnn' is not a logical axis; did you mean 'ffn'",
+        ),
         (
             {"a": ("embed",)},
             {"embd": "ffn"},
-            r"axis_names\['embd'\] is no axis that the model names; did you mean 'embed'",
+            r"axis_names\['embd'\] is not an axis that the model names; did you mean 'embed'",
         ),
         ({}, {"mlp": "ffn"}, "names no axes; leave axis_names out"),
     ],
@@ -138,8 +142,8 @@ def test_a_mean_has_the_rows_as_its_weight():
 @pytest.mark.parametrize(
     "returned, message",
     [
-        (jnp.ones(4), r"float32\[4\], which is no scalar; expected a scalar"),
-        ((jnp.ones(4), jnp.ones(4)), r"float32\[4\], which is no scalar"),
+        (jnp.ones(4), r"float32\[4\], which is not a scalar; expected a scalar"),
+        ((jnp.ones(4), jnp.ones(4)), r"float32\[4\], which is not a scalar"),
         (None, "is a NoneType; expected a scalar"),
         ("loss", "is a str; expected a scalar"),
         ({}, "an empty mapping"),

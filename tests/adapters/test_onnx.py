@@ -197,7 +197,7 @@ REFUSED = {
         lambda model, batch: model(batch["x"][:, :3]),
         r"can't be run on x float32\[8, 3\].*batch, 4",
     ),
-    "no scalar": (plain("Relu"), lambda model, batch: model(batch["x"]), "no scalar"),
+    "no scalar": (plain("Relu"), lambda model, batch: model(batch["x"]), "not a scalar"),
     "no model": (3, squared, "an int; expected the path"),
 }
 

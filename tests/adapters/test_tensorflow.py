@@ -172,9 +172,9 @@ REFUSED = {
     ),
     "an endless loop": (loop, r"can't differentiate (Stateless)?While .*known only while it runs"),
     "an assignment": (lambda batch, w: tf.reduce_sum(batch["x"] @ w.assign(w * 0.9)), "assigns w, which is trained"),
-    "no scalar": (lambda batch, w: batch["x"] @ w, r"float32\[2, 2\], which is no scalar"),
+    "no scalar": (lambda batch, w: batch["x"] @ w, r"float32\[2, 2\], which is not a scalar"),
     "no variable": (lambda batch, w: tf.reduce_mean(batch["x"]), "no parameters|depends on no trainable"),
-    "no tensor": (lambda batch, w: "loss", "can't be traced|expected tensors|no scalar"),
+    "no tensor": (lambda batch, w: "loss", "can't be traced|expected tensors|not a scalar"),
     "a bug": (lambda batch, w: batch["x"] @ tf.zeros([3, 3]), "can't be traced by TensorFlow.*must be equal"),
 }
 

@@ -248,7 +248,7 @@ def test_other_misuse():
     with pytest.raises(RecipeError, match="of another optimizer"):
         from_torch(optimizer, module, scheduler=SCHEDULERS["cosine"](OPTIMIZERS["sgd"](module)), num_steps=9)
     ours = from_torch(optimizer, module)
-    with pytest.raises(RecipeError, match=r"trains c\.weight, which is no parameter"):
+    with pytest.raises(RecipeError, match=r"trains c\.weight, which is not a parameter"):
         ours.build({"c.weight": (None,)}, 1).init({"c": {"weight": jnp.zeros(2)}})
     with pytest.raises(RecipeError, match="no effect"):
         type(ours)(groups=ours.groups, known=ours.known, name="SGD", schedule=Schedule(peak=1.0))

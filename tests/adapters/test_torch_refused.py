@@ -132,7 +132,7 @@ def test_what_autograd_can_not_do_is_said_with_the_line():
 
 
 def test_a_loss_that_is_no_scalar():
-    with pytest.raises(RecipeError, match=r"float32\[4, 8\], which is no scalar.*take its mean"):
+    with pytest.raises(RecipeError, match=r"float32\[4, 8\], which is not a scalar.*take its mean"):
         task(nn.Linear(WIDTH, WIDTH), lambda m, b: m(b["x"]), BATCH)
     with pytest.raises(RecipeError, match="is a str; expected a scalar"):
         task(nn.Linear(WIDTH, WIDTH), lambda m, b: "low", BATCH)

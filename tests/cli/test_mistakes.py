@@ -162,7 +162,7 @@ TYPED = [
     ("train R --name a --checkpoint.directory nosuch://b", 4, "no known kind of store; expected a path or s3://"),
     ("train R --num-steps 8 --seed 1", 4, "other settings .*seed: 0 -> 1.*give --fresh .*--accept-changes"),
     ("train R --num-steps 3", 4, "is of step 6, beyond num_steps=3: nothing would be trained.*--fresh"),
-    ("train R --name a --init hf:nowhere", 4, "nowhere is no folder; expected one with config.json"),
+    ("train R --name a --init hf:nowhere", 4, "nowhere is not a folder; expected one with config.json"),
     ("train R --name a --init hf:empty", 4, "config.json can't be read: it is missing; expected a folder with config.json"),
     ("train R --name a --init checkpoint:nowhere", 4, "nowhere holds no checkpoint; name a folder like"),
     (

@@ -100,7 +100,7 @@ def test_what_chooses_is_gathered_in_float32():
     [
         (
             lambda: LogicalAxis("test_a", "", compute=("tensr",)),
-            "'test_a' -> 'tensr' is no mesh axis; did you mean 'tensor'",
+            "'test_a' -> 'tensr' is not a mesh axis; did you mean 'tensor'",
         ),
         (
             lambda: LogicalAxis("test_a", "", compute=("tensor",), storage=("fsdp", "tensor")),

@@ -134,7 +134,7 @@ def test_token_files_of_earlier_versions_have_none(make_store, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"keep": "("}, r"keep='\(' is no regular expression"),
+        ({"keep": "("}, r"keep='\(' is not a regular expression"),
         ({"max_characters": 0}, "max_characters=0"),
         ({"min_characters": 5, "max_characters": 4}, "max_characters=4; expected at least 1 and min_characters=5"),
     ],

@@ -208,7 +208,7 @@ def test_batches_of_different_sizes_are_refused(rows):
     [
         ({"x": np.zeros((2, 3)), "y": np.zeros(4)}, r"differ in their batch size \('x': 2, 'y': 4\)"),
         ({"x": "a text"}, r"leaf 'x' holds <U6 \(str\); expected an array of numbers"),
-        ({"x": [np.zeros(2), np.zeros(3)]}, "leaf 'x' is no array: .* pad its rows"),
+        ({"x": [np.zeros(2), np.zeros(3)]}, "leaf 'x' is not an array: .* pad its rows"),
         ({"x": {"y": 1}}, r"leaf 'x' holds object \(dict\)"),
         ({"x": None}, r"leaf 'x' holds object \(NoneType\)"),
         ({"x": 3.0}, "leaf 'x' is a single number"),
@@ -241,7 +241,7 @@ def test_leaves_and_axes_must_agree():
 
 @pytest.mark.parametrize("position", [{}, {"epoch": 0, "index": 1}, {"epoch": 0, "index": -1, "batches": 1}])
 def test_a_position_that_is_none_is_refused(position):
-    with pytest.raises(DataError, match="is no position of this source"):
+    with pytest.raises(DataError, match="is not a position of this source"):
         IterableSource(numbers()).batches(position)
 
 

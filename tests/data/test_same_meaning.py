@@ -71,7 +71,7 @@ def test_held_out_images_take_the_numbers_of_the_training_classes(folders):
 
 def test_a_class_that_was_not_trained_on_is_refused(folders):
     experiment = panax.Experiment(task=task(), data=pictures(folders / "train"), held_out=pictures(folders / "other"))
-    with pytest.raises(DataError, match="of which 'fox' is none of those of the training data: 'cat', 'dog', 'emu'"):
+    with pytest.raises(DataError, match="of which 'fox' is not among those of the training data: 'cat', 'dog', 'emu'"):
         open_data(experiment, lambda line: None)
 
 
@@ -83,7 +83,7 @@ def test_classes_may_be_given(folders):
         COLOURS["cat"]: 1,
     }
     assert opened.num_classes == 4 and opened.examples.take(np.array([0])).classes == classes
-    with pytest.raises(DataError, match="is none of classes="):
+    with pytest.raises(DataError, match="is not among classes="):
         pictures(folders / "val", classes=("cat",)).open()
     with pytest.raises(panax.core.PanaxError, match="names 'cat' twice"):
         pictures(folders / "val", classes=("cat", "cat"))
@@ -109,7 +109,7 @@ def test_a_trained_model_knows_its_classes(folders, tmp_path):
     for run in (result, str(tmp_path / "run")):
         for data in (str(folders / "val"), pictures(folders / "val")):
             assert panax.evaluate(run, data)["accuracy"] > 0.9
-        with pytest.raises(DataError, match="'fox' is none of those"):
+        with pytest.raises(DataError, match="'fox' is not among those"):
             panax.evaluate(run, str(folders / "other"))
     assert panax.load(str(tmp_path / "run")).classes == ("cat", "dog", "emu")
 

@@ -46,8 +46,8 @@ def test_parts_of_other_arrays_are_refused(tmp_path):
         ("names.bin", "u1", 255, "the name of record 0 is damaged"),
         ("offsets.bin", "<i8", 2**40, "don't rise from 0"),
         ("offsets.bin", "<i8", -1, "don't rise from 0"),
-        ("labels.bin", "<i4", 3, "a label is none of 3"),
-        ("labels.bin", "<i4", -1, "a label is none of 3"),
+        ("labels.bin", "<i4", 3, "a label is not one of 3"),
+        ("labels.bin", "<i4", -1, "a label is not one of 3"),
     ],
 )
 def test_records_that_are_sealed_and_wrong_are_refused(tmp_path, file, dtype, value, says):
@@ -88,7 +88,7 @@ def test_an_index_of_other_types_is_refused(tmp_path, change):
     index = json.loads((tmp_path / "mds" / "index.json").read_text())
     index["shards"][0] |= change
     (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"index\.json is no index of MDS shards"):
+    with pytest.raises(DataError, match=r"index\.json is not an index of MDS shards"):
         list(Mds(path=str(tmp_path / "mds")).documents())
 
 
@@ -109,7 +109,7 @@ def test_a_header_of_an_array_that_is_no_python_is_refused(tmp_path):
     header = b"{'descr': '<f4', 'shape': (\n"
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("a.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
-    with pytest.raises(DataError, match=r"a\.npz is no \.npz file that can be read"):
+    with pytest.raises(DataError, match=r"a\.npz is not an \.npz file that can be read"):
         Table(paths=(str(tmp_path / "a.npz"),), numeric=("a",)).open(tmp_path / "cache", 0)
 
 

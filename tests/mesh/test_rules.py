@@ -39,7 +39,7 @@ def test_what_does_not_divide_names_what_would(axes, shape, says):
 
 
 def test_a_rule_to_an_unknown_mesh_axis_names_the_nearest():
-    with pytest.raises(LayoutError, match=r"embed -> 'fsd' is no mesh axis; did you mean 'fsdp'\?"):
+    with pytest.raises(LayoutError, match=r"embed -> 'fsd' is not a mesh axis; did you mean 'fsdp'\?"):
         Rules(storage={"embed": ("fsd",)})
 
 

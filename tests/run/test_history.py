@@ -30,7 +30,7 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_a_broken_one_is_named(tmp_p
     assert read_history(tmp_path) == []
     assert logged(tmp_path, {"step": 1}, end='{"step": 2, "tr') == [{"step": 1}]
     for line in ("nonsense\n", "[1]\n", '{"loss": 1}\n', '{"step": "3"}\n', '{"step": true}\n'):
-        with pytest.raises(DataError, match=r"metrics.jsonl, line 2 (is no JSON|has no step)"):
+        with pytest.raises(DataError, match=r"metrics.jsonl, line 2 (is not JSON|has no step)"):
             logged(tmp_path, {"step": 1}, end=line + '{"step": 4}\n')
 
 

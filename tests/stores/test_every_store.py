@@ -114,7 +114,7 @@ def test_no_path_leads_outside(store):
             lambda path=path: store.list(path or ".."),
             lambda path=path: store.folders(path or ".."),
         ):
-            with pytest.raises(StoreError, match="no path inside a store"):
+            with pytest.raises(StoreError, match="not a path inside a store"):
                 use()
 
 

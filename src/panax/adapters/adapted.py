@@ -120,7 +120,7 @@ class AdaptedTask(Task):
             returned, after = self.model.evaluate(params, state, leaves, key, train)
             losses, metrics = read_loss(returned, rows)
         if self._parts > 1:
-            # The weights add up to the whole batch's rows, over which such a loss is no mean.
+            # The weights add up to the whole batch's rows, over which such a loss is not a mean.
             losses = {name: dataclasses.replace(each, sum=each.sum * self._parts) for name, each in losses.items()}
         if not train:
             return Evaluation(losses, state, metrics)

@@ -46,7 +46,7 @@ def task(
 
     Raises:
         RecipeError: Keras runs on another backend; the model is not built, overrides `train_step`, has no loss, or a metric that
-            is no mean; or a pattern matches nothing.
+            is not a mean; or a pattern matches nothing.
     """
     _check_usable(model)
     unpack = unpack or by_name
@@ -162,7 +162,7 @@ def _refuse_ruled(model: Any, weights: Mapping[str, Any]) -> None:
 
 
 def _one_pass(model: Any) -> str | None:
-    """Why a batch can't be cut: a loss that is no mean over its rows."""
+    """Why a batch can't be cut: a loss that is not a mean over its rows."""
     for loss in jax.tree.leaves(getattr(model, "loss", None)):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
@@ -201,8 +201,8 @@ def _built_metrics(model: Any, example: Any, unpack: Unpack) -> Callable[..., di
     for metric in compiled.metrics:
         if not isinstance(metric, keras.metrics.Mean) or type(metric).result is not keras.metrics.Mean.result:
             raise RecipeError(
-                f"the metric {metric.name} ({type(metric).__name__}) is no mean, so batches and devices can't be merged; use one "
-                f"that is, such as accuracy, or judge with model.evaluate after task.trained(state)"
+                f"the metric {metric.name} ({type(metric).__name__}) is not a mean, so batches and devices can't be merged; "
+                f"use one that is, such as accuracy, or judge with model.evaluate after task.trained(state)"
             )
     variables = list(compiled.variables)
     places = {id(variable): place for place, variable in enumerate(variables)}

@@ -66,7 +66,7 @@ def _scalar(name: str, value: Any) -> jax.Array:
         raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}") from error
     if array.shape != () or array.dtype.kind in "c":
         raise RecipeError(
-            f"the loss {name!r} is {array.dtype}{list(array.shape)}, which is no scalar; expected {FORMS}: "
+            f"the loss {name!r} is {array.dtype}{list(array.shape)}, which is not a scalar; expected {FORMS}: "
             f"take its mean, or its sum with the number of terms"
         )
     return array.astype(jnp.float32)

@@ -91,7 +91,7 @@ class TensorflowGraph:
                 self._captured[inside.name] = by_handle[id(outside)]
             else:
                 raise RecipeError(
-                    f"the TensorFlow code uses {inside.op.name}, which is no tf.Variable (a table, a queue, an iterator?); "
+                    f"the TensorFlow code uses {inside.op.name}, which is not a tf.Variable (a table, a queue, an iterator?); "
                     f"bring what it holds in with the batch"
                 )
         self.variables = list(self._captured.values())

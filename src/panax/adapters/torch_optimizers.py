@@ -210,8 +210,8 @@ class TorchOptimizer(Chained):
     def _group_of(self, name: str) -> ParameterGroup | None:
         if name not in self.known:
             raise RecipeError(
-                f"the task trains {name}, which is no parameter of the module that the {self.name} was made for; make both from "
-                f"the same module"
+                f"the task trains {name}, which is not a parameter of the module that the {self.name} was made for; make both "
+                f"from the same module"
             )
         return next((group for group in self.groups if name in group.names), None)
 

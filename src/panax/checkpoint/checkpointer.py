@@ -311,7 +311,7 @@ class Checkpointer:
         if not self._unremoved:
             self._unremoved = True
             self._say(
-                f"warning: what is no longer needed of the checkpoints could not be removed, and is tried again after each save: "
+                f"warning: checkpoints that are no longer needed could not be removed, and is tried again after each save: "
                 f"{error}"
             )
 

@@ -243,9 +243,9 @@ def numpy_dtype(name: str) -> np.dtype:
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
     except TypeError as error:
-        raise ValueError(f"{name!r} is no dtype") from error
+        raise ValueError(f"{name!r} is not a dtype") from error
     if dtype.hasobject or dtype.name != name:
-        raise ValueError(f"{name!r} is no dtype of numbers")
+        raise ValueError(f"{name!r} is not a dtype of numbers")
     return dtype
 
 

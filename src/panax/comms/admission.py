@@ -64,7 +64,7 @@ def whole(data: bytes) -> Update:
     try:
         arrays = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"it is no safetensors file: {error}") from error
+        raise ValueError(f"it is not a safetensors file: {error}") from error
     if digest_of(arrays) != about.get("digest"):
         raise ValueError("its numbers are not those that its writer named the digest of")
     return Update(xxhash.xxh3_64_hexdigest(data), str(about.get("base", "")), arrays)

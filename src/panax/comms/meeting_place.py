@@ -186,7 +186,7 @@ class MeetingPlace:
 
         Args:
             base: The digest of what this island began from.
-            norm: The norm of an update as it travelled; raises KeyError or ValueError where it is none of this model.
+            norm: The norm of an update as it travelled; raises KeyError or ValueError where it is not one of this model.
 
         Raises:
             CheckpointError: It was decided, and the record is damaged.

@@ -16,7 +16,7 @@ from .protocols import Axes
 
 
 def annotation_axes(annotation: Any) -> Axes | None:
-    """The dimension names of a jaxtyping annotation, `X | None` included; None if it is no array annotation.
+    """The dimension names of a jaxtyping annotation, `X | None` included; None if it is not an array annotation.
 
     >>> from jaxtyping import Array, Float
     >>> annotation_axes(Float[Array, "embed ffn"] | None)

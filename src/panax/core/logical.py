@@ -84,7 +84,7 @@ class LogicalAxis:
         for mesh_axis in (*self.compute, *storage):
             if mesh_axis not in MESH_AXES:
                 raise LayoutError(
-                    f"the logical axis {self.name!r} -> {mesh_axis!r} is no mesh axis; {nearest(mesh_axis, MESH_AXES)}"
+                    f"the logical axis {self.name!r} -> {mesh_axis!r} is not a mesh axis; {nearest(mesh_axis, MESH_AXES)}"
                 )
         if storage and storage[: len(self.compute)] != self.compute:
             raise LayoutError(

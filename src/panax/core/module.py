@@ -118,7 +118,7 @@ def _axes_at(node: Any, path: tuple[Any, ...]) -> Axes:
             node = getattr(node, name)
         else:
             node = node[entry.key if hasattr(entry, "key") else entry.idx]
-    raise TypeError(f"{jax.tree_util.keystr(path)} is no annotated parameter of a Module")
+    raise TypeError(f"{jax.tree_util.keystr(path)} is not an annotated parameter of a Module")
 
 
 def stack(key: jax.Array, count: int, make: Callable[[jax.Array], Any]) -> Any:

@@ -1,4 +1,6 @@
-"""Data: corpora, tokenizers, packing, examples, sources, and drawing ahead. What comes out is a `panax.core.Source`."""
+"""Data: corpora, tokenizers, packing, examples, sources and prefetching. The result is a
+`panax.core.Source`.
+"""
 
 from .array_record import ArrayRecord
 from .arrow import Arrow

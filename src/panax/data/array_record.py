@@ -86,7 +86,9 @@ def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[b
     try:
         # A file that is none, or is cut short, is opened as one without records.
         if not reader.ok():
-            raise DataError(f"{name} is no ArrayRecord file, or is cut short; expected what ArrayRecordWriter wrote")
+            raise DataError(
+                f"{name} is not an ArrayRecord file, or is cut short; expected what ArrayRecordWriter wrote"
+            )
         count = reader.num_records()
         for begin in range(0, count, at_once):
             try:

@@ -108,7 +108,7 @@ def _array(path: Path, dims: int) -> npt.NDArray:
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     if array.dtype.kind not in "fiu" or (dims and array.ndim != dims):
-        raise DataError(f"{path} is no array of numbers of {dims} dimensions; expected MLPerf's")
+        raise DataError(f"{path} is not an array of numbers of {dims} dimensions; expected MLPerf's")
     return array
 
 

@@ -1,6 +1,7 @@
-"""What a corpus is, and two that are files of text: any files, and the Python standard library's own sources.
+"""The corpus interface, and two corpora of text files: any files, and the sources of the Python standard
+library.
 
-A corpus is a configuration that yields documents in a fixed order, and has a fingerprint that changes when they do.
+A corpus is a config that yields documents in a fixed order and has a fingerprint that changes when they do.
 """
 
 import dataclasses
@@ -31,12 +32,12 @@ from .python_definitions import definitions_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """One text to learn from.
+    """One document to train on.
 
     Attributes:
-        text: What is learnt: each of its tokens, and the end-of-document token after it, carries loss.
-        prompt: What stands before it and carries no loss.
-        where: The file and the line or row that it is from, for messages.
+        text: The text to learn; each of its tokens, and the end-of-document token after it, carries loss.
+        prompt: Text before it that carries no loss.
+        where: The file and the line or row of the document, for messages.
     """
 
     text: str
@@ -45,11 +46,11 @@ class Document:
 
 
 class BadRecord(NamedTuple):
-    """What a corpus yields in place of a document that it can't make.
+    """A record that can't be read, yielded by a corpus in place of a document.
 
     Attributes:
         where: The file, and the line or row in it.
-        reason: What is wrong, and what would be right.
+        reason: The problem, and what was expected.
     """
 
     where: str
@@ -58,14 +59,18 @@ class BadRecord(NamedTuple):
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Anything that yields documents. A class of your own with these two methods will do."""
+    """Interface of corpora: any class with these two methods will do."""
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        """Yield the documents, each time in the same order, and a `BadRecord` in place of one that can't be made."""
+        """Yield the documents, always in the same order, and a `BadRecord` in place of each that can't be
+        read.
+        """
         ...
 
     def fingerprint(self) -> str:
-        """A hash that changes when the documents do: what the tokenised cache is filed under. It must be cheap."""
+        """Return a hash that changes when the documents do, the key of the tokenised cache. It must be
+        cheap.
+        """
         ...
 
 
@@ -75,9 +80,9 @@ class TextFiles(Validated):
 
     Attributes:
         paths: Files, directories or globs, also of object stores (`s3://bucket/texts`).
-        pattern: Which files of a directory to take; hidden ones are left out.
-        separator: Cuts each file into documents where this text stands (`<|endoftext|>`, a blank line, ...); the
-            separator itself is dropped. Empty: the file is one document.
+        pattern: Glob of the files to read in a directory; hidden files are skipped.
+        separator: Text that separates the documents of a file (`<|endoftext|>`, a blank line, ...); the
+            separator itself is dropped. Empty: each file is one document.
     """
 
     paths: tuple[str, ...]
@@ -95,7 +100,7 @@ class TextFiles(Validated):
                 yield Document(part, where=f"{name}, part {number}" if self.separator else name)
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """List the files to read."""
         return find_files(self.paths, (self.pattern,))
 
     def fingerprint(self) -> str:
@@ -104,15 +109,16 @@ class TextFiles(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PythonLibrary(Validated):
-    """The sources of the Python standard library that runs this: real text that is on every machine.
+    """The sources of the running Python's standard library: real text that exists on every machine.
 
-    Python 3.11 has 612 such files, 11 MB, about 3 million tokens with a vocabulary of 4,096; 1,668 files, 30 MB, with its
-    tests. The tables of `encodings` are left out. Each version of Python has others, so compare losses on one version only.
+    Python 3.11 has 612 such files, 11 MB, about 3 million tokens with a vocabulary of 4,096; with its tests,
+    1,668 files, 30 MB. The tables of `encodings` are skipped. The files differ between Python versions:
+    compare losses on one version only.
 
     Attributes:
-        include_tests: Also take the library's own tests, except the few that are on purpose not valid text.
-        definitions: Each function and class of a file's top level is a document, without docstrings and comments: 5,105 of
-            them in Python 3.11, 6 MB.
+        include_tests: Also read the library's tests, except the few that are deliberately not valid text.
+        definitions: Make each top-level function and class a document, without docstrings and comments: 5,105
+            documents in Python 3.11, 6 MB.
     """
 
     include_tests: bool = False
@@ -137,13 +143,13 @@ class PythonLibrary(Validated):
 
     def _files(self) -> list[Path]:
         root = Path(sysconfig.get_path("stdlib"))
-        # The encodings are tables that a program wrote, one like the other; a model that has seen them writes little else.
+        # The encodings are near-identical generated tables; a model trained on them writes little else.
         skipped = {"site-packages", "dist-packages", "__pycache__", "encodings"}
         if not self.include_tests:
             skipped |= {"test", "tests", "idle_test"}
         files = []
         for directory, inside, names in os.walk(root):
-            inside[:] = [name for name in inside if name not in skipped]  # not to walk through all that is installed
+            inside[:] = [name for name in inside if name not in skipped]  # avoids walking site-packages
             files += [Path(directory, name) for name in names if name.endswith(".py")]
         if not files:
             raise DataError(

@@ -66,7 +66,7 @@ class Filtered(Validated):
             try:
                 re.compile(getattr(self, name))
             except re.error as error:
-                raise RecipeError(f"{name}={getattr(self, name)!r} is no regular expression: {error}") from None
+                raise RecipeError(f"{name}={getattr(self, name)!r} is not a regular expression: {error}") from None
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for document in self.corpus.documents():

@@ -87,7 +87,7 @@ class ImageFolder(Decoding):
 
     def _files(self) -> list[DataFile]:
         if not is_remote(self.path) and not expand_user(self.path).is_dir():
-            raise DataError(f"{self.path} is no directory; expected one with images in it")
+            raise DataError(f"{self.path} is not a directory; expected one with images in it")
         # One walk for all kinds: folders of images are large.
         every = find_files((self.path,), ("**/*",))
         found = [file for file in every if file.suffix[1:].lower() in _SUFFIXES or _holds_image(file)]

@@ -137,7 +137,9 @@ class IterableSource:
             return self._run(0, 0, 0, None)
         place = [position.get(name) for name in ("epoch", "index", "batches")]
         if not all(isinstance(value, int) and value >= 0 for value in place):
-            raise DataError(f"{dict(position)} is no position of this source; expected one that came with its batches")
+            raise DataError(
+                f"{dict(position)} is not a position of this source; expected one that came with its batches"
+            )
         epoch, index, count = (int(value) for value in place if value is not None)
         if "state" in position and self._has_state():
             return self._run(epoch, index, count, position["state"])
@@ -347,7 +349,7 @@ def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
         owned: Copy it, so that nothing else writes to its memory; False: share the memory if possible.
 
     Raises:
-        DataError: It is no array of numbers with a first dimension, or an integer does not fit in 32 bits.
+        DataError: It is not an array of numbers with a first dimension, or an integer does not fit in 32 bits.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(leaf, torch.Tensor):
@@ -356,7 +358,7 @@ def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
     try:
         array = np.asarray(leaf)
     except ValueError as error:
-        raise DataError(f"leaf {name!r} is no array: {error}; pad its rows to one length") from error
+        raise DataError(f"leaf {name!r} is not an array: {error}; pad its rows to one length") from error
     if array.dtype.kind in "OSUMm":
         raise DataError(f"leaf {name!r} holds {array.dtype} ({type(leaf).__name__}); expected an array of numbers")
     if array.ndim == 0:

@@ -124,7 +124,7 @@ class Mds(Validated):
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
-                f"{index.name} is no index of MDS shards ({error!r}); expected what MDSWriter wrote"
+                f"{index.name} is not an index of MDS shards ({error!r}); expected what MDSWriter wrote"
             ) from None
         folder = self.path.rstrip("/")
         names = [shard.file.name for shard in shards]

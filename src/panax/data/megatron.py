@@ -164,7 +164,7 @@ def read_index(path: Path, name: str) -> Index:
     if head.startswith(_OLD_MAGIC):
         raise DataError(f"{name} is an index of the older kind (TNTIDX); convert it with Megatron's own tools")
     if len(head) < _HEADER_BYTES or not head.startswith(_MAGIC):
-        raise DataError(f"{name} is no index of Megatron; expected it to begin with {_MAGIC!r}")
+        raise DataError(f"{name} is not an index of Megatron; expected it to begin with {_MAGIC!r}")
     reader = BinaryReader(head, len(_MAGIC))
     version, code, num_sequences, num_indices = (reader.number(kind) for kind in ("<Q", "<B", "<Q", "<Q"))
     if version != 1:

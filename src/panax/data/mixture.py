@@ -1,4 +1,4 @@
-"""What a mixture is in a recipe: named corpora, the weight of each over the steps, and how often each may be repeated."""
+"""Config of a mixture: named corpora, their weights over the steps, and how often each may be repeated."""
 
 import dataclasses
 import itertools
@@ -19,11 +19,12 @@ class MixtureComponent(Validated):
     """One corpus of a mixture.
 
     Attributes:
-        name: What positions, metrics and errors call it.
+        name: Name of the part in positions, metrics and errors.
         corpus: The documents.
-        weight: Its share of the rows, relative to the other parts' weights: a number, or pairs of a step and a weight,
-            between which it changes in a straight line; before the first pair and after the last it stays.
-        epochs: It is used up after so many passes, and the other parts share what was its. None: without an end.
+        weight: The part's share of the rows, relative to the other parts' weights: a number, or pairs of a
+            step and a weight, interpolated linearly and constant before the first pair and after the last.
+        epochs: Number of passes after which the part is exhausted; the other parts then take over its share.
+            None: endless.
     """
 
     name: str
@@ -44,7 +45,7 @@ class MixtureComponent(Validated):
             raise RecipeError(f"weight={self.weight} of part {self.name!r}; expected 0 or more")
 
     def weight_at(self, step: int) -> float:
-        """The weight of the batch of step `step`, counted from 0.
+        """Return the weight at step `step`, counted from 0.
 
         >>> from panax.data import PythonLibrary
         >>> part = MixtureComponent(name="library", corpus=PythonLibrary(), weight=((0, 0.0), (100, 1.0)))
@@ -53,7 +54,7 @@ class MixtureComponent(Validated):
         """
         if not isinstance(self.weight, tuple):
             return float(self.weight)
-        # Not NumPy's interpolation: every machine must come to the same bits.
+        # Not NumPy's interpolation: every machine must compute the same bits.
         for (before, low), (after, high) in itertools.pairwise(self.weight):
             if step < after:
                 return low + (high - low) * max(step - before, 0) / (after - before)
@@ -62,10 +63,10 @@ class MixtureComponent(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture(Validated):
-    """Several corpora at once, each shuffled, packed and repeated on its own.
+    """A mixture of several corpora, each shuffled, packed and repeated independently.
 
     Attributes:
-        parts: What is mixed.
+        parts: The components.
     """
 
     parts: tuple[MixtureComponent, ...]

@@ -43,7 +43,7 @@ def read_npy_header(file: Any, name: str) -> NpyHeader:
             raise ValueError(f"{name} is of version {version} of the format; plain arrays are of (1, 0)")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except (TypeError, KeyError, IndexError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{name} has a header that is none ({error})") from None
+        raise ValueError(f"{name} has a header that is not one ({error})") from None
     if dtype.hasobject:
         raise ValueError(f"{name} holds objects, which are pickled and never loaded")
     if len(shape) > _MOST_DIMENSIONS or any(type(length) is not int or length < 0 for length in shape):

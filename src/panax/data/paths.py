@@ -198,12 +198,12 @@ def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
     if first.remote is None and _is_text(begin):
         if first_character(begin) == b"{" and _end(first).lower() == ".json":
             raise DataError(
-                f"{path} holds one JSON object over several lines, which is no text to train on; expected records: an object on "
+                f"{path} holds one JSON object over several lines, which is not text to train on; expected records: an object on "
                 f"each line, or one array of objects"
             )
         return TextFiles, [path]
     ends = ", ".join(sorted({_end(file) or "no suffix" for file in files})[:6])
-    what = "is no text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is no text"
+    what = "is not text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is not text"
     kind = format_of(begin)
     packed = f" It is of the format {kind}." if kind is not None else ""
     raise DataError(f"{path} {what}; expected {READ}.{packed}")

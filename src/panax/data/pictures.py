@@ -301,7 +301,7 @@ class Images:
         if unknown:
             raise DataError(
                 f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
-                f"{'is' if len(unknown) == 1 else 'are'} none of {whose}: {_listed(classes)}. Leave them out, or train on them"
+                f"{'is' if len(unknown) == 1 else 'are'} not among {whose}: {_listed(classes)}. Leave them out, or train on them"
             )
         mine = np.array([place.get(name, -1) for name in self.classes], np.int32)
         return self._with(classes=tuple(classes), places=mine if self._places is None else mine[self._places])

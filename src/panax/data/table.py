@@ -1,6 +1,7 @@
-"""Tables as examples: numbers and categories from CSV, Parquet or NumPy files, for recommenders and the like.
+"""Tables as examples: numeric and categorical columns of CSV, Parquet or NumPy files, for recommenders and
+the like.
 
-They are read through once, into arrays in the cache that are memory-mapped from then on.
+A table is read once, into cached arrays that are memory-mapped from then on.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ class TableRow(NamedTuple):
 
     Attributes:
         bags: The ids of each bag, and their weights.
-        time: In seconds, for a division by time; no leaf of a batch.
+        time: Seconds, for a split by time; not a leaf of a batch.
     """
 
     numeric: list[float]
@@ -67,24 +68,27 @@ class TableRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table(Validated):
-    """Rows of CSV (`.csv`, `.tsv`, also compressed: `.gz`, `.zst`, ...), Parquet or NumPy (`.npz`, one array a column) files.
+    """Rows of CSV (`.csv`, `.tsv`, also compressed: `.gz`, `.zst`, ...), Parquet or NumPy (`.npz`, one array
+    per column) files.
 
-    A batch has `numeric`, float32 (batch, column), `categorical`, int32 (batch, column), and `label` (batch), as far as
-    columns are named, and a leaf for each bag. A row in which a value is missing or none is a bad record.
+    A batch has `numeric`, float32 (batch, column), `categorical`, int32 (batch, column), and `label` (batch),
+    for the columns that are named, and a leaf for each bag. A row with a missing or invalid value is a bad
+    record.
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
-        numeric: Columns of numbers.
-        categorical: Columns of categories: whole numbers from 0, or anything, where `hash_buckets` is given.
-        bags: Columns of categories, each a leaf with its own ids: what a recommender's tables read.
-        label: The column to be learnt; None: none.
+        numeric: Numeric columns.
+        categorical: Categorical columns: integers from 0, or any values if `hash_buckets` is set.
+        bags: Categorical columns that each become a leaf with separate ids, for a recommender's embedding
+            tables.
+        label: The column to predict, or None.
         label_type: "float32", or "int32" for classes and counts.
-        label_above: The label is 1 where the column is above this, and 0 elsewhere; None: the column itself.
-        time: A column of dates or numbers, for `ExampleData(split="time")`; None: none.
-        missing: What an empty value of a numeric column stands for; None: it makes the row a bad record.
-        hash_buckets: So many ids for each categorical column: a value's id is its hash, modulo this. An empty value is one too.
-            None: the values are the ids.
-        max_record_bytes: A row of more characters is an error, as is a value of more bytes in Parquet.
+        label_above: Threshold: the label is 1 if the column exceeds it, else 0. None: the column itself.
+        time: A column of dates or numbers, for `ExampleData(split="time")`, or None.
+        missing: Value that replaces an empty value of a numeric column. None: the row is a bad record.
+        hash_buckets: Number of ids of each categorical column: a value's id is its hash modulo this; an empty
+            value is hashed too. None: the values are the ids.
+        max_record_bytes: A longer row (in characters), or a larger value in Parquet, is an error.
     """
 
     paths: tuple[str, ...]
@@ -115,10 +119,10 @@ class Table(Validated):
             )
 
     def open(self, root: Path, max_bad_records: int) -> Arrays:
-        """Open the arrays; make them first where there are none.
+        """Open the cached arrays; build them first if they do not exist.
 
         Raises:
-            DataError: A file can't be read or lacks a column, there is no row, or too many bad ones.
+            DataError: A file can't be read or lacks a column, there are no rows, or too many bad ones.
         """
         files = find_files(self.paths, PATTERNS)
         marks = [*cache_marks(files)]
@@ -127,7 +131,7 @@ class Table(Validated):
             settings = (*settings, *map(repr, self.bags), self.time, self.label_above)
         kind = f"table-v{FORMAT_VERSION}"
         name = f"{kind}-{fingerprint('table', *settings, *marks)}"
-        # A copy elsewhere, or a file whose permissions were changed, holds the same data.
+        # A moved copy, or a file with changed permissions, holds the same data.
         content = f"{kind}-{fingerprint('table', *settings, *file_marks(files))}"
         bad_records = Skipped(max_bad_records)
         made = read_or_build(
@@ -144,7 +148,7 @@ class Table(Validated):
         )
 
     def _columns(self) -> list[str]:
-        """Those that are read, each once."""
+        """List the columns to read, without duplicates."""
         of_bags = (column for bag in self.bags for column in bag.columns)
         rest = (name for name in (self.label, self.time) if name is not None)
         return list(dict.fromkeys([*self.numeric, *self.categorical, *of_bags, *rest]))
@@ -154,7 +158,9 @@ class Table(Validated):
         return [leaf for leaf, is_there in wanted.items() if is_there]
 
     def _words(self, files: list[Any], marks: list[Any], root: Path) -> dict[str, dict[str, int]]:
-        """Of each bag with a vocabulary, its words and their ids, counted in the files where they were not."""
+        """Return the vocabulary (value to id) of each bag that has one; count it in the files if it is not
+        cached.
+        """
         found: dict[str, dict[str, int]] = {}
         of_files: dict[tuple[str, ...], list[Bag]] = {}
         for bag in self.bags:
@@ -178,7 +184,7 @@ class Table(Validated):
             kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, CountVocabulary)}
             write_words(directory, {leaf: ids_by_count(counts[leaf], kinds[leaf]) for leaf in counts})
 
-        # Where they are counted is in the marks.
+        # The marks include the files that are counted.
         kinds = [
             dataclasses.replace(bag, ids=dataclasses.replace(bag.ids, counted_in=()))
             for bag in bags
@@ -188,7 +194,7 @@ class Table(Validated):
         return read_or_build(root, name, build=build, read=lambda directory: read_words(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Of each array, its dtype and the shape of a row."""
+        """Return the dtype and row shape of each array."""
         label = np.dtype("<f4" if self.label_type == "float32" else "<i4")
         leaves = {
             "numeric": (np.dtype("<f4"), (len(self.numeric),)),
@@ -223,7 +229,7 @@ class Table(Validated):
                     count += len(rows)
                     for leaf, file in outputs.items():
                         dtype = dtypes[leaf][0]
-                        # The 64 bits of a key are two words, the lower one first.
+                        # A 64-bit key is two words, the lower one first.
                         dtype = np.dtype("<u8") if dtype == np.dtype("<u4") else dtype
                         file.write(np.array(self._values(rows, leaf), dtype).tobytes())
         finally:
@@ -239,19 +245,19 @@ class Table(Validated):
             "num_rows": count,
             "bad_records": skipped.bad,
             "num_ids": {bag.bag.name: bag.num_ids for bag in bags},
-            # Of ids that were given by counts: two tables of one run must have counted the same values.
+            # For ids assigned by counts: two tables of one run must have counted the same values.
             "id_sets": {leaf: fingerprint(*found) for leaf, found in words.items()},
             "notes": [*filter(None, spelled), *(note for bag in bags for note in bag.notes())],
         }
         write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in dtypes])
 
     def _lists(self) -> bool:
-        """Whether a column of lists may be met: where one is meant for a bag alone."""
+        """Return whether a column of lists is allowed, which is for bags only."""
         plain = {*self.numeric, *self.categorical, self.label, self.time}
         return all(column not in plain for bag in self.bags for column in bag.columns) and bool(self.bags)
 
     def _values(self, rows: list[TableRow], leaf: str) -> list[Any]:
-        """One array's values of some rows."""
+        """Collect one leaf's values of some rows."""
         if leaf in ("numeric", "categorical", "label"):
             return [getattr(row, leaf) for row in rows]
         if leaf == _TIME:
@@ -266,7 +272,7 @@ class Table(Validated):
     def _rows(
         self, block: RowBlock, skipped: Skipped, bags: list[IdEncoder], spellings: Mapping[str, Spellings]
     ) -> list[TableRow]:
-        """The usable rows of a block."""
+        """Parse the rows of a block; bad ones are added to `skipped`."""
         for record in block.bad:
             skipped.add(record)
         names = self._columns()
@@ -328,7 +334,7 @@ class Table(Validated):
 
 
 class _Made(NamedTuple):
-    """What the cache holds of a table."""
+    """The cached form of a table."""
 
     arrays: dict[str, np.ndarray]
     bad: list[BadRecord]

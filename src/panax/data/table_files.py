@@ -53,7 +53,7 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
         lists: Whether a column of a Parquet file may hold lists.
 
     Raises:
-        DataError: It can't be read, is no table, lacks a column, or a row is too large.
+        DataError: It can't be read, is not a table, lacks a column, or a row is too large.
     """
     plain = name.lower()
     while plain.endswith((*ENDINGS, ".zip")):
@@ -69,7 +69,7 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
                 yield from _numpy_blocks(path, name, columns, most)
             case _:
                 raise DataError(
-                    f"{name} is no table; expected .csv, .tsv, .inter (also {', '.join(ENDINGS)} or .zip), .parquet or .npz"
+                    f"{name} is not a table; expected .csv, .tsv, .inter (also {', '.join(ENDINGS)} or .zip), .parquet or .npz"
                 )
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise unreadable(name, error) from error
@@ -211,7 +211,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
         zlib.error,
     ) as error:
         raise DataError(
-            f"{name} is no .npz file that can be read ({error}); expected np.savez of plain arrays"
+            f"{name} is not an .npz file that can be read ({error}); expected np.savez of plain arrays"
         ) from None
 
 
@@ -238,7 +238,7 @@ def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
         # Python makes strings of any codes, and breaks when they are read.
         codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
         if len(codes) and codes.max() > sys.maxunicode:
-            raise ValueError(f"a text holds the code {codes.max():#x}, which is no character")
+            raise ValueError(f"a text holds the code {codes.max():#x}, which is not a character")
     return np.ndarray(rows, dtype, data).tolist()
 
 

@@ -1,4 +1,4 @@
-"""From a corpus and a tokenizer to training and held-out sources: what a recipe names, and what opening it gives."""
+"""Text data of a recipe: its config, and the training and held-out sources that opening it returns."""
 
 import dataclasses
 import functools
@@ -32,23 +32,28 @@ from .tokens import TokenStore
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextData(Validated):
-    """Text to train on: where it is, how it becomes tokens, and how tokens become batches.
+    """Text to train on: the corpus, its tokenizer, and how tokens are batched.
 
     Attributes:
-        corpus: The documents; of one corpus, or of a `Mixture` of several.
-        tokenizer: Trained on the corpus, or an existing one. A `TokenFile` is already tokens: for it, the tokenizer
-            that made them, or None. A mixture has one, trained on all its parts.
-        sequence_length: The most tokens in a row.
-        batch_size: Rows in a global batch, over all devices together.
-        seed: What the order depends on.
-        held_out: Documents kept from training: below 1 their fraction, else their number, 0 for none. Which ones
-            depends on the corpus alone, so that runs with different seeds are judged on the same ones, and going on
-            from a checkpoint with another seed does not train on them. Of a mixture: from each part.
-        packing: Fill each row with documents up to `sequence_length`; else each row is one document, cut off there.
-        buckets: Without packing: the lengths that a batch may have, rising; `sequence_length` is always one.
-        max_characters: A longer document, prompt and text together, is a bad record. None: none is too long.
-        max_bad_records: So many records of a corpus that can't be used are skipped and written down; more are an error.
-        cache_dir: Where tokenised corpora are kept. None: $PANAX_CACHE, else ~/.cache/panax.
+        corpus: The documents: one corpus, or a `Mixture` of several.
+        tokenizer: An existing tokenizer, or one to train on the corpus. For a `TokenFile`, which is already
+            tokenised, the tokenizer that was used, or None. A mixture has one tokenizer, trained on all its
+            parts.
+        sequence_length: Maximum number of tokens in a row.
+        batch_size: Rows of a global batch, over all devices.
+        seed: Seed of the order.
+        held_out: Documents held out from training: a fraction if below 1, else a number, 0 for none. The
+            choice depends on the corpus only, so that runs with different seeds are evaluated on the same
+            documents, and resuming from a checkpoint with another seed does not train on them. Of a mixture,
+            taken from each part.
+        packing: Fill each row with documents up to `sequence_length`; else each row is one document,
+            truncated there.
+        buckets: Without packing, the sequence lengths that a batch may have, ascending; `sequence_length` is
+            always one.
+        max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
+        max_bad_records: Up to this many unusable records of a corpus are skipped and recorded; more are an
+            error.
+        cache_dir: Directory of tokenised corpora. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
     corpus: PlainCorpus | Filtered | Mixture = dataclasses.field(default_factory=PythonLibrary)
@@ -86,13 +91,14 @@ class TextData(Validated):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
     def open(self, *, progress: Progress | None = None) -> "OpenedText":
-        """Tokenise the corpus, or find it in the cache, and make the sources.
+        """Tokenise the corpus, or load it from the cache, and build the sources.
 
         Args:
-            progress: Called while tokenising with what is being done and how many documents and tokens are done.
+            progress: Called while tokenising with the current activity and the numbers of documents and
+                tokens so far.
 
         Raises:
-            DataError: The corpus can't be read, holds nothing, or has too few documents for `held_out`.
+            DataError: The corpus can't be read, is empty, or has too few documents for `held_out`.
         """
         corpora = self._corpora()
         limits = Limits(max_characters=self.max_characters, max_bad_records=self.max_bad_records)
@@ -121,10 +127,10 @@ class TextData(Validated):
         return tuple(lines)
 
     def _notes_of_lengths(self, part: "OpenedPart", name: str) -> Iterator[str]:
-        """How documents fit into rows.
+        """Yield notes on how the documents fit into rows.
 
         Raises:
-            DataError: Nothing is left that is trained on.
+            DataError: No target with loss remains.
         """
         for documents, which in ((part.training, "documents"), (part.held_out, "held-out documents")):
             if documents is None:
@@ -151,7 +157,7 @@ class TextData(Validated):
         )
 
     def _corpora(self) -> Mapping[str, PlainCorpus | Filtered]:
-        """By the names of a mixture's parts; a lone corpus is ""."""
+        """Return the corpora by the names of the mixture's parts; a single corpus has the name ""."""
         if isinstance(self.corpus, Mixture):
             return {part.name: part.corpus for part in self.corpus.parts}
         return {"": self.corpus}
@@ -175,11 +181,11 @@ class TextData(Validated):
 
 
 class OpenedPart(NamedTuple):
-    """The documents of one corpus, divided.
+    """The documents of one corpus, split.
 
     Attributes:
-        training: Those to train on.
-        held_out: Those kept from it; None when there are none.
+        training: Documents to train on.
+        held_out: Documents held out; None if there are none.
     """
 
     training: Documents
@@ -191,13 +197,14 @@ class OpenedText:
     """An open corpus, or mixture.
 
     Attributes:
-        train: Batches without an end (unless each part of a mixture has one), resumed exactly.
-        held_out: One pass over the held-out documents, its last batch filled up with padding; None when there are none.
-        tokenizer: None for a token file opened without one.
-        vocab_size: One more than the largest id; what a model's vocabulary must hold.
-        parts: The documents, by the name of the part; a lone corpus is "".
-        notes: What a user should know of how texts became tokens.
-        account: Which files and documents are read, how they fit into rows, and what is left out or cut.
+        train: Endless batches (finite if every part of a mixture is), which resume exactly.
+        held_out: One pass over the held-out documents, its last batch padded; None if there are none.
+        tokenizer: The tokenizer; None for a token file opened without one.
+        vocab_size: One more than the largest id: the minimum vocabulary size of a model.
+        parts: The documents, by the name of the part; a single corpus has the name "".
+        notes: Notes for the user on the tokenisation.
+        account: Lines on the files and documents read, how they fit into rows, and what is skipped or
+            truncated.
     """
 
     train: PackedSource | MixedSource
@@ -210,27 +217,31 @@ class OpenedText:
 
     @property
     def training_documents(self) -> Documents:
-        """The documents of `train`, where they are of one corpus."""
+        """The documents of `train`, if they are of one corpus."""
         (part,) = self.parts.values()
         return part.training
 
     @property
     def held_out_documents(self) -> Documents | None:
-        """The documents of `held_out`, where they are of one corpus."""
+        """The documents of `held_out`, if they are of one corpus."""
         (part,) = self.parts.values()
         return part.held_out
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in one epoch of training, the ends of documents included; of a mixture, in one epoch of every part."""
+        """Tokens in one training epoch, with the ends of documents; for a mixture, in one epoch of every
+        part.
+        """
         return sum(part.training.num_tokens for part in self.parts.values())
 
     @functools.cached_property
     def unigram_entropy_nats(self) -> float:
-        """The held-out loss, per target, of always predicting the training frequencies of tokens (add-one smoothing).
+        """Compute the held-out loss per target of a unigram model of the training tokens (add-one smoothing),
+        in nats.
 
-        A model that does not fall below this has learnt nothing about order. Without held-out documents it is measured
-        on the training text itself. The parts of a mixture count by their size, not by their weight. NaN where no target counts.
+        A model that does not get below this has learnt nothing about order. Without held-out documents it is
+        measured on the training text. The parts of a mixture count by size, not by weight. NaN if no target
+        carries loss.
         """
         counts, judged = np.zeros((2, self.vocab_size), np.int64)
         for part in self.parts.values():
@@ -238,15 +249,16 @@ class OpenedText:
             kept = every if part.held_out is None else _count_targets(part.held_out)
             counts[: len(every)] += every if part.held_out is None else every - kept
             judged[: len(kept)] += kept
-        # A document that was split in two has one more target than its parts, hence the floor at nothing.
+        # A document that was split in two has one more target than its halves together, hence the floor at 0.
         smoothed = np.maximum(counts, 0) + 1.0
         return float(-(judged @ np.log(smoothed / smoothed.sum())) / judged.sum()) if judged.any() else math.nan
 
     @functools.cached_property
     def bytes_per_target(self) -> float | None:
-        """UTF-8 bytes of text for each held-out target, or each of training where nothing is held out; None without a tokenizer.
+        """UTF-8 bytes of text per held-out target, or per training target if nothing is held out; None
+        without a tokenizer.
 
-        It turns a loss into bits per byte, which compares models of different tokenizers.
+        It converts a loss to bits per byte, which is comparable between tokenizers.
         """
         if self.tokenizer is None:
             return None
@@ -256,11 +268,11 @@ class OpenedText:
 
 
 def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Documents | None]:
-    """Divide the documents in training and held-out ones; a lone document is divided near its end.
+    """Split the documents into training and held-out ones; a single document is split near its end.
 
     Args:
         store: The token file.
-        held_out: Below 1 the fraction, at least one document; else the number; 0 for none.
+        held_out: A fraction if below 1, of at least one document; else a number; 0 for none.
 
     Raises:
         DataError: Nothing would be left to train on.

@@ -1,4 +1,4 @@
-"""What looks at a run while it goes on, and may stop it: the interface of hooks, and those that Panax brings."""
+"""Hooks: the interface for code that observes, and may stop, a run, and the built-in hooks."""
 
 from .hook import Hook, RunView
 from .showing import Histograms, Samples

@@ -11,14 +11,16 @@ from ..metrics.heat_map import Picture
 
 @runtime_checkable
 class RunView(Protocol):
-    """The run as a hook sees it: where it is, what it has measured, and what a hook may ask of it.
+    """The run as a hook sees it: its progress, its measurements, and the actions that a hook may request.
 
     Attributes:
         experiment: The run's `Experiment`.
-        step: Steps taken so far.
-        state: Parameters, optimizer state and the rest after that step. The next step overwrites it: keep a copy, not the state.
-        values: The scalars read last, by the names under which they are logged (`train/loss`, `evaluation/loss`). Those of a
-            training step are read one step late, so that the devices never wait for them; `read` waits.
+        step: Number of steps taken so far.
+        state: The training state (parameters, optimizer state, ...) after that step. The next step overwrites
+            its buffers: keep a copy, not a reference.
+        values: The most recent scalars, by the names under which they are logged (`train/loss`,
+            `evaluation/loss`). Those of a training step arrive one step late, so that the devices never wait
+            for them; `read` waits.
     """
 
     @property
@@ -35,7 +37,7 @@ class RunView(Protocol):
         ...
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Log scalars of this step, beside the run's own."""
+        """Log scalars of this step, in addition to the run's."""
         ...
 
     def text(self, name: str, text: str) -> None:
@@ -43,11 +45,11 @@ class RunView(Protocol):
         ...
 
     def picture(self, name: str, image: Picture) -> None:
-        """Log a picture of this step; 8 bits for each of red, green and blue."""
+        """Log an image of this step; 8-bit RGB."""
         ...
 
     def film(self, name: str, frames: Frames, seconds_per_frame: float) -> None:
-        """Log a film of this step; TensorBoard plays it, other trackers show its frames side by side."""
+        """Log a video of this step; TensorBoard plays it, other trackers show its frames side by side."""
         ...
 
     def histogram(self, name: str, histogram: Histogram) -> None:
@@ -55,68 +57,82 @@ class RunView(Protocol):
         ...
 
     def say(self, line: str, /) -> None:
-        """Show a line to whoever watches the run."""
+        """Print a line to the run's output."""
         ...
 
     def generate(self, prompt: str, **settings: Any) -> str:
-        """What the model writes after `prompt` now; settings as of `Result.generate`. Of many processes, all must call it."""
+        """Generate a continuation of `prompt` with the current parameters.
+
+        Settings are those of `Result.generate`. In a job of many processes, all of them must call it.
+        """
         ...
 
     def histograms(self) -> Mapping[str, Histogram]:
-        """How each parameter and each gradient of this step's batch is spread, by `weights/NAME` and `gradients/NAME`.
+        """Compute histograms of each parameter (`weights/NAME`) and of its gradient (`gradients/NAME`) on
+        this step's batch.
 
-        The gradients are those at the parameters after the step; they cost one more forward and backward pass.
+        The gradients are evaluated at the parameters after the step, which costs one more forward and
+        backward pass.
         """
         ...
 
     def evaluate(self) -> None:
-        """Ask for an evaluation after this step."""
+        """Request an evaluation after this step."""
         ...
 
     def save(self) -> None:
-        """Ask for a checkpoint after this step."""
+        """Request a checkpoint after this step."""
         ...
 
     def stop(self, reason: str) -> None:
-        """Ask the run to end after this step: it evaluates and saves, as at its last step."""
+        """Request the end of the run after this step; it evaluates and saves, as after its last step."""
         ...
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run evaluates on held-out data between its steps."""
+        """True if the run evaluates on held-out data between its steps."""
         ...
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal asks the run to save and end, in all processes alike: a hook that takes long leaves what it does."""
+        """True if a signal has requested the run to save and end, the same in all processes; a slow hook
+        should return.
+        """
         ...
 
 
 class Hook:
-    """Called by a run between its steps, in the run's own thread. Override what you need; each method does nothing here.
+    """Base class of hooks, which a run calls between its steps, in its main thread. Override what you need.
 
-    In a job of many processes, every process calls its hooks at the same steps, and what one of them asks for, all of them do,
-    at the next report (`log_every`). An exception in a hook ends the run, which saves first and names the hook.
+    All methods do nothing by default. In a job of many processes, every process calls its hooks at the same
+    steps; a request by one process takes effect in all of them, at the next report (`log_every`). An
+    exception in a hook ends the run, which saves first and names the hook.
     """
 
     def before_run(self, run: RunView) -> None:
-        """Before the first step of this run, of its resumption, or after it went back. `restore` was called before."""
+        """Called before the first step of a run, after a resumption, and after a rollback; `restore` was
+        called before.
+        """
 
     def after_step(self, run: RunView) -> None:
-        """After each step was dispatched: the devices may still be computing it."""
+        """Called after each step was dispatched; the devices may still be computing it."""
 
     def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
-        """After an evaluation: `evaluation` has the held-out losses and metrics, such as `loss` and `accuracy`."""
+        """Called after an evaluation; `evaluation` has the held-out losses and metrics, such as `loss` and
+        `accuracy`.
+        """
 
     def before_save(self, run: RunView) -> None:
-        """Before a checkpoint is written; `state` is asked for next."""
+        """Called before a checkpoint is written; `state` is called next."""
 
     def at_end(self, run: RunView) -> None:
-        """After the last step of this run, whatever ended it; the last checkpoint has been written."""
+        """Called after the last step of the run, whatever ended it, and after its last checkpoint."""
 
     def state(self) -> Any:
-        """What a checkpoint should keep of this hook: JSON values, or None."""
+        """Return the hook's state for a checkpoint: JSON values, or None."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Begin where `state` was kept: what `state()` gave, or None in a run that begins, or goes back to its beginning."""
+        """Restore the hook from the result of `state()`; None if the run starts, or rolls back to its
+        start.
+        """

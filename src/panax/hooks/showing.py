@@ -1,4 +1,4 @@
-"""Hooks that show how a run does: samples of what the model writes, how weights and gradients are spread."""
+"""Hooks that log samples of generated text, and histograms of weights and gradients."""
 
 import dataclasses
 
@@ -14,16 +14,16 @@ def _check_every(hook: Hook, every: int) -> None:
 
 @dataclasses.dataclass
 class Samples(Hook, Validated):
-    """Log what the model writes after some prompts, as text, every so many steps and at the end.
+    """Log the model's continuations of some prompts, as text, every `every` steps and at the end.
 
     Attributes:
         every: Steps between two samples.
-        prompts: What the model continues.
-        tokens: How many tokens it adds at most.
-        temperature: 0 takes the likeliest token.
-        top_k: Draw among the likeliest so many; 0 among all.
-        seed: Of the draws.
-        show: Whether each sample is shown in the terminal too.
+        prompts: Prompts to continue.
+        tokens: Maximum number of new tokens.
+        temperature: Sampling temperature; 0 is greedy decoding.
+        top_k: Sample from the k most likely tokens; 0 samples from all.
+        seed: Seed of the sampling.
+        show: Also print each sample in the terminal.
     """
 
     every: int = 100
@@ -62,9 +62,9 @@ class Samples(Hook, Validated):
 
 @dataclasses.dataclass
 class Histograms(Hook, Validated):
-    """Log histograms of each parameter and its gradient every so many steps.
+    """Log histograms of each parameter and its gradient every `every` steps.
 
-    Each costs one more forward and backward pass, and another program to compile.
+    Each set costs one more forward and backward pass, and the first compiles an additional program.
 
     Attributes:
         every: Steps between two sets of histograms.

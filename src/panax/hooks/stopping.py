@@ -1,4 +1,4 @@
-"""Hooks that end a run early: no more progress, good enough, out of time."""
+"""Hooks that end a run early: no more improvement, target reached, time limit."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ EVALUATION = "evaluation/"
 
 
 def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
-    """Raise if nothing would ever be compared."""
+    """Raise if the metric is one of evaluations and the run does not evaluate."""
     if not metric.startswith("train/") and not run.evaluates:
         raise RecipeError(
             f"{type(hook).__name__} compares {metric!r} after each evaluation, and this run has none between its steps: give it "
@@ -30,7 +30,9 @@ def _found(metric: str, values: Mapping[str, float]) -> float:
 
 
 class _Watching(Hook):
-    """Reads one metric, of the steps (`train/...`, at each report) or of the evaluations, and hands it to `_compare`."""
+    """Base of hooks that pass one metric to `_compare`: of the steps (`train/...`, at each report) or of
+    evaluations.
+    """
 
     metric: str
 
@@ -51,13 +53,13 @@ class _Watching(Hook):
 
 @dataclasses.dataclass
 class EarlyStopping(_Watching, Validated):
-    """End the run where a metric has not improved for some comparisons in a row.
+    """End the run if a metric has not improved for `patience` consecutive comparisons.
 
     Attributes:
         metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
-        patience: How many comparisons without an improvement end the run.
-        min_delta: An improvement is larger than this.
-        mode: Whether a smaller or a greater value is better.
+        patience: Number of comparisons without an improvement that ends the run.
+        min_delta: A change must exceed this to count as an improvement.
+        mode: Whether a smaller or a larger value is better.
     """
 
     metric: str = "loss"
@@ -113,12 +115,12 @@ class EarlyStopping(_Watching, Validated):
 
 @dataclasses.dataclass
 class TargetReached(_Watching, Validated):
-    """End the run as soon as a metric is as good as wanted.
+    """End the run as soon as a metric reaches a target.
 
     Attributes:
         target: The value to reach.
         metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
-        mode: Whether the value should be at most the target, or at least.
+        mode: Whether the value must be at most or at least the target.
     """
 
     target: float
@@ -130,7 +132,7 @@ class TargetReached(_Watching, Validated):
 
     def before_run(self, run: RunView) -> None:
         super().before_run(run)
-        # Of an earlier part of the run; with another target it is compared again.
+        # Reached before a resumption; with another target it is compared again.
         if self._value is not None:
             self._compare(run, self._value)
 
@@ -148,7 +150,7 @@ class TargetReached(_Watching, Validated):
 
 @dataclasses.dataclass
 class TimeLimit(Hook, Validated):
-    """End the run after so much time, what it took before a resumption included.
+    """End the run after a time limit, which includes the time before a resumption.
 
     Attributes:
         hours: Added to minutes and seconds.
@@ -167,7 +169,7 @@ class TimeLimit(Hook, Validated):
 
     @property
     def limit_seconds(self) -> float:
-        """The whole limit."""
+        """The total limit, in seconds."""
         return self.hours * 3600 + self.minutes * 60 + self.seconds
 
     def before_run(self, run: RunView) -> None:

@@ -179,7 +179,7 @@ def check_name(work: str, name: str) -> None:
     """See that a recipe can name a kernel.
 
     Raises:
-        RecipeError: There is none of that name; the message has the nearest one.
+        RecipeError: There is not one of that name; the message has the nearest one.
     """
     names = {"auto", *(kernel.name for kernel in kernels_of(work))}
     if name not in names:

@@ -55,7 +55,7 @@ class Rules(Validated):
                 for axis in mesh_axes:
                     if axis not in MESH_AXES:
                         raise LayoutError(
-                            f"rules.{which}: {logical} -> {axis!r} is no mesh axis; {nearest(axis, MESH_AXES)}"
+                            f"rules.{which}: {logical} -> {axis!r} is not a mesh axis; {nearest(axis, MESH_AXES)}"
                         )
         for logical, mesh_axes in self.storage.items():
             used = self.compute.get(logical, ())

@@ -1,4 +1,4 @@
-"""Built-in models and their published sizes."""
+"""Built-in models, their tasks, and presets of published sizes."""
 
 from ..layers.staged import ComputeType
 from .base_width import BaseWidth

@@ -1,4 +1,4 @@
-"""The widths of the narrower decoder that settings were found on."""
+"""Widths of the narrower decoder on which hyperparameters were tuned (muP)."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BaseWidth(Validated):
-    """Widths of a decoder that is like another one in all else; 0 for the other one's. See `train.width`.
+    """Widths of a muP base model that otherwise equals the trained decoder; 0 keeps the decoder's. See
+    `train.width`.
 
     >>> from panax.models import DecoderConfig
     >>> BaseWidth(embed=64, heads=2, ffn=256).of(DecoderConfig(embed=256, heads=8, ffn=1024)).embed
@@ -33,15 +34,15 @@ class BaseWidth(Validated):
                 )
 
     def of(self, model: "DecoderConfig") -> "DecoderConfig":
-        """The narrow model."""
+        """Return `model` with these widths."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return dataclasses.replace(model, **{name: size for name, size in given.items() if size})
 
     def check(self, model: "DecoderConfig") -> None:
-        """Refuse a model for which muP has no rule.
+        """Check that muP has a rule for every parameter of `model`.
 
         Raises:
-            RecipeError: Says what to change.
+            RecipeError: The base has the model's widths, or the model has a feature without a muP rule.
         """
         narrow = self.of(model)
         if narrow == model:

@@ -17,7 +17,10 @@ from .decoder_config import DecoderConfig
 
 
 class Decoder(Module):
-    """From tokens to the normalised residual stream; the head is applied by the loss, a few tokens at a time."""
+    """A transformer decoder, from tokens to the normalised residual stream.
+
+    The loss applies the head, to a chunk of tokens at a time.
+    """
 
     embedding: Embedding
     positions: PositionEmbedding | None
@@ -28,7 +31,7 @@ class Decoder(Module):
 
     @classmethod
     def build(cls, key: jax.Array, config: DecoderConfig) -> "Decoder":
-        """Draw all parameters.
+        """Initialize all parameters.
 
         >>> from panax.models import DecoderConfig
         >>> model = jax.eval_shape(lambda key: Decoder.build(key, DecoderConfig(vocab_size=100)), jax.random.key(0))
@@ -63,23 +66,24 @@ class Decoder(Module):
         remat: RematPolicy = "none",
         state: Any = None,
     ) -> tuple[Float[Array, "batch residual embed"], Any]:
-        """The final hidden states, in `dtype`, and what the layers report.
+        """Return the final hidden states, in `dtype`, and the layers' auxiliary outputs.
 
         Args:
-            state: Of the layers that have one, with a leading axis of these: a mixture's selection bias.
+            state: State of the layers that have one (a mixture's selection bias), stacked along a leading
+                layer axis.
         """
         x, found = run_stacks(self.stacks, self.enter(tokens, context, dtype), context, remat, state)
         return self.normalised(x), found
 
     def normalised(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
-        """What the head reads."""
+        """Apply the final norm; the result is the head's input."""
         with scope("final_norm"):
             return self.final_norm(x)
 
     def enter(
         self, tokens: Int[Array, "batch seq"], context: Context, dtype: Any
     ) -> Float[Array, "batch residual embed"]:
-        """What the first layer reads."""
+        """Embed the tokens and apply dropout; the result is the first layer's input."""
         x = self.embed(tokens, context.position, dtype)
         if context.key is None or context.row is None:
             return x
@@ -98,10 +102,12 @@ class Decoder(Module):
 
     @property
     def output_table(self) -> Any:
-        """The head's parameter, `vocab embed`: its own, or the embedding's."""
+        """The output matrix, `vocab embed`: the head's, or the embedding's if tied."""
         return self.embedding.table if self.head is None else self.head.table
 
 
 def layer_state(state: Mapping[str, Any]) -> Any:
-    """The part of a task's model state that its mixture layers have: their selection biases, where experts are chosen by them."""
+    """Return the mixture layers' part of a task's model state: their selection biases, or None without
+    them.
+    """
     return state.get("router_bias")

@@ -1,4 +1,4 @@
-"""The decoder's layers, built from its settings."""
+"""Builders of the decoder's layers, from its config."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind") -> TransformerBlock:
-    """One layer of a kind, drawn."""
+    """Initialize one layer of the given kind."""
     keys = iter(jax.random.split(key, 8))
     # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
     output_gain = (2 * config.num_layers) ** -0.5
@@ -33,7 +33,7 @@ def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind"
 
 
 def norm_of(config: "DecoderConfig") -> Callable[..., Norm]:
-    """From a key and a size to a norm of the decoder's kind."""
+    """Return a function that builds the decoder's kind of norm from a key and a size."""
     return functools.partial(
         Norm.build, kind=config.norm, epsilon=config.norm_epsilon, unit_offset=config.norm_unit_offset
     )
@@ -42,7 +42,7 @@ def norm_of(config: "DecoderConfig") -> Callable[..., Norm]:
 def feed_forward_of(
     key: jax.Array, config: "DecoderConfig", kind: "LayerKind", output_gain: float
 ) -> FeedForward | MixtureOfExperts:
-    """What a layer of a kind has after its mixer."""
+    """Initialize the feed-forward of a layer: dense, or a mixture of experts if its kind has one."""
     widths, options = (config.embed, config.ffn), {"activation": config.activation, "output_gain": output_gain}
     if kind.mixture and config.feed_forward is not None:
         return MixtureOfExperts.build(key, *widths, config.feed_forward, gated=config.gated, **options)

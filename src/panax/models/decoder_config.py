@@ -1,4 +1,4 @@
-"""What a decoder is, as plain values: GPT-2, Llama 3, Gemma 2, Mixtral and DeepSeek-V3 differ in these and in nothing else."""
+"""The decoder's config; GPT-2, Llama 3, Gemma 2, Mixtral and DeepSeek-V3 differ only in its values."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from .decoder_blocks import transformer_block
 
 
 class LayerKind(NamedTuple):
-    """In what the layers of one decoder differ.
+    """The properties that may differ between the layers of one decoder.
 
     Attributes:
-        window: The sliding window; 0 for none.
-        mixture: Whether the feed-forward is a mixture of experts.
-        mixer: What mixes positions; another word than attention in settings whose layers differ in it.
+        window: Size of the sliding attention window; 0 for none.
+        mixture: True if the feed-forward is a mixture of experts.
+        mixer: The layer that mixes positions; configs with other mixers than attention name them here.
     """
 
     window: int
@@ -38,11 +38,11 @@ _WITH_LATENT = {
     "attention_output_bias": False,
     "attention_clip": None,
 }
-"""Fields that latent attention does without."""
+"""Fields that latent attention does not use, with the values they must keep."""
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise a RecipeError where it does not hold."""
+    """Raise a RecipeError with `message` if the condition does not hold."""
     if not holds:
         raise RecipeError(message)
 
@@ -53,23 +53,27 @@ class DecoderConfig(Validated):
 
     Attributes:
         vocab_size: Number of tokens; 0 takes the tokenizer's.
-        vocab_multiple: Embedding and head have rows for a multiple of this many tokens, so that any usual tensor axis divides
-            them. The rows past `vocab_size` are never read, get probability 0, and are not exported.
-        max_length: Longest sequence the model is for; the number of learned positions, where it has them.
+        vocab_multiple: The embedding and the head are padded to a multiple of this many rows, so that any
+            usual tensor axis divides them. The rows past `vocab_size` are never read, get probability 0, and
+            are not exported.
+        max_length: Longest sequence the model accepts; also the number of learned positions, if it has them.
         embed: Width of the residual stream.
-        kv_heads: Key-value heads; 0 for as many as query heads.
+        kv_heads: Number of key-value heads; 0 for the number of query heads.
         head_dim: Width of a head; 0 for `embed / heads`.
-        latent: Attend with keys and values that are projected up from a latent; its widths stand for `kv_heads` and `head_dim`.
+        latent: Attend with keys and values projected up from a latent; its widths replace `kv_heads` and
+            `head_dim`.
         ffn: Width of the feed-forward layer.
         feed_forward: A mixture of experts, in all layers or some; None for dense layers.
-        windows: Sliding windows, cycled over the layers; 0 attends to all positions before. (4096, 0) alternates.
+        windows: Sliding windows, cycled over the layers; 0 attends to all earlier positions. (4096, 0)
+            alternates.
         rotary: None for learned positions.
-        norm: Layer norms have a bias unless unbiased.
-        attention_clip: Queries, keys and values are cut to ±attention_clip where they are projected (DBRX).
+        norm: Kind of norm. Layer norms have a bias unless the kind is unbiased.
+        attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
         query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
-        post_norms: Normalise also what each sub-layer adds to the residual stream (Gemma 2).
+        post_norms: Also normalise each sub-layer's output before it is added to the residual stream (Gemma
+            2).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
-        dropout: Rate on the embedding and on what each sub-layer adds.
+        dropout: Dropout rate of the embedding and of each sub-layer's output.
     """
 
     vocab_size: int = 0
@@ -120,11 +124,11 @@ class DecoderConfig(Validated):
         self.check_attention()
 
     def check_feed_forward(self) -> None:
-        """Raise a RecipeError where a layer's feed-forward can't be built."""
+        """Raise a RecipeError if a layer's feed-forward can't be built."""
         require(self.ffn > 0, f"model.ffn={self.ffn}; expected a positive number")
 
     def check_attention(self) -> None:
-        """Raise a RecipeError where a layer's attention can't be built."""
+        """Raise a RecipeError if a layer's attention can't be built."""
         require(self.heads > 0, f"model.heads={self.heads}; expected a positive number")
         for name in ("kv_heads", "head_dim"):
             require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)}; expected 0 or more")
@@ -166,7 +170,7 @@ class DecoderConfig(Validated):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the embedding and of the head.
+        """Number of rows of the embedding and of the head, padding included.
 
         >>> DecoderConfig(vocab_size=50257).vocab_rows
         50304
@@ -188,7 +192,7 @@ class DecoderConfig(Validated):
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Each layer's."""
+        """The kind of each layer."""
         windows, moe = self.windows, self.feed_forward
         return tuple(
             LayerKind(windows[layer % len(windows)], moe is not None and moe.is_mixture(layer))
@@ -196,17 +200,17 @@ class DecoderConfig(Validated):
         )
 
     def block(self, key: jax.Array, kind: LayerKind) -> Block:
-        """Draw one layer of a kind."""
+        """Initialize one layer of the given kind."""
         return transformer_block(key, self, kind)
 
     @property
     def mixture_layers(self) -> tuple[int, ...]:
-        """The layers whose feed-forward is a mixture of experts."""
+        """Indices of the layers that have a mixture of experts."""
         return tuple(layer for layer, kind in enumerate(self.kinds) if kind.mixture)
 
     @property
     def stacks(self) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
-        """(one period of layers, repeats) for each stack of layers: whole periods first, then the rest.
+        """(one period of layers, repeats) of each stack: whole periods first, then the remaining layers.
 
         >>> [([kind.window for kind in period], n) for period, n in DecoderConfig(num_layers=26, windows=(512, 512, 0)).stacks]
         [([512, 512, 0], 8), ([512, 512], 1)]
@@ -216,7 +220,7 @@ class DecoderConfig(Validated):
 
 
 def _periods(kinds: tuple[LayerKind, ...]) -> list[tuple[tuple[LayerKind, ...], int]]:
-    """The shortest period that layers repeat, how often they do, and what is left over."""
+    """Split the layers into repeats of their shortest period and the remainder."""
     if not kinds:
         return []
     lengths = range(1, len(kinds) + 1)

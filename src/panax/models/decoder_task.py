@@ -35,19 +35,21 @@ class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
-        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
-        parameter_dtype: What parameters, gradients and moments are in.
-        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
-            GPUs that have it).
+        compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
+        parameter_dtype: Dtype of parameters, gradients and optimizer moments.
+        matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,
+            TF32 on GPUs that have it).
         z_loss: Weight of the squared log-partition in the loss.
-        label_smoothing: In training, this much of each target's probability is spread over the whole vocabulary.
-        metrics: More metrics of evaluations, by name; see `TokenMetric`.
-        base: Widths of the narrower model that the learning rate was found on: rates, weight decay and first numbers of wider
-            weights are then as muP has them (`train.width`), and the run's first lines tell them.
-        pipeline: How a stage axis of the mesh is used.
-        context_attention: How rows that are split over the context axis attend: by a ring of keys and values, or by exchanging
-            heads for positions (Ulysses), which needs as many key-value heads on each device as the axis has devices. auto takes
-            the latter where it can.
+        label_smoothing: In training, the share of each target's probability that is spread over the whole
+            vocabulary.
+        metrics: Additional evaluation metrics, by name; see `TokenMetric`.
+        base: Widths of the narrower model on which the learning rate was tuned. Learning rates, weight decay
+            and initial values of the wider weights then follow muP (`train.width`), and the run logs them
+            when it starts.
+        pipeline: The pipeline schedule of a mesh with a stage axis.
+        context_attention: How sequences sharded over the context axis attend: with a ring of keys and values,
+            or with an all-to-all of heads for positions (Ulysses), which needs as many key-value heads on
+            each device as the axis has devices. auto takes Ulysses if possible.
     """
 
     model: DecoderConfig
@@ -147,7 +149,7 @@ class DecoderTask(Validated, StagedTask):
         return self.stored(Decoder.build(key, self.model)), self._first_state()
 
     def _first_state(self) -> dict[str, Any]:
-        """Of the routers of all mixture layers, where experts are chosen by a bias besides their scores."""
+        """Return the selection biases of all mixture layers' routers, if the config uses them."""
         moe = self.model.feed_forward
         if moe is None or not moe.selection_bias or not self.model.mixture_layers:
             return {}
@@ -196,7 +198,7 @@ class DecoderTask(Validated, StagedTask):
         return layer_state(state)
 
     def moved_state(self, state: Any, metrics: Metrics) -> Any:
-        """The selection biases, moved by the load of the whole step (arXiv:2408.15664)."""
+        """Update the selection biases from the expert load of the whole step (arXiv:2408.15664)."""
         moe = self.model.feed_forward
         if moe is None or "router_bias" not in state:
             return state
@@ -208,7 +210,7 @@ class DecoderTask(Validated, StagedTask):
         return teaching_positions(batch).sum(dtype=jnp.float32)
 
     def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
-        """What the routers of mixture layers add; losses in training only."""
+        """Return the routers' losses (in training only) and metrics."""
         moe = self.model.feed_forward
         if moe is None or found is None:
             return {}, {}
@@ -241,17 +243,18 @@ class DecoderTask(Validated, StagedTask):
 
 
 def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
-    """True for positions that can change what a row teaches: those up to the last target that counts, without padding.
+    """Return True for the positions that can affect the loss: those up to the last unmasked target, without
+    padding.
 
-    Attention looks back alone, so what stands behind the last such target is filling, whether or not `segment` says so; a row in
-    which nothing counts is filling as a whole. Routers leave it out.
+    Attention is causal, so all positions after that target are padding, whether or not `segment` marks them;
+    a row without unmasked targets is padding throughout. Routers skip padding.
     """
     mask, segment = batch[MASK], batch.get("segment")
     parts = axis_size("context")
     place = jnp.broadcast_to(sequence_places(mask.shape[-1], context=parts), mask.shape)
     last = jnp.where(mask > 0, place, -1).max(axis=-1, keepdims=True)
     last = jax.lax.pmax(last, "context") if parts > 1 else last
-    # Each device of the context axis has found its own positions' part.
+    # Each device of the context axis has only its local positions.
     teaches = (
         assert_sharding(place <= last, {"context": ValueState.SPLIT}, dim=mask.ndim - 1) if parts > 1 else place <= last
     )

@@ -1,4 +1,4 @@
-"""Ranking models for clicks: tables, a perceptron over numbers, and products between features."""
+"""Click-ranking models: embedding tables, an MLP over numeric features, and feature interactions."""
 
 import dataclasses
 import itertools
@@ -19,18 +19,21 @@ from ..layers.tables import EmbeddingTables, TablesConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DlrmConfig(Validated):
-    """A DLRM (arXiv:1906.00091), or a DCN-v2 in its place (arXiv:2008.13535).
+    """A DLRM (arXiv:1906.00091), or with cross layers a DCN-v2 (arXiv:2008.13535).
 
     Attributes:
-        tables: Of categories. With "dot" all have one width.
-        numeric: Columns of the batch's leaf `numeric`; 0 for none.
-        numeric_scale: What each of these columns is divided by; () leaves them.
-        log_numeric: Numbers x of at least 0 are taken as log(1 + x), as counts should be; smaller ones count as 0.
-        bottom: Widths of the perceptron over the numbers; with "dot" a last layer of the tables' width follows.
-        interaction: How features meet: "dot" takes the inner product of each two, "cross" multiplies low-rank layers.
-        cross_layers: How many; of "cross".
-        cross_rank: Their rank.
-        top: Widths of the perceptron over what comes out; one more layer gives the score.
+        tables: Embedding tables of the categorical features. With "dot" all must have one width.
+        numeric: Number of columns of the batch's leaf `numeric`; 0 for none.
+        numeric_scale: Divisor of each of these columns; () leaves them unscaled.
+        log_numeric: Replace each numeric value x by log(1 + x), as is usual for counts; negative values count
+            as 0.
+        bottom: Widths of the MLP over the numeric features; with "dot" a last layer of the tables' width
+            follows.
+        interaction: Feature interaction: "dot" for pairwise inner products, "cross" for low-rank cross
+            layers.
+        cross_layers: Number of cross layers, for "cross".
+        cross_rank: Rank of the cross layers.
+        top: Widths of the MLP over the interactions; one more layer computes the logit.
     """
 
     tables: TablesConfig
@@ -72,7 +75,7 @@ class DlrmConfig(Validated):
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Of the batch, one for each vector that the tables give."""
+        """Names of the batch leaves that the tables look up, one per embedding vector."""
         return tuple(feature.leaf for table in self.tables.tables for feature in table.features)
 
     @property
@@ -83,7 +86,7 @@ class DlrmConfig(Validated):
 
     @property
     def interacted(self) -> int:
-        """Numbers that features are after the perceptron below, side by side."""
+        """Width of the concatenated features after the bottom MLP."""
         of_tables = sum(table.width * len(table.features) for table in self.tables.tables)
         return of_tables + (self.bottom_widths[-1] if self.bottom_widths else self.numeric)
 
@@ -96,7 +99,7 @@ class DlrmConfig(Validated):
 
     @property
     def flops(self) -> float:
-        """Of the forward products of one example."""
+        """FLOPs of the matmuls in one example's forward pass."""
         sizes = [(self.numeric, *self.bottom_widths), (self.top_inputs, *self.top, 1)]
         dense = sum(a * b for widths in sizes for a, b in itertools.pairwise(widths))
         if self.interaction == "cross":
@@ -105,7 +108,7 @@ class DlrmConfig(Validated):
 
 
 class Dlrm(Module):
-    """From a batch to a score for each example, the logit of its label."""
+    """A ranking model, from a batch to the logit of each example's label."""
 
     tables: EmbeddingTables
     bottom: Perceptron
@@ -115,7 +118,7 @@ class Dlrm(Module):
 
     @classmethod
     def build(cls, key: jax.Array, config: DlrmConfig) -> "Dlrm":
-        """Draw all parameters."""
+        """Initialize all parameters."""
         table_key, bottom_key, cross_key, top_key = jax.random.split(key, 4)
         crossed = config.cross_layers if config.interaction == "cross" else 0
         return cls(
@@ -130,10 +133,10 @@ class Dlrm(Module):
         )
 
     def __call__(self, batch: Batch, dtype: Any) -> Float[Array, " batch"]:
-        """The logits, float32.
+        """Return the logits, in float32.
 
         Args:
-            dtype: What is multiplied in.
+            dtype: Dtype of the matmuls.
 
         Raises:
             RecipeError: The batch lacks a leaf, or has another number of columns.

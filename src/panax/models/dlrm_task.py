@@ -24,20 +24,20 @@ from .leaf_names import OTHER_NAMES
 
 AUC_BINS = 2**18
 FURTHEST_LOGIT = 16.0
-"""Beyond it all probabilities share a bin: those below 1e-7, or as near to 1."""
+"""Logits beyond ± this value share the outermost bins: probabilities below 1e-7, or as close to 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DlrmTask(Validated, Task):
     """Train a `Dlrm` on batches with `label` (0 or 1), `numeric` and a leaf for each feature of its tables.
 
-    Evaluations give the log loss in nats, the area under the ROC curve from 262,144 bins of the logit with the most that it can
-    be wrong (`auc`, `auc_error_bound`), and `calibration`: the sum of the probabilities over that of the labels.
-    `loss_mask` leaves rows out.
+    Evaluations report the log loss in nats, the area under the ROC curve from 262,144 bins of the logit with
+    a bound of its error (`auc`, `auc_error_bound`), and `calibration`: the sum of the probabilities divided
+    by that of the labels. `loss_mask` masks rows.
 
     Attributes:
-        compute_dtype: What vectors and products are in; tables, parameters and sums are float32.
-        matmul_precision: What products of float32 are multiplied in; None for the platform's default.
+        compute_dtype: Dtype of embedding vectors and matmuls; tables, parameters and sums are float32.
+        matmul_precision: Precision of float32 matmuls; None for the platform's default.
     """
 
     model: DlrmConfig
@@ -116,7 +116,7 @@ class DlrmTask(Validated, Task):
 
 
 def log_loss(logits: Float[Array, " batch"], label: Float[Array, " batch"]) -> Float[Array, " batch"]:
-    """Of each example, in nats.
+    """Return the log loss of each example, in nats.
 
     >>> log_loss(jnp.zeros(1), jnp.ones(1)).tolist() == [jnp.log(2.0)]
     True
@@ -127,10 +127,12 @@ def log_loss(logits: Float[Array, " batch"], label: Float[Array, " batch"]) -> F
 def click_metrics(
     logits: Float[Array, " batch"], label: Float[Array, " batch"], mask: Float[Array, " batch"]
 ) -> Metrics:
-    """The area under the ROC curve, and how the sum of probabilities compares with that of labels; both by the rows' weights."""
+    """Return the area under the ROC curve and the calibration (probabilities over labels), both weighted by
+    `mask`.
+    """
     probability = jax.nn.sigmoid(logits)
     return {
-        # Bins of the logit, not of the probability: clicks are rare, and most scores near 0.
+        # Bins of the logit, not of the probability: clicks are rare, so most probabilities are close to 0.
         "auc": RocHistogram.of((logits / FURTHEST_LOGIT + 1) / 2, label, mask, AUC_BINS),
         "calibration": Mean((probability * mask).sum(), (label * mask).sum()),
     }

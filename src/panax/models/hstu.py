@@ -1,4 +1,4 @@
-"""HSTU: a decoder of items whose layers attend pointwise."""
+"""HSTU: a decoder over items with pointwise attention."""
 
 import dataclasses
 from typing import Literal
@@ -15,7 +15,7 @@ UNUSED = (
     "kv_heads", "latent", "ffn", "feed_forward", "gated", "activation", "post_norms", "qk_norm", "attention_bias",
     "attention_output_bias", "feed_forward_bias", "windows", "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
-"""Fields of a decoder that say nothing of pointwise attention, which has no feed-forward either."""
+"""`DecoderConfig` fields without a meaning for pointwise attention, which has no feed-forward either."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class HstuConfig(DecoderConfig):
     """A sequential transducer of HSTU layers (arXiv:2402.17152), with learned positions.
 
     Attributes:
-        rotary: None: scores have a bias for distances in places and in time.
+        rotary: Must be None: scores have a bias of the distances in position and in time.
     """
 
     rotary: Rotary | None = None

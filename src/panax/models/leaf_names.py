@@ -1,4 +1,4 @@
-"""Names that other libraries have for the leaves of the built-in models' batches."""
+"""Names that other libraries use for the batch leaves of the built-in models."""
 
 from collections.abc import Mapping
 
@@ -14,4 +14,4 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "segment": ("segment_ids", "segments"),
     "position": ("position_ids", "positions"),
 }
-"""By the leaf: a batch that has one of the names instead gets an error that suggests the leaf."""
+"""Other names of each leaf; the error for a batch that has one of them suggests the leaf."""

@@ -1,4 +1,6 @@
-"""State-space decoders (Mamba-2), and hybrids with attention in some layers: settings, layers and published sizes."""
+"""State-space decoders (Mamba-2) and hybrids with attention in some layers: config, layers and published
+sizes.
+"""
 
 import dataclasses
 import functools
@@ -14,34 +16,37 @@ from .decoder_blocks import feed_forward_of, norm_of
 from .decoder_config import DecoderConfig, LayerKind, require
 
 STATE_SPACE = "state_space"
-"""The `LayerKind.mixer` of layers that don't attend."""
+"""The `LayerKind.mixer` of state-space layers."""
 
 OF_ATTENTION = (
     "heads", "kv_heads", "head_dim", "latent", "qk_norm", "attention_bias", "attention_output_bias", "rotary", "windows",
     "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
-"""Fields that say nothing where no layer attends."""
+"""Fields that have no effect if no layer attends."""
 
 OF_FEED_FORWARD = ("gated", "activation", "feed_forward_bias", "feed_forward")
-"""Fields that say nothing where no layer has a feed-forward."""
+"""Fields that have no effect if no layer has a feed-forward."""
 
 
 @register_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HybridConfig(DecoderConfig):
-    """A decoder of state-space layers: of these alone (Mamba-2), or with attention in some layers (Bamba).
+    """A decoder of state-space layers only (Mamba-2), or with attention in some layers (Bamba).
 
-    Positions are never learned: the recurrence knows the order, and attention rotates, or relies on the recurrence.
+    It has no learned positions: the recurrence is ordered, and attention is rotary or relies on the
+    recurrence.
 
     Attributes:
-        attention_layers: The numbers of the layers that attend, ascending; the others have a state-space mixer.
+        attention_layers: Indices of the attention layers, ascending; the others have a state-space mixer.
         ffn: Width of the feed-forward layer; 0 for none, in a model without attention.
-        ssm_heads: Heads of a state-space mixer.
-        ssm_head_dim: Width of one; `ssm_heads * ssm_head_dim` is the mixer's inner width, usually `2 * embed`.
-        ssm_groups: Adjacent heads share what writes and reads their states, and are normalised together.
-        ssm_state: Columns of a head's state.
-        conv_taps: Positions that the convolution before the scan reads.
-        conv_bias: Whether it has a bias.
+        ssm_heads: Number of heads of a state-space mixer.
+        ssm_head_dim: Width of a head; `ssm_heads * ssm_head_dim` is the mixer's inner width, usually `2 *
+            embed`.
+        ssm_groups: Number of groups of adjacent heads that share B and C (the state's input and output
+            projections) and are normalised together.
+        ssm_state: State size N: columns of a head's state.
+        conv_taps: Kernel width of the convolution before the scan.
+        conv_bias: True if the convolution has a bias.
         rotary: None for attention without positions.
     """
 
@@ -112,7 +117,8 @@ class HybridConfig(DecoderConfig):
 
     @property
     def stacks(self) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
-        """The fewest periods' layers together: where every second layer attends, one period of two.
+        """The layers as (period, repeats), fewest layers in total: one period of two if every second layer
+        attends.
 
         >>> [(len(period), n) for period, n in HybridConfig(num_layers=6, attention_layers=(1, 3, 5), ffn=64).stacks]
         [(2, 3)]
@@ -127,8 +133,10 @@ class HybridConfig(DecoderConfig):
 
 @functools.lru_cache(maxsize=64)
 def _shortest(kinds: tuple[LayerKind, ...]) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
-    """The layers as (period, repeats): of the fewest layers together, then of the shortest periods, which a pipeline keeps on one
-    stage each."""
+    """Split the layers into (period, repeats) with the fewest layers in total, then the shortest periods.
+
+    A pipeline keeps each period on one stage.
+    """
     count = len(kinds)
     best: list[tuple[int, int, tuple]] = [(0, 0, ())] * (count + 1)
     for first in reversed(range(count)):
@@ -144,9 +152,9 @@ def _shortest(kinds: tuple[LayerKind, ...]) -> tuple[tuple[tuple[LayerKind, ...]
 
 
 def state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> StateSpaceBlock:
-    """One state-space layer, drawn."""
+    """Initialize one state-space layer."""
     mixer_key, feed_key, norm_key = jax.random.split(key, 3)
-    # What all layers add keeps its scale at any depth.
+    # The sum of all layers' outputs keeps its scale at any depth.
     output_gain = ((2 if config.ffn else 1) * config.num_layers) ** -0.5
     norm = norm_of(config)
     mixer = StateSpace.build(
@@ -172,9 +180,12 @@ def state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> 
 
 
 def mamba2(*, embed: int, num_layers: int) -> HybridConfig:
-    """Source: "Transformers are SSMs" (arXiv:2405.21060), and the released configurations of state-spaces/mamba2.
+    """Return the config of a released Mamba-2 model.
 
-    They were trained on 2,048 tokens a row; nothing in the model depends on it.
+    They were trained on 2,048 tokens per row; nothing in the model depends on that.
+
+    Source: "Transformers are SSMs" (arXiv:2405.21060), and the released configurations of
+        state-spaces/mamba2.
     """
     return HybridConfig(
         vocab_size=50288,
@@ -188,7 +199,11 @@ def mamba2(*, embed: int, num_layers: int) -> HybridConfig:
 
 
 def bamba() -> HybridConfig:
-    """Source: the released configuration of ibm-fms/Bamba-9B, and the length that `transformers` takes for it."""
+    """Return the config of Bamba-9B.
+
+    Source: the released configuration of ibm-fms/Bamba-9B, and the sequence length that `transformers` uses
+        for it.
+    """
     return HybridConfig(
         vocab_size=128256,
         max_length=262144,

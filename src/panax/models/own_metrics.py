@@ -10,25 +10,28 @@ from ..core import Mean
 from ..core.errors import RecipeError
 
 TokenMetric = Callable[[Float[Array, "*row class"], Int[Array, "*row"], Float[Array, "*row"]], Any]
-"""(scores in float32, targets, weights) to a value for each target; it is averaged by the weights over all held-out data.
+"""Function from (scores in float32, targets, weights) to a value per target, averaged by weight over all
+held-out data.
 
     def perplexity_free_margin(scores, targets, weights):
         return jnp.max(scores, axis=-1) - jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
 
-The value of a target depends on its own scores alone, so the mean is the same on every mesh. A function that returns a pair gives
-each target's weight, too.
+A target's value must depend on its scores only, so that the mean is the same on every mesh. A function may
+return a pair: the values and the targets' weights.
 """
 
 RESERVED = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "averaged", "bits_per_byte")
 
 
 def own_metrics() -> Any:
-    """A field of a task: not part of what a checkpoint says of its model, since functions are not kept in files."""
+    """Return the dataclass field of a task's metrics, excluded from checkpoint metadata since functions are
+    not serialized.
+    """
     return dataclasses.field(default_factory=dict, compare=False, metadata={"saved": False})
 
 
 def check_names(metrics: Mapping[str, TokenMetric]) -> None:
-    """Raise a RecipeError where a name is taken."""
+    """Raise a RecipeError if a metric's name is already taken."""
     for name in metrics:
         if name in RESERVED or name.startswith(("loss/", "experts/")):
             raise RecipeError(f"task.metrics has {name!r}, which the task measures itself; give it another name")
@@ -40,7 +43,7 @@ def measured_by(
     targets: Int[Array, "*row"],
     weights: Float[Array, "*row"],
 ) -> dict[str, Mean]:
-    """Each metric as a sum with its weight."""
+    """Compute each metric as a weighted sum and its total weight."""
     found = {}
     for name, function in metrics.items():
         values = function(scores, targets, weights)

@@ -1,4 +1,4 @@
-"""How many parameters a decoder has, and how many of them a token meets."""
+"""Total and active parameter counts of a decoder."""
 
 import math
 
@@ -9,7 +9,8 @@ from .decoder_config import DecoderConfig
 
 
 def count_parameters(config: DecoderConfig) -> int:
-    """What weight files hold: all parameters, without the rows that pad the vocabulary, and the biases of the routers' selection.
+    """Count the values in the weight files: all parameters and the routers' selection biases, without
+    vocabulary padding.
 
     >>> from panax.models import PRESETS
     >>> count_parameters(PRESETS["gpt2"])
@@ -23,7 +24,7 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-    """The parameters that one token meets: all but the experts that it is not sent to.
+    """Count the parameters active for one token: all but the experts to which it is not routed.
 
     >>> from panax.models import PRESETS
     >>> active_parameters(PRESETS["gpt2"])

@@ -1,4 +1,4 @@
-"""Published decoders by name, with the parameter counts that were published of them."""
+"""Published decoders by name, with their published parameter counts."""
 
 import dataclasses
 
@@ -9,7 +9,11 @@ from .presets_moe import MOE_PRESETS, MOE_PUBLISHED_PARAMETERS
 
 
 def gpt2(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
-    """Source: "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), released configurations."""
+    """Return a GPT-2 config.
+
+    Source: "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), released
+        configurations.
+    """
     return DecoderConfig(
         vocab_size=50257,
         max_length=1024,
@@ -30,7 +34,9 @@ def gpt2(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
 
 
 def megatron(*, embed: int, num_layers: int, heads: int) -> DecoderConfig:
-    """Decoders that were trained or timed and never released; GPT-2 with a vocabulary padded to 51,200 and rows of 2,048 tokens.
+    """Return the config of a decoder that was trained or benchmarked but never released.
+
+    It is GPT-2 with a vocabulary padded to 51,200 and rows of 2,048 tokens.
 
     Source: Megatron-LM (arXiv:2104.04473), table 1, and for 530 billion parameters MT-NLG (arXiv:2201.11990), section 2.
     """
@@ -49,7 +55,10 @@ def llama3(
     scaling: RotaryScaling | None = None,
     max_length: int = 8192,
 ) -> DecoderConfig:
-    """Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3, and the released configurations."""
+    """Return a Llama 3 config.
+
+    Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3, and the released configurations.
+    """
     return DecoderConfig(
         vocab_size=128256,
         max_length=max_length,
@@ -66,7 +75,10 @@ def llama3(
 
 
 def qwen3(*, embed: int, num_layers: int, heads: int, ffn: int, tied: bool) -> DecoderConfig:
-    """Source: "Qwen3 Technical Report" (arXiv:2505.09388), table 1, and the released configurations."""
+    """Return the config of a dense Qwen3 model.
+
+    Source: "Qwen3 Technical Report" (arXiv:2505.09388), table 1, and the released configurations.
+    """
     return DecoderConfig(
         vocab_size=151936,
         max_length=40960,
@@ -85,7 +97,10 @@ def qwen3(*, embed: int, num_layers: int, heads: int, ffn: int, tied: bool) -> D
 def gemma2(
     *, embed: int, num_layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, query_scale: float
 ) -> DecoderConfig:
-    """Source: "Gemma 2" (arXiv:2408.00118), table 1, and the released configurations."""
+    """Return a Gemma 2 config.
+
+    Source: "Gemma 2" (arXiv:2408.00118), table 1, and the released configurations.
+    """
     return DecoderConfig(
         vocab_size=256000,
         max_length=8192,
@@ -156,10 +171,13 @@ PUBLISHED_PARAMETERS: dict[str, int] = {
     "gemma2_2b": 2_614_341_888,
     "gemma2_9b": 9_241_705_984,
     "gemma2_27b": 27_227_128_320,
-    # By the paper's equation 2, which gives its "529.6 billion" and "1008.0 billion", and the last norm, which that leaves out.
+    # From the paper's equation 2 (its "529.6 billion" and "1008.0 billion") plus the last norm, which the
+    # equation omits.
     "mt_nlg_530b": 529_600_819_200,
     "megatron_1t": 1_008_038_758_400,
     **MOE_PUBLISHED_PARAMETERS,
     **MAMBA_PUBLISHED_PARAMETERS,
 }
-"""As the releases' weight files have them (tied weights counted once); by the paper where nothing was released."""
+"""Counts from the released weight files (tied weights counted once), or from the paper if nothing was
+released.
+"""

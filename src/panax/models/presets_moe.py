@@ -1,4 +1,4 @@
-"""Published mixtures of experts by name, with the parameter counts that were published of them."""
+"""Published mixtures of experts by name, with their published parameter counts."""
 
 import dataclasses
 
@@ -9,7 +9,10 @@ from .decoder_config import DecoderConfig
 
 
 def mixtral(*, embed: int, num_layers: int, heads: int, ffn: int, max_length: int) -> DecoderConfig:
-    """Source: "Mixtral of Experts" (arXiv:2401.04088), table 1, and the released configurations."""
+    """Return a Mixtral config.
+
+    Source: "Mixtral of Experts" (arXiv:2401.04088), table 1, and the released configurations.
+    """
     return DecoderConfig(
         vocab_size=32000,
         max_length=max_length,
@@ -27,7 +30,10 @@ def mixtral(*, embed: int, num_layers: int, heads: int, ffn: int, max_length: in
 
 
 def dbrx() -> DecoderConfig:
-    """Source: the configuration that was released with "Introducing DBRX" (Databricks, 2024)."""
+    """Return the config of DBRX.
+
+    Source: the configuration that was released with "Introducing DBRX" (Databricks, 2024).
+    """
     return DecoderConfig(
         vocab_size=100352,
         max_length=32768,
@@ -47,9 +53,11 @@ def dbrx() -> DecoderConfig:
 
 
 def qwen3_moe(*, embed: int, num_layers: int, heads: int, ffn: int, expert_ffn: int) -> DecoderConfig:
-    """Source: "Qwen3 Technical Report" (arXiv:2505.09388), table 2, and the released configurations.
+    """Return the config of a Qwen3 mixture of experts.
 
-    `ffn` is in the configuration and in no layer: all are mixtures.
+    `ffn` is in the configuration but used by no layer, since all layers are mixtures.
+
+    Source: "Qwen3 Technical Report" (arXiv:2505.09388), table 2, and the released configurations.
     """
     return DecoderConfig(
         vocab_size=151936,
@@ -70,7 +78,7 @@ def qwen3_moe(*, embed: int, num_layers: int, heads: int, ffn: int, expert_ffn: 
 def deepseek(
     *, vocab_size: int, max_length: int, heads: int, dense_layers: int, moe: MoE, rotary: Rotary
 ) -> DecoderConfig:
-    """DeepSeek-V3 and what has its architecture, without the layers that predict more than one token.
+    """Return the config of DeepSeek-V3 or a model of its architecture, without multi-token prediction layers.
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 4.2; Kimi K2 (arXiv:2507.20534), table 2; the released configurations.
     """
@@ -105,10 +113,10 @@ def deepseek_rotary(*, theta: float, factor: float, fast: float) -> Rotary:
 
 
 def glam() -> DecoderConfig:
-    """GLaM 64B/64E, which was never released: dense layers are gated, experts are not.
+    """Return the config of GLaM 64B/64E, which was never released: dense layers are gated, experts are not.
 
-    Source: GLaM (arXiv:2112.06905), table 4 and section 3. Differs: positions are rotary, there they are a learned bias on
-    relative distances in each layer; norms, which it leaves open, are RMS.
+    Source: GLaM (arXiv:2112.06905), table 4 and section 3. Differs: positions are rotary instead of a learned
+    relative-position bias in each layer; norms, which the paper does not specify, are RMS.
     """
     return DecoderConfig(
         vocab_size=256000,
@@ -156,12 +164,14 @@ MOE_PUBLISHED_PARAMETERS: dict[str, int] = {
     "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_235b_a22b": 235_093_634_560,
     "deepseek_v3": 671_026_419_200,
-    # The weight files' count; the paper's "1.04 trillion" is more than the released shapes have.
+    # From the weight files; the paper's "1.04 trillion" is more than the released shapes add up to.
     "kimi_k2": 1_026_408_232_448,
-    # By the shapes that the paper gives with its "1.162 trillion", with RMS norms.
+    # From the shapes in the paper (its "1.162 trillion"), with RMS norms.
     "glam_64b_64e": 1_161_756_155_904,
 }
-"""As `PUBLISHED_PARAMETERS`; with selection biases, and without the layer of DeepSeek-V3 that predicts a second token."""
+"""Counts as in `PUBLISHED_PARAMETERS`, with selection biases and without DeepSeek-V3's multi-token prediction
+layer.
+"""
 
 PUBLISHED_ACTIVE: dict[str, str] = {
     "mixtral_8x7b": "12.9",
@@ -173,4 +183,6 @@ PUBLISHED_ACTIVE: dict[str, str] = {
     "kimi_k2": "32.6",
     "glam_64b_64e": "96.6",
 }
-"""Billions of parameters that a token meets, as the papers round them. Some count the embedding, some don't."""
+"""Active parameters per token, in billions, as rounded in the papers; some include the embedding, some
+don't.
+"""

@@ -1,4 +1,6 @@
-"""Vectors of a catalogue: computed, written for an index, and searched whole for the metrics of retrieval."""
+"""Catalogue embeddings: computing them, writing them for a nearest-neighbour index, and exact-search
+retrieval metrics.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +26,11 @@ def item_vectors(
     batches: Iterable[Mapping[str, np.ndarray]],
     state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "item width"]:
-    """The item tower's vector of each item of a catalogue, in its order.
+    """Compute the item tower's vector of each item of a catalogue, in catalogue order.
 
     Args:
-        batches: Of the item's leaves alone; those of one size are one program.
-        state: The model state, where a table grows.
+        batches: Batches of the item's leaves only; each distinct batch size compiles one program.
+        state: The model state, needed if a table grows.
     """
     tables = task.model.placed().item
 
@@ -44,7 +46,7 @@ def query_vectors(
     batches: Iterable[Mapping[str, np.ndarray]],
     state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "query width"]:
-    """The query tower's vectors, as `item_vectors`."""
+    """Compute the query tower's vectors; the counterpart of `item_vectors`."""
     tables = task.model.placed().query
 
     def vectors(params: TwoTower, state: Any, batch: Any) -> jax.Array:
@@ -54,15 +56,19 @@ def query_vectors(
 
 
 def sequence_item_vectors(params: Decoder) -> Float[np.ndarray, "item width"]:
-    """The items' vectors of a trained `SequenceTask`, by id; a history's score of an item is the inner product with its own."""
+    """Return the item vectors of a trained `SequenceTask`, by id.
+
+    The score of an item is the inner product of its vector and the history's.
+    """
     return np.asarray(params.embedding.table[: params.config.vocab_size], np.float32)
 
 
 def write_vectors(directory: str | Path, vectors: Float[np.ndarray, "item width"], ids: Sequence[str | int]) -> None:
-    """Write `vectors.npy`, float32, and `ids.json`, the name of each row, as an index of nearest neighbours takes them.
+    """Write `vectors.npy` (float32) and `ids.json` (the id of each row), as input for a nearest-neighbour
+    index.
 
     Raises:
-        DataError: There are not as many names as vectors, one stands twice, or a vector is not finite.
+        DataError: The numbers of ids and vectors differ, an id is duplicated, or a vector is not finite.
     """
     if len(ids) != len(vectors) or len(set(ids)) != len(ids):
         raise DataError(
@@ -87,12 +93,13 @@ def retrieval_metrics(
     *,
     chunk: int = 1024,
 ) -> dict[str, float]:
-    """`hit_rate@k` (the recall), `ndcg@k` and `mrr` of queries with one right item each, ranked among the whole catalogue.
+    """Compute `hit_rate@k` (recall), `ndcg@k` and `mrr` of queries with one relevant item each, ranked in the
+    full catalogue.
 
-    Of items with equal scores half count as ranked before the right one.
+    Half of the items with a score equal to the relevant item's count as ranked before it.
 
     Args:
-        chunk: So many queries' scores are in memory at once.
+        chunk: Number of queries that are scored at once; bounds memory.
 
     >>> retrieval_metrics(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), np.array([0, 0]), (1,))
     {'mrr': 0.75, 'hit_rate@1': 0.5, 'ndcg@1': 0.5}

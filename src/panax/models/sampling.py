@@ -1,4 +1,4 @@
-"""Text generation with a cache of keys and values: one compiled prefill, one compiled loop."""
+"""Text generation with a key-value cache: one compiled prefill and one compiled decoding loop."""
 
 import functools
 import math
@@ -33,14 +33,14 @@ def sample(
     """Continue each prompt by `num_tokens` tokens.
 
     Args:
-        prompt: Without padding; at least one token.
-        temperature: Logits are divided by it; 0 always takes the likeliest token.
-        top_k: Draw among the k likeliest only; 0 among all.
-        state: The task's model state, where it has any.
+        prompt: Token ids without padding; at least one.
+        temperature: Divisor of the logits; 0 is greedy decoding.
+        top_k: Sample from the k most likely tokens; 0 samples from all.
+        state: The task's model state, if it has any.
 
     Raises:
-        RecipeError: Prompt and continuation are longer than the model's longest sequence, or a setting is out of range.
-        DataError: The prompt has no token, or one that is not in the vocabulary.
+        RecipeError: Prompt and continuation exceed the model's maximum length, or a setting is out of range.
+        DataError: The prompt is empty, or contains a token outside the vocabulary.
     """
     _check_settings(num_tokens, temperature, top_k)
     _check_prompt(prompt, model.config.vocab_size)
@@ -50,7 +50,7 @@ def sample(
             f"{prompt.shape[1]} prompt tokens and {num_tokens} new ones are {total}, the model is for at most "
             f"{model.config.max_length}; shorten the prompt, or ask for fewer"
         )
-    # One program for each length rounded up, not one for each length.
+    # The length is rounded up, so that fewer programs are compiled.
     length = min(-(-total // 64) * 64, model.config.max_length)
     drawn = _sample(
         model, prompt, jnp.int32(num_tokens), key, jnp.float32(temperature), min(top_k, model.config.vocab_size),
@@ -109,7 +109,7 @@ def _sample(
         if top_k:
             least = jax.lax.top_k(logits, top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
-        # One program for all temperatures.
+        # The temperature is an argument of the program: one compilation serves all values.
         drawn = jax.random.categorical(key, logits / jnp.where(temperature == 0.0, 1.0, temperature))
         return jnp.where(temperature == 0.0, likeliest, drawn).astype(prompt.dtype)
 
@@ -122,12 +122,14 @@ def _sample(
         return logits, caches, tokens.at[i].set(token)
 
     room = jnp.zeros((length - prompt.shape[1], prompt.shape[0]), prompt.dtype)
-    # As often as asked for: the count is no part of the program.
+    # The trip count is an argument, so another number of tokens does not recompile.
     return jax.lax.fori_loop(0, num_tokens, one, (logits, caches, room))[2].T
 
 
 def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq vocab"]:
-    """All logits of this device's positions in float32, gathered where a mesh axis splits the vocabulary: in no gradient."""
+    """Return the logits of this device's positions in float32, gathered over a sharded vocabulary; not
+    differentiable.
+    """
     hidden, table = jax.lax.stop_gradient((hidden, model.output_table))
     logits = contract(
         "batch seq embed, vocab embed -> batch seq vocab", all_gather_sequence(hidden), table, out_dtype=jnp.float32
@@ -140,7 +142,7 @@ def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -
 
 
 def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
-    """All logits in float32; for small inputs, since nothing is chunked here."""
+    """Return all logits in float32, for small inputs: the computation is not chunked."""
     logits = contract(
         "batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32
     )[..., : model.config.vocab_size]

@@ -1,4 +1,4 @@
-"""Models of sequences as a `Task`: which item a user takes next (SASRec, HSTU)."""
+"""Sequential recommendation as a `Task`: predict a user's next item (SASRec, HSTU)."""
 
 import dataclasses
 import math
@@ -38,12 +38,12 @@ class SequenceTask(Validated, StagedTask):
     Evaluations rank each row's last target among all items: `hit_rate@k`, which is the recall, `ndcg@k` and `mrr`.
 
     Attributes:
-        model: Its `vocab_size` is the number of items, 0 for the data's.
-        negatives: Of a sampled softmax: so many items, drawn for each step, stand for all others. 0: all items.
-        ranked_at: The k of the metrics.
-        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
-        parameter_dtype: What parameters, gradients and moments are in.
-        matmul_precision: What products of float32 are multiplied in; None for the platform's default.
+        model: Config of the decoder; its `vocab_size` is the number of items, 0 for the data's.
+        negatives: Number of negatives of a sampled softmax, drawn once per step; 0 for the full softmax.
+        ranked_at: The values of k in the metrics.
+        compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
+        parameter_dtype: Dtype of parameters, gradients and optimizer moments.
+        matmul_precision: Precision of float32 matmuls; None for the platform's default.
     """
 
     model: DecoderConfig
@@ -126,7 +126,7 @@ class SequenceTask(Validated, StagedTask):
         position = jnp.broadcast_to(jnp.arange(items.shape[1])[None], items.shape)
         place = sequence_places(items.shape[1] // tensor, context=1, tensor=tensor)
         drawn = key if train and self.model.dropout > 0 else None
-        # Padding stands behind all events, where causal attention never looks.
+        # Padding follows all events, so causal attention never sees it.
         times, following = batch.get("times"), batch.get("target_times")
         if times is None and following is not None:
             raise RecipeError("the batch has target_times without times; give the events' own times too")
@@ -146,7 +146,8 @@ class SequenceTask(Validated, StagedTask):
         x, _ = run_stacks(self.stacks(params), self.enter(params, batch, context), context, remat)
         targets = dict(self.targets(batch))
         if train and self.negatives:
-            # The same for all rows of the step, whichever device has them; filled up to what the tensor axis splits.
+            # The same negatives for all rows of the step on every device, padded to a multiple of the tensor
+            # axis.
             shape, rest = (1, self.negatives), -self.negatives % axis_size("tensor")
             drawn = jax.random.randint(name_key(key, "negatives"), shape, 0, self.model.vocab_size)
             targets["negatives"] = jnp.pad(drawn, ((0, 0), (0, rest)))
@@ -163,7 +164,7 @@ class SequenceTask(Validated, StagedTask):
         following, weights = targets["targets"], targets["weights"]
         hidden = params.normalised(items)
         total = weights.sum()
-        metrics: dict[str, Any] = {"tokens": Sum(total)}  # Events; the name is what speed is told in.
+        metrics: dict[str, Any] = {"tokens": Sum(total)}  # Events; throughput is reported under this name.
         if "negatives" in targets:
             loss = self._sampled(params, hidden, targets)
         else:
@@ -184,7 +185,7 @@ class SequenceTask(Validated, StagedTask):
     def _sampled(
         self, params: Decoder, hidden: Float[Array, "batch residual embed"], targets: Mapping[str, jax.Array]
     ) -> Float[Array, ""]:
-        """The sum of the targets' cross-entropies among drawn items, which stand for all others."""
+        """Return the sum of the targets' cross-entropies over a sampled softmax."""
         following, drawn = targets["targets"], targets["negatives"]
         right = params.embedding(jnp.maximum(following, 0), hidden.dtype)
         others = all_gather_sequence(params.embedding(drawn, hidden.dtype))[0, : self.negatives]
@@ -192,7 +193,8 @@ class SequenceTask(Validated, StagedTask):
         hidden, right = all_gather_sequence(hidden), all_gather_sequence(right)
         own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
         scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)
-        # In the mean, the sum of exponentials is that over all other items: those that are the target are left out below.
+        # In expectation, the sum of exponentials is that over all other items: samples equal to the target
+        # are masked below.
         scores = scores + math.log(self.model.vocab_size / self.negatives)
         scores = jnp.where(following[..., None] == drawn[0][None, None], -jnp.inf, scores)
         every = jnp.logaddexp(own, jax.nn.logsumexp(scores, axis=-1))
@@ -200,6 +202,6 @@ class SequenceTask(Validated, StagedTask):
 
 
 def _weights(batch: Batch) -> Float[Array, "... batch seq"]:
-    """1 for each target of a row that counts."""
+    """Return 1 for each target that counts toward the loss, else 0."""
     there = (batch["targets"] >= 0).astype(jnp.float32)
     return there * batch["loss_mask"][..., None] if "loss_mask" in batch else there

@@ -1,6 +1,8 @@
-"""Batches with transformers' names (`input_ids`, `labels`, `attention_mask`) as those of a decoder.
+"""Conversion of batches with transformers' names (`input_ids`, `labels`, `attention_mask`) to a decoder's
+batches.
 
-There, labels are the tokens themselves, and the model shifts them; -100 leaves a position out. Here, targets are shifted already.
+In transformers, labels are the tokens themselves, which the model shifts; -100 masks a position. Here,
+targets are already shifted.
 
 Source: transformers' `ForCausalLMLoss` and its causal models' forward passes, version 5.
 """
@@ -25,10 +27,10 @@ _OURS = frozenset(name for names in _THEIRS.values() for name in names)
 
 
 def own_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str, Axes]:
-    """The axes of a decoder's leaves, from those of a batch as it comes.
+    """Return the axes of a decoder's leaves from those of an unconverted batch.
 
     Args:
-        known: The axes of all leaves that a decoder takes.
+        known: The axes of all leaves that a decoder accepts.
     """
     if not _is_theirs(axes):
         return axes
@@ -37,10 +39,12 @@ def own_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str
 
 
 def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The batch with `tokens`, `targets`, `loss_mask`, and `segment` and `position` if it has what they are made from.
+    """Convert a batch to `tokens`, `targets`, `loss_mask`, and `segment` and `position` if it has their
+    inputs.
 
     Raises:
-        DataError: It has names of both kinds, lacks one, or a label counts where `attention_mask` leaves out what predicts it.
+        DataError: The batch mixes both naming schemes, lacks a leaf, or has an unmasked label that would be
+            predicted from a position masked by `attention_mask`.
 
     >>> batch = {"input_ids": np.array([[5, 6, 7]]), "labels": np.array([[-100, 6, 7]])}
     >>> {name: leaf.tolist() for name, leaf in own_batch(batch).items()}
@@ -60,7 +64,7 @@ def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
         raise DataError(
             f"the batch's leaf 'labels' holds {labels.dtype}; expected signed integers, as {IGNORED} is one"
         )
-    # The last position predicts nothing that the row holds.
+    # The last position has no target within the row.
     following = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORED)], axis=1)
     counts = following != IGNORED
     found |= {"tokens": tokens, "targets": np.where(counts, following, 0), MASK: counts.astype(np.float32)}

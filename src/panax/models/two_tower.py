@@ -1,4 +1,4 @@
-"""Retrieval models of two towers: a query's vector and an item's, whose inner product says how well they fit."""
+"""Two-tower retrieval models: the inner product of a query's and an item's vector is their score."""
 
 import dataclasses
 from typing import Any
@@ -17,15 +17,15 @@ from ..layers.tables import EmbeddingTables, TablesConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowerConfig(Validated):
-    """Two towers, each a few tables and a perceptron.
+    """Config of two towers, each of embedding tables and an MLP.
 
     Attributes:
-        query: What the query's tower reads.
-        item: What the item's tower reads; the first feature of its first table is the item's own id.
-        hidden: Widths of each tower's perceptron.
-        width: Of the vectors.
-        normalised: Whether vectors have length 1, so that their inner product is the cosine.
-        temperature: Inner products are divided by it.
+        query: Tables of the query tower.
+        item: Tables of the item tower; the first feature of the first table must be the item's id.
+        hidden: Hidden widths of each tower's MLP.
+        width: Width of the output vectors.
+        normalised: True to normalise vectors to length 1, so that inner products are cosines.
+        temperature: Divisor of the inner products.
     """
 
     query: TablesConfig
@@ -52,17 +52,17 @@ class TwoTowerConfig(Validated):
 
     @property
     def item_leaf(self) -> str:
-        """The batch's leaf of items' own ids."""
+        """Name of the batch leaf with the items' ids."""
         return self.item.tables[0].features[0].leaf
 
     def placed(self) -> "TwoTowerConfig":
-        """With the names under which a `TwoTower` holds its tables."""
+        """Return the config with the names under which a `TwoTower` stores its tables."""
         query = dataclasses.replace(self.query, in_params="query.tables")
         return dataclasses.replace(self, query=query, item=dataclasses.replace(self.item, in_params="item.tables"))
 
 
 class Tower(Module):
-    """Tables, then a perceptron over their vectors side by side."""
+    """Embedding tables, followed by an MLP over the concatenated vectors."""
 
     tables: EmbeddingTables
     perceptron: Perceptron
@@ -78,7 +78,7 @@ class Tower(Module):
 
 
 class TwoTower(Module):
-    """A tower for queries and one for items."""
+    """A retrieval model with a query tower and an item tower."""
 
     query: Tower
     item: Tower
@@ -86,7 +86,7 @@ class TwoTower(Module):
 
     @classmethod
     def build(cls, key: jax.Array, config: TwoTowerConfig) -> "TwoTower":
-        """Draw all parameters."""
+        """Initialize all parameters."""
         config = config.placed()
 
         def tower(key: jax.Array, tables: TablesConfig) -> Tower:
@@ -103,7 +103,7 @@ class TwoTower(Module):
         return cls(query=tower(query_key, config.query), item=tower(item_key, config.item), config=config)
 
     def vectors(self, batch: Batch, dtype: Any) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch hidden"]]:
-        """Of each row the query's and the item's, float32."""
+        """Return each row's query vector and item vector, in float32."""
         with scope("query"):
             query = self.query(batch, dtype)
         with scope("item"):
@@ -118,14 +118,14 @@ def in_batch_scores(
     log_q: Float[Array, " items"] | None,
     temperature: float,
 ) -> Float[Array, "batch items"]:
-    """Each query's scores with all items of the global batch, of which number `own` is its own.
+    """Score each query against all items of the global batch, with the query's own item at index `own`.
 
-    An item that was drawn often is corrected for: the logarithm of its share is subtracted, so that scores estimate what a
-    softmax over the whole catalogue has. Another row's item that is the query's own is left out.
+    Scores are corrected for sampling bias: the logarithm of an item's frequency is subtracted, so that they
+    estimate a softmax over the whole catalogue. Other rows that have the query's own item are masked.
 
     Args:
-        names: Each item's id.
-        log_q: The logarithm of the share of examples that each item has.
+        names: The items' ids.
+        log_q: Logarithm of each item's share of all examples.
 
     Source: Sampling-bias-corrected neural modeling (RecSys 2019, doi:10.1145/3298689.3346996), section 3.
     """

@@ -1,4 +1,4 @@
-"""Retrieval as a `Task`: a softmax of each query over all items of the global batch."""
+"""Two-tower retrieval as a `Task`: an in-batch softmax of each query over all items of the global batch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowerTask(Validated, Task):
-    """Train a `TwoTower` on batches of queries with the item that each took; every other row's item is a negative.
+    """Train a `TwoTower` on batches of queries with their positive item; all other rows' items are negatives.
 
     On a mesh the softmax is over the items of all devices, so the loss is that of one device.
 
     Attributes:
-        log_q_leaf: Of the batch: float32 (batch), the logarithm of the share of examples that the row's item has, which corrects
-            for items being negatives as often as they are popular. "": no correction.
-        compute_dtype: What the perceptrons multiply in.
+        log_q_leaf: Name of the batch leaf, float32 (batch), with the logarithm of the item's share of all
+            examples. It corrects for popular items being negatives more often. "": no correction.
+        compute_dtype: Dtype of the MLPs' matmuls.
     """
 
     model: TwoTowerConfig
@@ -102,7 +102,7 @@ class TwoTowerTask(Validated, Task):
         names, log_q, real = (all_gather(leaf, axes, 0) for leaf in given) if axes else given
         own = first + jnp.arange(query.shape[0])
         scores = in_batch_scores(query, items, own, names, log_q, self.model.temperature)
-        # Rows that fill up a batch are nobody's negatives.
+        # Padding rows are not used as negatives.
         scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == own[:, None]), scores, -jnp.inf)
         right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
         losses = split_cotangent(jax.nn.logsumexp(scores, axis=1) - right)

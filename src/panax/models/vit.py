@@ -17,7 +17,7 @@ from .vit_config import VitConfig
 
 
 def vit_block(key: jax.Array, config: VitConfig) -> TransformerBlock:
-    """One layer, drawn."""
+    """Initialize one layer."""
     keys = iter(jax.random.split(key, 4))
     # Each layer adds two branches; their sum keeps its scale at any depth.
     output_gain = (2 * config.num_layers) ** -0.5
@@ -57,16 +57,18 @@ def vit_block(key: jax.Array, config: VitConfig) -> TransformerBlock:
 
 
 class Patches(Module):
-    """Non-overlapping squares of pixels, each projected to the width of the residual stream: a reshape and a product."""
+    """Patch embedding: non-overlapping squares of pixels, projected to the residual width by a reshape and a
+    matmul.
+    """
 
     w: Float[Array, "patch_row patch_column channel embed"] = parameter(normal("patch_row", "patch_column", "channel"))
     b: Float[Array, " norm"] = parameter(constant(0.0))
 
     def __call__(self, image: Shaped[Array, "batch row column channel"], config: VitConfig, dtype: Any) -> Any:
-        """Float[Array, "batch seq embed"], the patches in the order of reading."""
+        """Return the patch embeddings, Float[Array, "batch seq embed"], in row-major order."""
         batch, across, size = image.shape[0], config.image_size // config.patch, config.patch
         cut = image.reshape(batch, across, size, across, size, config.channels).swapaxes(2, 3)
-        # Cut while they are bytes: a fourth of what is moved.
+        # Split into patches while the pixels are bytes, which moves a quarter of the data.
         pixels = normalize_images(cut.reshape(batch, across * across, size, size, config.channels), config).astype(
             dtype
         )
@@ -79,7 +81,7 @@ class Patches(Module):
 
 
 class ClassHead(Module):
-    """A score for each class."""
+    """The classification head."""
 
     w: Float[Array, "embed class"] = parameter(normal(std=0.02))
     b: Float[Array, " class"] = parameter(constant(0.0))
@@ -90,7 +92,7 @@ class ClassHead(Module):
 
 
 class Vit(Module):
-    """From images to a score for each class."""
+    """A vision transformer, from images to class logits."""
 
     patches: Patches
     final_norm: Norm
@@ -102,7 +104,7 @@ class Vit(Module):
 
     @classmethod
     def build(cls, key: jax.Array, config: VitConfig) -> "Vit":
-        """Draw all parameters.
+        """Initialize all parameters.
 
         >>> tiny = VitConfig.of_size("Ti")
         >>> model = jax.eval_shape(lambda key: Vit.build(key, tiny), jax.random.key(0))
@@ -134,27 +136,27 @@ class Vit(Module):
     def __call__(
         self, image: Shaped[Array, "batch row column channel"], *, dtype: Any, remat: RematPolicy = "none"
     ) -> Float[Array, "batch class"]:
-        """Each class's score, float32, without dropout.
+        """Return the class logits, in float32, without dropout.
 
         Args:
-            image: Bytes, which are normalised here, or floats, which are taken as they are.
-            dtype: What activations and products are in.
+            image: Bytes, which are normalised, or floats, which are used unchanged.
+            dtype: Dtype of activations and matmuls.
 
         Raises:
-            RecipeError: The images are of another shape than the model's.
+            RecipeError: The images' shape differs from the model's.
         """
         context = shared_context(self.config, image.shape[0])
         return self.head(self.pooled(run_stacks(self.stacks, self.enter(image, context, dtype), context, remat)[0]))
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Its layers; none where a pipeline holds them."""
+        """The stacked layers; empty if a pipeline holds them."""
         return () if self.blocks is None else (Stack(first=0, repeats=self.config.num_layers, blocks=(self.blocks,)),)
 
     def enter(
         self, image: Shaped[Array, "batch row column channel"], context: Context, dtype: Any
     ) -> Float[Array, "batch seq embed"]:
-        """What the first layer reads."""
+        """Embed the images and apply dropout; the result is the first layer's input."""
         _check(image.shape[1:], self.config)
         with scope("patches"):
             x = self.patches(image, self.config, dtype)
@@ -164,32 +166,32 @@ class Vit(Module):
             x = x + gather(self.positions, "position embed", dtype)[None]
             if context.key is None or context.row is None:
                 return x
-            # Past the numbers of the layers, which have keys of their own.
+            # Past the layers' indices, which have their own keys.
             key = jax.random.fold_in(jax.random.fold_in(context.key, self.config.num_layers), 0)
             return dropout(x, self.config.dropout, key, context.row)
 
     def pooled(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch embed"]:
-        """What the head reads of each image: the normalised class token, or the mean of the normalised patches."""
+        """Pool each image for the head: the normalised class token, or the mean of the normalised patches."""
         with scope("final_norm"):
-            # A norm is of each position alone: where one is read, one is normalised.
+            # The norm is per position, so only the class token needs it.
             return self.final_norm(x).mean(axis=1) if self.class_token is None else self.final_norm(x[:, 0])
 
 
 def shared_context(
     config: VitConfig, rows: int, row: Int[Array, " batch"] | None = None, key: jax.Array | None = None
 ) -> Context:
-    """What all layers share.
+    """Return the context that all layers share.
 
     Args:
-        rows: How many images there are.
-        row: Each image's index in the global batch; to draw dropout by, with `key`.
+        rows: Number of images.
+        row: Each image's index in the global batch; with `key`, the seed of its dropout.
     """
     position = jnp.broadcast_to(jnp.arange(config.num_tokens)[None], (rows, config.num_tokens))
     return Context(position, row=row, key=key)
 
 
 def normalize_images(image: Shaped[Array, "*rest channel"], config: VitConfig) -> Float[Array, "*rest channel"]:
-    """Bytes as the model takes them, float32; floats as they are."""
+    """Normalize images of bytes to float32; return floats unchanged."""
     if jnp.issubdtype(image.dtype, jnp.floating):
         return image
     ones = (1,) * (image.ndim - 1)

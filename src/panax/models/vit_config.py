@@ -1,4 +1,4 @@
-"""What a vision transformer is, as plain values."""
+"""The vision transformer's config and published sizes."""
 
 import dataclasses
 from typing import Literal
@@ -22,25 +22,27 @@ _SIZES: dict[str, tuple[int, int, int]] = {
 (arXiv:2012.12877), table 1."""
 
 HALF = (0.5,)
-"""The mean and the deviation, of each channel, that released vision transformers take images with."""
+"""Mean and standard deviation of each channel with which released vision transformers normalise images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VitConfig(Validated):
-    """A vision transformer: an image's patches as tokens, a pre-norm encoder, and a head on what is pooled from it.
+    """A vision transformer: an image's patches as tokens, a pre-norm encoder, pooling and a classification
+    head.
 
     Attributes:
-        num_classes: What the head tells apart; 0 takes the data's.
+        num_classes: Number of classes; 0 takes the data's.
         image_size: Height and width of an image, in pixels.
         channels: 3 for red, green and blue; 1 for grey.
         patch: Height and width of a patch, in pixels.
         embed: Width of the residual stream.
         ffn: Width of the feed-forward layer.
-        pooling: What the head reads: a learned token that attends to all patches, or the mean over the patches.
-        attention_bias: Queries, keys and values have biases.
-        dropout: Rate on the embedding and on what each sub-layer adds.
-        mean: Of the pixels of each channel, where black is 0 and white 1; one number for all channels, or one for each.
-        std: Likewise their deviation. Images of bytes come to the model as `(pixel / 255 - mean) / std`; of floats, as they are.
+        pooling: Input of the head: a learned token that attends to all patches, or the mean over the patches.
+        attention_bias: True if queries, keys and values have biases.
+        dropout: Dropout rate of the embedding and of each sub-layer's output.
+        mean: Mean of the pixels, from 0 (black) to 1 (white); one value for all channels, or one per channel.
+        std: Standard deviation of the pixels, in the same form. Images of bytes are normalised to
+            `(pixel / 255 - mean) / std`; images of floats are used unchanged.
     """
 
     num_classes: int = 0
@@ -102,16 +104,16 @@ class VitConfig(Validated):
         num_classes: int = 1000,
         pooling: Pooling = "class_token",
     ) -> "VitConfig":
-        """A vision transformer of a published size.
+        """Return the config of a published size.
 
         Raises:
-            RecipeError: There is no such size.
+            RecipeError: The size does not exist.
 
         >>> VitConfig.of_size("B").num_tokens, VitConfig.of_size("H", patch=14, pooling="mean").num_tokens
         (197, 256)
         """
         if size not in _SIZES:
-            raise RecipeError(f"size={size!r} is no vision transformer's; {nearest(size, _SIZES)}")
+            raise RecipeError(f"size={size!r} is not a vision transformer's; {nearest(size, _SIZES)}")
         embed, num_layers, heads = _SIZES[size]
         return cls(
             num_classes=num_classes,
@@ -126,7 +128,7 @@ class VitConfig(Validated):
 
     @property
     def num_patches(self) -> int:
-        """Of an image.
+        """Number of patches of an image.
 
         >>> VitConfig(image_size=224, patch=16).num_patches
         196
@@ -135,5 +137,5 @@ class VitConfig(Validated):
 
     @property
     def num_tokens(self) -> int:
-        """Positions in the encoder: the patches, and the class token where there is one."""
+        """Number of positions in the encoder: the patches, plus the class token if pooled from it."""
         return self.num_patches + (self.pooling == "class_token")

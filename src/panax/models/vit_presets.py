@@ -1,4 +1,4 @@
-"""Vision transformers by size and patch, with the parameter counts that were published of them."""
+"""Vision transformers by size and patch, with their published parameter counts."""
 
 from .vit_config import VitConfig
 
@@ -27,5 +27,6 @@ VIT_PUBLISHED_PARAMETERS: dict[str, int] = {
     "vit_l32": 306_535_400,
     "vit_h14": 632_045_800,
 }
-"""With a head of 1,000 classes. B/16, B/32, L and H: torchvision's documentation of its weights (vit_b16_384: its SWAG weights).
-Of Ti, S and B/8, `timm`'s tables give the millions, 5.72, 22.05, 22.88 and 86.58; the last digits are counted here."""
+"""Counts with a head of 1,000 classes. B/16, B/32, L and H: torchvision's documentation of its weights
+(vit_b16_384: its SWAG weights). For Ti, S and B/8, `timm`'s tables give millions only (5.72, 22.05, 22.88 and
+86.58); the last digits are counted here."""

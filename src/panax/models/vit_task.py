@@ -1,4 +1,4 @@
-"""The vision transformer as a `Task`: images, each of one class."""
+"""The vision transformer as a `Task`: image classification."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,23 +24,24 @@ from .vit import Vit, shared_context
 from .vit_config import VitConfig
 
 MIXED_LABEL, MIX = "label_mixed", "mix"
-"""What a batch of mixed images has besides: the other image's class, and the share of the first one."""
+"""Additional leaves of a batch of mixed images: the second image's class, and the first one's share."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VitTask(Validated, StagedTask):
     """Train a vision transformer on batches with the leaves `image` and `label`.
 
-    `image` is (batch, height, width, channel), of bytes or floats. `loss_mask` leaves rows out; of mixed images, `label_mixed` is
-    the second class and `mix` the first one's share.
+    `image` is (batch, height, width, channel), of bytes or floats. `loss_mask` masks rows; for mixed images,
+    `label_mixed` is the second class and `mix` the first one's share.
 
     Attributes:
-        compute_dtype: What activations and products are in, see `StagedTask`; sums accumulate in float32.
-        parameter_dtype: What parameters, gradients and moments are in.
-        matmul_precision: What products of float32 are multiplied in; None for the platform's default (bfloat16 on TPUs, TF32 on
-            GPUs that have it).
-        label_smoothing: In training, this much of each image's target is spread over all classes alike.
-        metrics: More metrics of evaluations, by name; see `TokenMetric`: here of the classes' scores, labels and weights.
+        compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
+        parameter_dtype: Dtype of parameters, gradients and optimizer moments.
+        matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,
+            TF32 on GPUs that have it).
+        label_smoothing: In training, the share of each image's target that is spread evenly over all classes.
+        metrics: Additional evaluation metrics, by name; see `TokenMetric`: functions of class scores, labels
+            and weights.
     """
 
     model: VitConfig
@@ -128,7 +129,7 @@ class VitTask(Validated, StagedTask):
         smoothing = self.label_smoothing if train else 0.0
         surprise = class_surprise(split_cotangent(scores), label, mixed, share, smoothing)
         if mixed is not None and share is not None:
-            # Of a mixed image, the class with the larger share is right.
+            # The class with the larger share counts as a mixed image's label.
             label = jnp.where(share < 0.5, mixed, label)
         metrics = _metrics(scores, label, mask)
         if not train:
@@ -143,13 +144,14 @@ def class_surprise(
     share: Float[Array, " batch"] | None = None,
     smoothing: float = 0.0,
 ) -> Float[Array, " batch"]:
-    """Each row's cross-entropy with its target: one class, or two in shares, of which `smoothing` is spread over all classes.
+    """Compute each row's cross-entropy with its target: one class, or two mixed ones, with label smoothing.
 
-    A label that is no class gives NaN: the step's guard then refuses the update.
+    A label out of range yields NaN, so that the step's guard skips the update.
 
     Args:
         mixed: The second class of a mixed image.
-        share: The first one's share, in [0, 1].
+        share: The first class's share, in [0, 1].
+        smoothing: Share of the target that is spread evenly over all classes.
 
     >>> class_surprise(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1).tolist() == [jnp.log(4.0)]
     True
@@ -166,7 +168,7 @@ def _of_class(log_shares: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _metrics(scores: jax.Array, label: jax.Array, mask: jax.Array) -> dict[str, Any]:
-    # Of scores that tie none is the answer: a model that has collapsed is not right.
+    # Ties count as wrong, so that a collapsed model scores no accuracy.
     own = _of_class(scores, label)
     at_least = (scores >= own[:, None]).sum(axis=-1)
     right = (at_least == 1).astype(jnp.float32)

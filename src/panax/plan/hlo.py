@@ -119,7 +119,7 @@ class HloModule:
             if instruction is not None:
                 current.instructions[instruction.name] = instruction
         if not entry:
-            raise ValueError("the text is no compiled program: expected a computation that begins with ENTRY")
+            raise ValueError("the text is not a compiled program: expected a computation that begins with ENTRY")
         return cls(computations, entry)
 
 

@@ -49,7 +49,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json_reader.parse(line, constants=True)
     except ValueError as error:
-        raise DataError(f"{where} is no JSON; a run's log has an object in each line: {error}") from error
+        raise DataError(f"{where} is not JSON; a run's log has an object in each line: {error}") from error
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         raise DataError(f"{where} has no step; a run's log has an object with a step in each line")
     # When it was written: of a step that was taken twice, that says little.

@@ -47,7 +47,7 @@ class OpenedData:
     Attributes:
         shapes: How many different batch shapes `train` may give.
         unigram_entropy: Nats per held-out token of a model that knows only frequencies: what a loss must fall below.
-        bytes_per_target: Bytes of text for each held-out token; None where data is no text.
+        bytes_per_target: Bytes of text for each held-out token; None where data is not text.
     """
 
     train: Source

@@ -58,7 +58,7 @@ class LoadedModel:
         """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
 
         Raises:
-            RecipeError: It is no text model with its tokenizer, or a setting is out of range.
+            RecipeError: It is not text model with its tokenizer, or a setting is out of range.
         """
         return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 

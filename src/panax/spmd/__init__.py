@@ -1,4 +1,6 @@
-"""The language in which a model is written for one device of a mesh: opened weights, named contraction, sums and sequences."""
+"""Building blocks of per-device (SPMD) model code: gathered weights, contractions by axis name, collectives
+with derivatives, and sequence parallelism.
+"""
 
 from typing import TYPE_CHECKING
 

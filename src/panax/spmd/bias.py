@@ -1,4 +1,4 @@
-"""Adding a parameter to every row: a bias, whose gradient is a sum over all rows."""
+"""Bias addition, with a gradient that is summed over all rows in float32."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ from .weights import GatheredWeight, gather_weight
 
 
 def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
-    """`x` plus a parameter, whose axes are the last ones of `x`; the sum in the dtype of `x`.
+    """Add a parameter to the last dimensions of `x`, in the dtype of `x`.
 
-    The parameter's gradient is summed in float32 and arrives in its own dtype and layout.
+    The parameter's gradient is summed in float32, then returned in the parameter's dtype and storage layout.
 
     Args:
-        axes: The parameter's logical axes, separated by spaces.
+        axes: Logical axes of the parameter, separated by spaces.
 
     >>> from jax import numpy as jnp
     >>> add_bias(jnp.ones((2, 3)), jnp.arange(3.0), "norm").tolist()
@@ -30,7 +30,7 @@ def add_bias(x: Float[Array, "..."], w: Any, axes: str) -> Float[Array, "..."]:
 
 @dataclasses.dataclass(frozen=True)
 class _Bias(WeightOp):
-    """A sum with a parameter of so many dimensions. Nothing is kept for the backward pass."""
+    """Addition of a parameter with `ndim` dimensions. Saves no residuals for the backward pass."""
 
     ndim: int
 

@@ -1,7 +1,14 @@
-"""Collectives over mesh axes, by the axes' names; each does nothing over no axis.
+"""Collectives over mesh axes by name; over an empty tuple of axes each one is the identity.
 
-They are called while every mesh axis is manual (see `docs/parallelism.md`): arrays are a device's own shards. None of them is
-ever differentiated: whoever calls one stands inside a `jax.custom_vjp` whose backward pass says which collective answers it.
+They require every mesh axis to be manual (see `docs/parallelism.md`): arrays are a device's local shards.
+None of them is ever differentiated: the caller is a `jax.custom_vjp`, and its backward pass states the
+transposed collective.
+
+Shapes, for n devices along `axes`:
+
+    all_gather      [..., dim, ...]      -> [..., n * dim, ...]
+    reduce_scatter  [..., n * dim, ...]  -> [..., dim, ...]
+    all_reduce      [...]                -> [...]
 """
 
 import dataclasses
@@ -19,22 +26,22 @@ from ..core.measures import MeanWithInterval, counted_fields, is_measure, keeps_
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
-    """The shards of `x` along `axes`, put together along `dim`."""
+    """Gather the shards of `x` along `axes`, concatenated along `dim`."""
     return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
 
 
 def reduce_scatter(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
-    """The sum of `x` over `axes`, of which each device keeps its part along `dim`."""
+    """Sum `x` over `axes` and return this device's shard of the sum along `dim`."""
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if axes else x
 
 
 def all_reduce(x: Any, axes: MeshAxes) -> Any:
-    """The sums of a tree of arrays over `axes`."""
+    """Sum every array of a tree over `axes`."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
-    """`all_gather` along each dimension over its own axes: a weight on its way to where it is used."""
+    """Gather each dimension over its axes: a weight, from its storage layout to its compute layout."""
     with tag_comm("weights"):
         for dim, axes in enumerate(dims):
             x = all_gather(x, axes, dim)
@@ -42,7 +49,9 @@ def gather_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
 
 
 def scatter_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
-    """`reduce_scatter` along each dimension over its own axes: a weight's gradient on its way to where it rests."""
+    """Reduce-scatter each dimension over its axes: a weight's gradient, from its compute layout to its
+    storage layout.
+    """
     with tag_comm("gradients"):
         for dim, axes in enumerate(dims):
             x = reduce_scatter(x, axes, dim)
@@ -50,23 +59,27 @@ def scatter_dims(x: jax.Array, dims: Sequence[MeshAxes]) -> jax.Array:
 
 
 def axis_index(axes: MeshAxes) -> jax.Array:
-    """This device's place along `axes`, the first one slowest; 0 along none."""
+    """Return this device's index along `axes`, with the first axis varying slowest; 0 if `axes` is empty."""
     return jax.lax.axis_index(axes) if axes else jnp.int32(0)
 
 
 def token_axes() -> MeshAxes:
-    """The mesh axes that a batch's tokens are split over."""
+    """Return the mesh axes that shard the tokens of a batch."""
     layout, both = current_layout(), (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
     return () if layout is None else tuple(axis for dim in layout.compute(both) for axis in dim)
 
 
 def psum_over_tokens(tree: Any) -> Any:
-    """Sums over this device's tokens, added up over all tokens of the (micro-)batch."""
+    """Sum a tree over the devices that hold different tokens of the (micro-)batch."""
     return all_reduce(tree, token_axes())
 
 
 def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
-    """Losses and metrics merged over `axes`, each by its own reduction."""
+    """Merge losses and metrics over `axes`, each by its own reduction.
+
+    Raises:
+        RecipeError: A measure is a `MeanWithInterval`, which needs whole arrays.
+    """
 
     def merge(measure: Any) -> Any:
         if isinstance(measure, MeanWithInterval):

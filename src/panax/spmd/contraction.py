@@ -1,16 +1,19 @@
-"""Named contraction: a product of an activation and a weight, written by logical names.
+"""Contraction of an activation with a weight, with dimensions given by logical names.
 
     y = contract("batch seq embed, embed ffn -> batch seq ffn", x, w)
 
-The names are documentation, and this file is the one place where the following are decided for every model:
-- the weight is opened (`weights.py`) in the activation's dtype;
-- products accumulate in float32 whatever their operands are;
-- the weight's gradient is formed in the dtype of its slot (float32), never in bfloat16; over axes that the parameter is not split
-  over it stays this device's share, to be summed once a step;
-- a sum over a split axis (`ffn` and `heads` over `tensor`) gives partial products: these are reduce-scattered along `seq`, into
-  the residual stream's layout, and their cotangent is gathered along it; where the residual stream is whole on each device
-  (`Task.splits_residual`), partial sums are all-reduced, and so are cotangents, of which each device holds a share;
-- each product itself (`product.py`): on CPU, whose it is and in which orientation; else a plain einsum.
+The names document the shapes. This file decides the following for every model:
+
+- The weight is gathered (`weights.py`) in the dtype of the activation.
+- Matmuls accumulate in float32, whatever the dtype of their operands.
+- The weight's gradient is computed in the dtype of its slot (float32), never in bfloat16. Over mesh axes that
+  do not shard the parameter it stays a partial sum, which is reduced once per step.
+- Contracting a sharded axis (`ffn` or `heads` over `tensor`) produces partial sums. These are
+  reduce-scattered along `seq`, into the layout of the residual stream, and the cotangent is gathered along
+  `seq`. If every device holds the whole residual stream (`Task.splits_residual` is false), partial sums are
+  all-reduced, and so are cotangents, which are partial on each device.
+- Which kernel computes the matmul (`kernels/product.py`): on CPU a library and an orientation are chosen,
+  elsewhere it is a plain einsum.
 """
 
 import dataclasses
@@ -34,11 +37,16 @@ from .sequence import SPREAD, all_gather_sequence, sequence_parallel_axes
 from .weights import GatheredWeight, gather_weight
 
 PRODUCT = "product"
-"""The name under which a rematerialisation policy knows the results of products."""
+"""Name of matmul results in rematerialization policies."""
 
 
 class Equation:
-    """A parsed two-operand contraction.
+    """A parsed contraction of two operands.
+
+    Attributes:
+        text: The equation as written.
+        axes: Logical axes of the activation, the weight and the result.
+        letters: The same as einsum subscripts, one letter per axis.
 
     >>> Equation("batch seq embed, embed ffn -> batch seq ffn").letters
     ('abc', 'cd', 'abd')
@@ -63,7 +71,11 @@ class Equation:
         self.letters = tuple("".join(letter[name] for name in axes) for axes in self.axes)
 
     def check(self, x: jax.Array, w: jax.Array) -> None:
-        """Raise a ValueError that names the axis on which the operands disagree."""
+        """Check that the operands have the stated ranks and agree on every shared axis.
+
+        Raises:
+            ValueError: They do not; the message names the axis and both sizes.
+        """
         sizes: dict[str | None, tuple[int, str]] = {}
         for array, axes, which in ((x, self.axes[0], "first"), (w, self.axes[1], "second")):
             if array.ndim != len(axes):
@@ -90,9 +102,9 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
 
     Args:
         text: "axes of x, axes of w -> axes of the result"; an axis that the result lacks is summed over.
-        x: The activation, already in its compute layout. Its dtype is the one multiplied in.
-        w: The weight as it is stored (float32 master or other dtype, in its storage layout), or an `WeightLike`.
-        out_dtype: The result's dtype; by default that of `x`.
+        x: The activation in its compute layout. The matmul runs in its dtype.
+        w: The weight in its storage layout (a float32 master copy, or any other dtype), or a `WeightLike`.
+        out_dtype: Dtype of the result; that of `x` by default.
 
     Raises:
         ValueError: The operands' ranks or a shared axis disagree; the message names the axis and both sizes.
@@ -104,17 +116,21 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     opened = gather_weight(w, equation.axes[1], x.dtype)
     equation.check(x, opened.value)
     contraction = _Contraction(text, jnp.dtype(out_dtype or x.dtype).name, *_partial(equation))
-    # Named, so that a rematerialisation policy can keep the products and compute the cheap rest again.
+    # Named, so that a rematerialization policy can save matmul results and recompute the cheaper rest.
     return checkpoint_name(apply_weight_op(contraction, x, opened), PRODUCT)
 
 
 def contract_gathered(
     x: Float[Array, "batch residual embed"], *products: tuple[str, Any], out_dtype: Any = None
 ) -> list[Float[Array, "..."]]:
-    """Contract the residual stream, gathered along the sequence, with several weights: one gather for all of them.
+    """Contract the residual stream with several weights after gathering it once along the sequence.
 
     Args:
-        products: Each an equation as `contract` takes, whose first operand is `batch seq embed`, and its weight.
+        products: Pairs of an equation, as in `contract` with `batch seq embed` as first operand, and its
+            weight.
+
+    Returns:
+        One result per weight, each with the whole sequence.
 
     >>> x, w = jnp.ones((1, 2, 3)), jnp.ones((3, 4))
     >>> contract_gathered(x, ("batch seq embed, embed ffn -> batch seq ffn", w))[0].shape
@@ -132,7 +148,9 @@ def contract_gathered(
 
 
 def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
-    """A parameter in its compute layout and `dtype`; its gradient arrives in the parameter's own dtype and layout.
+    """Gather a parameter into its compute layout and cast it to `dtype`.
+
+    Its gradient is returned in the parameter's dtype and storage layout.
 
     >>> gather(jnp.ones((3,)), "norm", jnp.bfloat16).dtype.name
     'bfloat16'
@@ -142,12 +160,21 @@ def gather(w: Any, axes: str, dtype: Any) -> Float[Array, "..."]:
 
 @dataclasses.dataclass(frozen=True)
 class _Contraction(WeightOp):
-    """One activation by one weight.
+    """The contraction of one activation with one weight.
+
+    With `x` [a], `w` [b] and result [o], as einsum subscripts (several letters each):
+
+        result      a,b->o
+        d loss/dx   o,b->a
+        d loss/dw   a,o->b
 
     Attributes:
-        partial: The mesh axes over which the product gives partial sums.
-        dim: The result's dimension along which these are scattered; None where they are added up whole.
-        ring: Scatter, and gather, in a ring beside the product.
+        text: The equation.
+        out_dtype: Name of the result's dtype.
+        partial: Mesh axes over which the matmul produces partial sums.
+        dim: Dimension of the result along which partial sums are scattered; None to all-reduce them.
+        ring: True to run the scatter, and the gather in the backward pass, as a ring that overlaps with the
+            matmul.
     """
 
     text: str
@@ -179,30 +206,30 @@ class _Contraction(WeightOp):
         return dx, [self.outer(x, gradient, dtypes[0])]
 
     def _gathered(self, gradient: jax.Array) -> jax.Array:
-        """The whole cotangent; of a residual stream that is whole, each device's own is a share of it."""
+        """Return the full cotangent; it is a partial sum on each device if the residual stream is whole."""
         if self.dim is None:
             return all_reduce(gradient, self.partial)
         return all_gather(gradient, self.partial, self.dim)
 
     def of(self, w: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """The product of an activation."""
+        """Return the matmul as a function of the activation."""
         a, b, o = _parse(self.text).letters
         return lambda x: product(f"{a},{b}->{o}", x, w, self.out_dtype)
 
     def back(self, w: jax.Array, dtype: Any) -> Callable[[jax.Array], jax.Array]:
-        """The activation's gradient, of the result's."""
+        """Return the activation's gradient as a function of the result's gradient."""
         a, b, o = _parse(self.text).letters
         return lambda gradient: product(f"{o},{b}->{a}", gradient, w, dtype)
 
     def outer(self, x: jax.Array, gradient: jax.Array, dtype: Any) -> jax.Array:
-        """The weight's gradient."""
+        """Compute the weight's gradient."""
         a, b, o = _parse(self.text).letters
         return product(f"{a},{o}->{b}", x, gradient, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Contractions(WeightOp):
-    """The residual stream, gathered along the sequence in a ring, by several weights."""
+    """Contractions of the residual stream, gathered along the sequence in a ring, with several weights."""
 
     each: tuple[_Contraction, ...]
 
@@ -220,6 +247,7 @@ class _Contractions(WeightOp):
         backs = [one.back(w, whole.dtype) for one, w in zip(self.each, values)]
 
         def share(start: jax.Array) -> jax.Array:
+            """Compute this device's partial sum of dx for the rows from `start`, over all weights."""
             return functools.reduce(jnp.add, (back(rows_of(d, start, rows)) for back, d in zip(backs, gradients)))
 
         dx = matmul_scatter(share, axes, rows)
@@ -228,7 +256,7 @@ class _Contractions(WeightOp):
 
 @dataclasses.dataclass(frozen=True)
 class _Read(WeightOp):
-    """A weight's value itself."""
+    """Identity: returns the gathered weight."""
 
     def forward(self, inputs: Any, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
         return weights[0].value, ()
@@ -238,11 +266,13 @@ class _Read(WeightOp):
 
 
 def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
+    """Return how partial sums of an equation are reduced: `partial`, `dim` and `ring` of `_Contraction`."""
     layout = current_layout()
     summed = [name for name in equation.axes[1] if name not in equation.axes[2]]
     if layout is None:
         return (), 0, False
     axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
+    # The whole residual stream is on every device: all-reduce.
     if axes and not sequence_parallel_axes():
         return axes, None, False
     positions = axis_of(Role.POSITIONS)
@@ -251,5 +281,6 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
             f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
             f"{positions!r} to be scattered along"
         )
+    # A ring cuts the second dimension, so both the activation and the result need their positions there.
     dims = [axes.index(positions) if positions in axes else 0 for axes in (equation.axes[0], equation.axes[2])]
     return axes, dims[1] if axes else 0, overlaps(axes) and dims == [1, 1]

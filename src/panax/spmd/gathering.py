@@ -1,11 +1,12 @@
-"""Weights on their way to where they are used: in the type that they are computed in, or as codes.
+"""Gathers of weights into their compute layout, in the compute dtype or as quantized codes.
 
     rules.gathered_as = "int8"
 
-Codes and scales are gathered, and decoded where they arrive. What rests, and what an optimizer changes, stays as it is; a
-weight's gradient is that of its rounded value.
+Codes and scales are gathered, and decoded after the gather. The stored parameter and the optimizer's update
+keep their full precision; the weight's gradient is taken with respect to the rounded value.
 
-Source: arXiv:2306.10209 (quantised weight communication), with boxes that no mesh changes.
+Source: arXiv:2306.10209 (quantized weight communication). Differs: quantization blocks do not depend on the
+mesh.
 """
 
 import math
@@ -30,11 +31,11 @@ FORMATS: dict[str, Format] = {"int8": INT8, "float8": FLOAT8}
 
 
 def gather_weight_as(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtype: Any) -> jax.Array:
-    """A weight in `dtype`, whole along `gathers`.
+    """Gather a weight along `gathers`, in `dtype`.
 
     Args:
-        x: This device's shard, as it rests.
-        axes: Its logical axes.
+        x: This device's shard, in the storage layout.
+        axes: Logical axes of the weight.
         gathers: For each dimension, the mesh axes to gather over.
     """
     layout = current_layout()
@@ -56,7 +57,7 @@ def _decode(codes: jax.Array, scales: jax.Array, *, format: Format, block: tuple
 
 
 def _in_front(arrays: Any, dims: Sequence[int], **params: Any) -> tuple[Any, int]:
-    # Blocks are held for the last dimensions alone.
+    # Quantization blocks cover only the last dimensions, so a batch dimension moves to the front.
     return DECODED.bind(*(jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims)), **params), 0
 
 
@@ -68,17 +69,19 @@ DECODED = define_primitive(
     ),
     batch=_in_front,
 )
-"""Decodes a gathered weight: one operation, so that a rematerialisation policy keeps none of what lies between."""
+"""Decodes a gathered weight. A single primitive, so that a rematerialization policy saves no intermediate
+result.
+"""
 
 
 def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], task: Task) -> None:
-    """Refuse codes where no weight would travel as such.
+    """Check that quantized gathers, if requested, apply to at least one weight.
 
     Args:
         parameters: Name to (shape, logical axes).
 
     Raises:
-        RecipeError: Says what to set.
+        RecipeError: They apply to none; the message names the setting to change.
     """
     if layout.gathered_as == "same":
         return
@@ -102,14 +105,14 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
 def codes_of(
     shape: Sequence[int], axes: Axes, gathers: Sequence[MeshAxes], layout: Layout
 ) -> tuple[Format, tuple[int, ...]] | None:
-    """How a weight travels: (format, sides of a box); None where it travels as it is.
+    """Return how a weight is gathered as codes: (format, block shape); None if it is gathered uncoded.
 
     Args:
-        shape: Of a device's shard.
+        shape: Shape of a device's shard.
     """
     if layout.gathered_as == "same" or not any(gathers):
         return None
-    # A router chooses: what it reads is gathered in float32.
+    # A router makes discrete choices, so its weights are gathered in float32.
     if any(traits_of(axis).in_float32 for axis in axes):
         return None
     boxes = quant_blocks(shape, axes, layout)

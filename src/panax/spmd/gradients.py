@@ -1,4 +1,4 @@
-"""Gradients of a task's loss over micro-batches: what a task that brings none of its own is trained by."""
+"""Gradients of a task's loss over micro-batches, for tasks that do not compute their own."""
 
 from typing import Any
 
@@ -17,7 +17,10 @@ from .once import split_slots
 def compute_grads(
     task: Task, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
-    """The gradients that a task brings itself, else `accumulate_grads`; arguments as `Task.gradients`."""
+    """Return `task.gradients`, or those of `accumulate_grads` if the task does not compute its own.
+
+    The arguments are those of `Task.gradients`.
+    """
     own = task.gradients(params, state, micro_batches, key, trainable)
     return accumulate_grads(task, params, state, micro_batches, key, trainable) if own is None else own
 
@@ -25,18 +28,19 @@ def compute_grads(
 def accumulate_grads(
     task: Task, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
-    """Differentiate `task.loss` of each micro-batch, and add the gradients up by a scan.
+    """Differentiate `task.loss` for each micro-batch and sum the gradients in a scan.
 
-    On a mesh they are this device's shares, in the layout that `train/on_mesh.py` sums them from.
+    On a mesh the gradients are partial sums of this device, in the layout that `train/on_mesh.py` reduces.
 
     Args:
-        micro_batches: Every leaf with one more leading axis, the micro-batches in order.
-        trainable: A tree of bools like `params`.
+        micro_batches: Batch leaves with an additional leading axis, one entry per micro-batch, in order.
+        trainable: A tree of bools with the structure of `params`.
     """
     free, frozen = eqx.partition(params, trainable)
     free, gathered = split_slots(free)
     count = jax.tree.leaves(micro_batches)[0].shape[0]
-    # On a mesh this device's own weight is not the whole one either.
+    # Each loss is divided by its total weight over all micro-batches and devices. A single micro-batch
+    # without a mesh has the total weight itself; on a mesh, a device's weight is only a part of it.
     alone = count == 1 and current_layout() is None
     weights = None if alone else psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
 
@@ -64,7 +68,8 @@ def accumulate_grads(
     if summing is None or summing.of_each:
         (gradients, state), (losses, metrics) = jax.lax.scan(accumulate, (zeros, state), micro_batches)
     else:
-        # The last one by itself: in its backward pass all of them are summed over devices.
+        # Process the last micro-batch separately: its backward pass reduces the accumulated gradients over
+        # devices.
         former, last = (jax.tree.map(lambda x, at=at: x[at], micro_batches) for at in (slice(None, -1), -1))
         with overlap_grad_reduce(None):
             (sums, state), measures = jax.lax.scan(accumulate, (zeros, state), former)
@@ -81,13 +86,17 @@ def _with_last(former: jax.Array, last: Any) -> jax.Array:
 def _with_sums(
     summing: GradReduceOverlap, objective: Any, free: Params, state: ModelState, batch: Batch, added: Any = None
 ) -> tuple[Params, Evaluation]:
-    """Gradients of a micro-batch, and of those before it, that are summed over devices as far as the backward pass can."""
+    """Compute gradients that are already reduced over devices wherever the backward pass can do so.
+
+    Args:
+        added: Accumulated gradients of the micro-batches before this one.
+    """
 
     def followed(free: Params, scanned: Any, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
         return objective(summing.follow(free, scanned, owed, added), state, batch)
 
-    # What scans of layers are given is another variable than what the rest of the loss reads: of one the gradient is a sum over
-    # devices, of the other a device's share.
+    # Layer scans read their parameters as separate variables (`scanned`) from the rest of the loss (`free`):
+    # gradients of the former are sums over devices, gradients of the latter are partial sums of this device.
     found = jax.grad(followed, (0, 1, 2), has_aux=True)(free, summing.scanned(free), summing.owed, state, batch)
     (gradients, sums, owed), result = found
     summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}

@@ -1,14 +1,15 @@
-"""Sums over devices that begin in the backward pass: each layer's, as soon as its gradient is there.
+"""Reduction of gradients over devices within the backward pass: each layer's, as soon as it is computed.
 
-A gradient that is summed after the backward pass has no work to hide behind. So what a scan of layers is given of the parameters
-is followed (`scan_layers`), and each layer's part passes through an identity whose derivative adds up: this gradient, that of the
-micro-batches before, over the mesh axes on which the parameter is stored alike. What no scan of layers is given is left to be
-summed at the end.
+A reduction that starts after the backward pass has no work to overlap with. The parameters that a scan over
+layers (`scan_layers`) receives are therefore tracked, and each layer's slice passes through an identity. The
+backward pass of that identity adds the accumulated gradient of earlier micro-batches to this layer's and
+reduces the sum over the mesh axes along which the parameter is replicated. Parameters that no scan over
+layers receives are reduced at the end.
 
-    with sums_in_backward(InBackward(reduce, names)) as sums:
-        gradients = ...        # of these, those in sums.met are whole sums
+    with overlap_grad_reduce(GradReduceOverlap(reduce, reduce_whole, names, residuals)) as sums:
+        gradients = ...        # those of parameters in sums.met are already reduced
 
-A parameter is known by its array: the one that the loss was given is the one that the scan is given.
+A parameter is identified by its array: the one passed to the loss is the one that the scan receives.
 """
 
 import contextlib
@@ -25,24 +26,27 @@ from ..core.axes import path_name
 
 
 def parameter_name(path: tuple[Any, ...]) -> str:
-    """The name of the parameter at a path, of which only the slot may be differentiated (`once.py`)."""
+    """Return the name of the parameter at a path; of a gathered weight only the slot is differentiated
+    (`once.py`).
+    """
     return path_name(path).removesuffix(".slot")
 
 
 ReduceWhole = Callable[[str, jax.Array], jax.Array]
-"""(name of a parameter, its gradient of all layers, a device's share) to the sum over devices."""
+"""(parameter name, this device's partial gradient of all layers) to the sum over devices."""
 
 Reduce = Callable[[str, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]
-"""(name of a parameter, a layer's gradient, what its sums owe) to (the sum over devices, what is owed now)."""
+"""(parameter name, gradient of one layer, residual) to (sum over devices, new residual)."""
 
 
 class GradReduceOverlap:
-    """Which parameters are summed in the backward pass of a loss that is being traced, and how.
+    """The parameters with gradients that are reduced within the backward pass of the loss being traced, and
+    how.
 
     Attributes:
-        owed: By parameter what its sums owe, layers in front; it is differentiated with the parameters, and its gradient is what
-            they owe afterwards.
-        met: Of the parameters, those that a scan of layers was given.
+        owed: Residuals (error feedback) by parameter, with layers as leading axis. They are differentiated
+            together with the parameters, and their "gradient" is the new residual.
+        met: Names of the parameters that a scan over layers has received.
     """
 
     def __init__(
@@ -54,11 +58,16 @@ class GradReduceOverlap:
         *,
         of_each: bool = False,
     ):
-        """
+        """Set the reductions; `residuals` below are those of error feedback.
+
         Args:
-            reduce_whole: Sums what a parameter that a scan was given has of other uses, such as a penalty on weights.
-            names: Of the parameters whose layers may be summed by themselves.
-            of_each: Sum each micro-batch's gradients; else those of all together, in the backward pass of the last one.
+            reduce: Reduces one layer's gradient.
+            reduce_whole: Reduces the gradient that a scanned parameter has from uses outside of scans, such
+                as a penalty on weights.
+            names: Parameters with layers that may be reduced separately.
+            owed: Residuals by parameter.
+            of_each: True to reduce the gradients of each micro-batch; False to reduce the accumulated ones in
+                the backward pass of the last micro-batch.
         """
         self.reduce, self.names, self.owed, self.of_each = reduce, names, dict(owed), of_each
         self.reduce_whole = reduce_whole
@@ -71,18 +80,20 @@ class GradReduceOverlap:
         self._held: Any = None
 
     def scanned(self, free: Any) -> dict[str, jax.Array]:
-        """The parameters that scans of layers may be given, by name: to be differentiated apart from `free`."""
+        """Return the parameters that scans over layers may receive, by name; they are differentiated
+        separately from `free`.
+        """
         return {name: leaf for name, leaf in _named(free).items() if name in self.names}
 
     def follow(
         self, free: Any, scanned: Mapping[str, jax.Array], owed: Mapping[str, jax.Array], added: Any = None
     ) -> Any:
-        """The parameters as a loss is to be given them: their arrays are followed to scans of layers.
+        """Return the parameters to pass to the loss, with arrays that are tracked into scans over layers.
 
         Args:
-            scanned: What scans read in their place.
-            owed: As the loss is given it.
-            added: Like `free`, the sums of the gradients of micro-batches before.
+            scanned: The arrays that scans read instead.
+            owed: Residuals, as variables of the loss.
+            added: Accumulated gradients of earlier micro-batches, with the structure of `free`.
         """
         leaves, structure = jax.tree_util.tree_flatten_with_path(free)
         names = [parameter_name(path) for path, _ in leaves]
@@ -100,24 +111,28 @@ class GradReduceOverlap:
     def total(
         self, name: str, gradient: jax.Array, sums: Mapping[str, jax.Array], before: jax.Array | None
     ) -> jax.Array:
-        """A parameter's gradient of all micro-batches so far: if a scan was given it the sum over devices, else a share.
+        """Return a parameter's gradient over all micro-batches so far: the sum over devices if a scan
+        received it, otherwise this device's partial sum.
 
         Args:
-            gradient: Of its uses outside of scans, a device's share.
-            sums: By name, those of scans.
-            before: Of the micro-batches before.
+            gradient: Partial gradient from uses outside of scans.
+            sums: Reduced gradients from scans, by name.
+            before: Accumulated gradient of earlier micro-batches.
         """
         if name not in self.met:
             return gradient if before is None else gradient + before
         return sums[name] + self.reduce_whole(name, gradient) if name in self._used_elsewhere else sums[name]
 
     def attached(self, function: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
-        """A scan's function and what it scans, with the sums of what is followed."""
+        """Add the reductions of tracked parameters to a scan; return its new function and the layers to scan
+        over.
+        """
         leaves, structure = jax.tree.flatten(layers)
         found = {place: self._known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in self._known}
         if not found:
             return function, layers
-        # Given a second time, a parameter has two gradients, each summed over devices; the rest is added once.
+        # A parameter scanned a second time has two gradients, each reduced over devices; the accumulated
+        # gradient and the residual are added only the first time.
         more = {
             place: (
                 None if name in self.met else self._added.get(name),
@@ -146,7 +161,7 @@ def _named(free: Any) -> dict[str, jax.Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _watched(where: tuple[set[str], str], w: jax.Array) -> jax.Array:
-    """`w`; while its gradient is traced, the name is put into the set if it has one."""
+    """Return `w`; when a nonzero gradient of it is traced, add the name to the set."""
     return w
 
 
@@ -169,13 +184,13 @@ _current: ContextVar[GradReduceOverlap | None] = ContextVar("panax_sums_in_backw
 
 
 def current_grad_reduce() -> GradReduceOverlap | None:
-    """What is set for the loss that is being traced."""
+    """Return the `GradReduceOverlap` in effect for the loss being traced, if any."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def overlap_grad_reduce(sums: GradReduceOverlap | None) -> Iterator[GradReduceOverlap | None]:
-    """Trace losses inside with these sums; None for none."""
+    """Apply these reductions to losses traced inside; None disables them."""
     token = _current.set(sums)
     try:
         yield sums

@@ -1,4 +1,4 @@
-"""Rows that are read and written in one step, in place."""
+"""Rows that are read and then overwritten, in place, within one step."""
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,19 @@ NOWHERE = jnp.iinfo(jnp.int32).max
 def read_first(
     whole: Shaped[Array, "row ..."], rows: Int[Array, " rows"], then: Int[Array, " rows"]
 ) -> tuple[Shaped[Array, "rows ..."], Int[Array, " rows"]]:
-    """Some rows, clipped to those that are there, and the numbers of those that are written next.
+    """Read rows before they are overwritten; return them and the row indices to write.
 
-    XLA writes into an array in place where all that is read of it was read before. It sees that only if what is written, or where
-    to, depends on what is read; and if that is read once: on GPUs it would read again wherever it is used.
+    XLA writes into an array in place only if every read of it precedes the write. It can see that only if the
+    written values or the write indices depend on the rows read, and if the rows are read once: on GPU they
+    would otherwise be read again at each use.
 
     Args:
-        then: Numbers, which come back as they are, and which no compiler knows before it has read the rows.
+        rows: Indices to read, clipped to the valid range.
+        then: Indices to write. They are returned unchanged, but as values that no compiler can know before it
+            has read the rows.
     """
     read = jax.lax.optimization_barrier(whole.at[rows].get(mode="clip"))
     bits = 8 * read.dtype.itemsize
     words = jax.lax.bitcast_convert_type(read, f"uint{bits}").reshape(rows.shape[0], -1)
-    # No word has more ones than bits.
+    # Never true: no word has more ones than bits.
     return read, jnp.where((jax.lax.population_count(words) > bits).any(axis=1), NOWHERE, then)

@@ -1,7 +1,15 @@
-"""Collectives that are differentiated: each with the one that answers it in the backward pass.
+"""Differentiable collectives, each paired with its transpose in the backward pass.
 
-What a device holds of an array is a part of it (split), all of it (whole), or a term of a sum over devices (partial). A cotangent
-is the same of the gradient: that of a whole array which devices read alike is partial, and so is summed where it was gathered.
+Along a mesh axis a value is split (each device holds a part), whole (all devices hold the same value) or
+partial (each device holds a term of a sum). Its cotangent is described in the same words: the cotangent of a
+whole array that devices read independently is partial, so the transpose of a gather is a reduce-scatter.
+
+    function             forward                       backward
+    all_gather_sum       split -> whole (all-gather)   partial -> split (reduce-scatter)
+    reduce_scatter_sum   partial -> split              split -> whole (all-gather)
+    psum_both            partial -> whole              partial -> whole
+    psum_forward         partial -> whole              identity
+    shift_right          device i - 1 -> device i      device i + 1 -> device i
 """
 
 import functools
@@ -16,37 +24,41 @@ from .marks import ValueState, assert_sharding
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather_sum(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
-    """Split along `dim` to whole; partial cotangents are reduce-scattered."""
+    """Gather an array that is split along `dim`; partial cotangents are reduce-scattered."""
     return all_gather(x, axes, dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter_sum(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
-    """Partial to split along `dim`; cotangents are gathered."""
+    """Reduce-scatter partial sums along `dim`; cotangents are gathered."""
     return reduce_scatter(x, axes, dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def psum_both(x: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Partial to whole; the cotangent, of which each device has a share, is summed too."""
+    """Sum partial values over devices; cotangents, partial on each device, are summed too."""
     return all_reduce(x, axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def psum_forward(x: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Partial to whole; the cotangent is the same on all devices already, and is each one's own."""
+    """Sum partial values over devices; the cotangent, already equal on all devices, is passed through."""
     return all_reduce(x, axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def shift_right(x: jax.Array, axis: str) -> jax.Array:
-    """What the device before holds along a mesh axis, zeros on the first one; cotangents go back. An edge of contiguous parts."""
+    """Return the value of the previous device along a mesh axis, zeros on the first device; cotangents shift
+    back.
+
+    Used for the edge between contiguous parts of a sequence.
+    """
     return _handed(x, axis, 1)
 
 
 def _handed(x: jax.Array, axis: str, by: int) -> jax.Array:
-    # Gathered, not permuted: on CPU a permutation waits for every device of the mesh, and where the stages of a pipeline differ
-    # in their layers, not all run this. Edges are small.
+    # Gathered, not permuted: on CPU a permutation waits for every device of the mesh, but not every pipeline
+    # stage runs this if stages differ in their layers. Edges are small.
     source, size = jax.lax.axis_index(axis) - by, jax.lax.axis_size(axis)
     edges = all_gather(x[None], (axis,), 0)
     edge = jax.lax.dynamic_index_in_dim(edges, jnp.clip(source, 0, size - 1), keepdims=False)

@@ -1,4 +1,4 @@
-"""Functions of shards: where a program becomes one device's, and every mesh axis is manual."""
+"""Conversion of functions of whole arrays to functions of shards, in which every mesh axis is manual."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,15 @@ from ..core.layout import Layout
 
 
 def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any, results: Any) -> Callable[..., Any]:
-    """`function` of whole arrays, run on each device's shards of them.
+    """Run `function` on each device's shards of whole arrays.
 
-    Where a layout is that of each replica by itself (`layout.each`), the function is one replica's; `jax.vmap` over the replicas
-    then runs it on all of them at once, each on its own devices and nobody else's.
+    If the layout describes independent replicas (`layout.each`), `function` is that of one replica;
+    `jax.vmap` over the replicas then runs all of them at once, each on its own devices.
 
     Args:
-        arguments: Where its arguments lie: like them, with a `PartitionSpec` for each array or tree of arrays.
-        results: The same for what it returns.
+        arguments: Sharding of the arguments: the same structure, with a `PartitionSpec` for each array or
+            tree of arrays.
+        results: Sharding of the results, in the same form.
     """
     alone = jax.shard_map(function, mesh=layout.mesh, in_specs=arguments, out_specs=results, check_vma=False)
     if not layout.each:
@@ -36,12 +37,12 @@ def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any
     together = jax.shard_map(
         of_one, mesh=layout.mesh, in_specs=lying(arguments), out_specs=lying(results), check_vma=False
     )
-    # What is never run, but tells the shapes of one replica's results.
+    # `alone` is never run under vmap, but gives the shapes of one replica's results.
     called = custom_vmap(alone)
 
     @called.def_vmap
     def of_all(count: int, batched: Any, *given: Any) -> tuple[Any, Any]:
-        # Numbers of a program's own text are no arrays.
+        # Python scalars in the program are not arrays, so they have no `shape`.
         whole = jax.tree.map(
             lambda x, own: x if own else jnp.broadcast_to(x, (count, *jnp.shape(x))), list(given), batched
         )

@@ -1,8 +1,9 @@
-"""What the code of the language says of its values to the check of a traced step (`checking/`).
+"""Assertions about the sharding of values, read by the static check of a traced step (`checking/`).
 
-A mark is an identity: it lowers to nothing. It stands where an author knows more than can be followed from one operation to the
-next: that a custom kernel's result is split like its operands, that a schedule's gradients are terms of a sum, that a step will
-add a gradient up. Marks stand inside of custom derivatives or after a gradient; a tangent passes unmarked.
+A mark is an identity and lowers to nothing. It is placed where the author knows more than the check can infer
+operation by operation: that a custom kernel's result is split like its operands, that the gradients of a
+schedule are partial sums, or that a step will reduce a gradient. Marks belong inside custom derivatives or
+after a gradient; a tangent passes through unmarked.
 """
 
 import enum
@@ -19,21 +20,25 @@ Tree = TypeVar("Tree")
 
 
 class ValueState(enum.Enum):
-    """What each device along a mesh axis holds of a value."""
+    """State of a value along a mesh axis: how the devices' values relate."""
 
     WHOLE = "whole"
-    """The same value as the others."""
+    """Equal on all devices."""
     SPLIT = "split"
-    """Its part of an array; a sum over its elements is a term of the sum over the array's."""
+    """A part of an array; a sum over its elements is a term of the sum over the whole array."""
     OWN = "own"
-    """A value of its own; sums over its elements are nobody else's."""
+    """Independent on each device; sums over its elements are not terms of a sum over devices."""
     PARTIAL = "partial"
-    """A term: the sum over devices is what is meant."""
+    """A term of a sum: the intended value is the sum over devices."""
     UNKNOWN = "unknown"
-    """What its code makes of it, which is not followed."""
+    """Whatever the code computes; the check does not track it."""
 
 
 class ShardingMark(enum.Enum):
+    """Kind of mark: asserted without a check, checked, a cotangent divided among devices, or linear in an
+    operand.
+    """
+
     DECLARED = "declared"
     EXPECTED = "expected"
     SHARED = "shared"
@@ -50,12 +55,12 @@ mark_p = define_primitive(
 
 
 class Marked(NamedTuple):
-    """The parameters of a mark in a traced program.
+    """Parameters of a mark in a traced program.
 
     Attributes:
-        holds: Mesh axis to what may be there.
-        label: Of an expected value, its name in an error.
-        dim: The dimension that split arrays are split along.
+        holds: Mesh axis to the allowed states.
+        label: For a checked value, its name in error messages.
+        dim: Dimension along which split arrays are split.
     """
 
     mark: ShardingMark
@@ -65,7 +70,7 @@ class Marked(NamedTuple):
 
 
 def read_mark(equation: Any) -> Marked | None:
-    """Read a mark; None for an equation of any other primitive."""
+    """Return the parameters of a mark; None for an equation of any other primitive."""
     if equation.primitive is not mark_p:
         return None
     mark, holds, label, dim = (read_parameter(equation, name) for name in ("mark", "holds", "label", "dim"))
@@ -73,10 +78,11 @@ def read_mark(equation: Any) -> Marked | None:
 
 
 def assert_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -> Tree:
-    """`tree`, of whose arrays each holds what is said along the mesh axes that are named, whatever was followed so far.
+    """Assert the state of each array of `tree` along the named mesh axes, overriding what the check inferred.
 
     Args:
-        dim: The dimension that split arrays are split along.
+        holds: Mesh axis to state.
+        dim: Dimension along which split arrays are split.
 
     >>> float(assert_sharding(jax.numpy.float32(1.0), {"tensor": ValueState.PARTIAL}))
     1.0
@@ -96,33 +102,41 @@ _returning.defvjp(
 
 
 def split_over(tree: Tree, places: Sequence[MeshAxes]) -> Tree:
-    """`tree`, of whose arrays each is split over the mesh axes named for its dimensions, whatever was followed so far."""
+    """Assert that each array of `tree` is split over the mesh axes named for each dimension, as
+    `assert_sharding`.
+    """
     for dim, axes in enumerate(places):
         tree = assert_sharding(tree, dict.fromkeys(axes, ValueState.SPLIT), dim)
     return tree
 
 
 def assert_cotangent_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -> Tree:
-    """`tree`, of whose cotangents each holds what is said, as `assert_sharding`: for the operands of a kernel."""
+    """Assert the state of each cotangent of `tree`, as `assert_sharding`; for the operands of a kernel."""
     return _returning(tree, tuple(holds.items()), dim) if holds and current_layout() is not None else tree
 
 
 def check_sharding(tree: Tree, holds: Mapping[str, tuple[ValueState, ...]], label: str) -> Tree:
-    """`tree`, which is wrong where one of its arrays holds something else along an axis that is named.
+    """Check that each array of `tree` has one of the allowed states along every named mesh axis; return
+    `tree`.
+
+    The check is static: `check_program` reports a violation when the step is traced.
 
     Args:
-        label: What it is, as an error says it: "the gradient of blocks.w_up".
+        holds: Mesh axis to the allowed states.
+        label: Name of the value in the error message, such as "the gradient of blocks.w_up".
     """
     return _marked(tree, ShardingMark.EXPECTED, tuple(holds.items()), label)
 
 
 def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
-    """`x`, a cotangent computed alike on the devices along `axes` and divided by their number: a term on each."""
+    """Mark a cotangent that was computed alike on the devices along `axes` and divided by their count, so is
+    partial.
+    """
     return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 
 def linear_in(x: jax.Array, operand: jax.Array) -> jax.Array:
-    """Mark `x` as linear in `operand`, though its operations are not: where that is a term of a sum over devices, so is `x`."""
+    """Mark `x` as linear in `operand` although its operations are not: if `operand` is partial, so is `x`."""
     layout = current_layout()
     axes = () if layout is None else tuple((axis, ()) for axis, size in layout.sizes.items() if size > 1)
     return mark_p.bind(x, operand, mark=ShardingMark.LINEAR, holds=axes, label="", dim=0) if axes else x

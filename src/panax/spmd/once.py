@@ -1,8 +1,9 @@
-"""A parameter that was made ready once for many uses: gathered, cast, and with a place of its own for its gradient.
+"""Parameters gathered and cast once per step, each with a separate full-precision slot for its gradient.
 
-ZeRO-3 opens a weight at each use and needs nothing of this. ZeRO-1 and ZeRO-2 gather it once a step (`rules.zero`), and so
-does a pipeline, whose stages use each weight once per micro-batch. The gathered copy is in the compute dtype, and its gradient
-must not be: so a `Weight` is a pair, and only its `slot`, in the parameter's own dtype, is differentiated.
+ZeRO-3 gathers a weight at each use and needs none of this. ZeRO-1 and ZeRO-2 gather it once per step
+(`rules.zero`), and so does a pipeline, in which a stage uses each weight once per micro-batch. The gathered
+copy has the compute dtype, but its gradient must not: a `Weight` is therefore a pair of `value` and `slot`,
+and only the slot, in the parameter's dtype, is differentiated.
 """
 
 from typing import Any
@@ -20,13 +21,14 @@ from .weights import GatherSpec, gathers_of, is_openable
 
 
 class Weight(eqx.Module):
-    """Stands in a module where the parameter stood; an `WeightLike`.
+    """A gathered parameter, in place of the parameter in a module; a `WeightLike`.
 
     Attributes:
-        value: In its compute layout and dtype; a constant.
-        slot: Zeros, never read, whose gradient is the parameter's; in the storage layout where `scattered`, else in the compute
-            layout.
-        scattered: Reduce-scatter the gradient at every use (ZeRO-2), or leave this device's share whole (ZeRO-1).
+        value: The parameter in its compute layout and dtype; a constant.
+        slot: Zeros, never read, with a gradient that is the parameter's; in the storage layout if
+            `scattered`, otherwise in the compute layout.
+        scattered: True to reduce-scatter the gradient at every use (ZeRO-2); False to accumulate this
+            device's partial gradient unscattered (ZeRO-1).
     """
 
     value: Any
@@ -50,7 +52,9 @@ def is_weight(node: Any) -> bool:
 
 
 def once_dtype(axes: Axes, dtype: Any) -> Any:
-    """What a parameter is gathered in for a whole step, where most are in `dtype`: some in float32, as a router's, which chooses.
+    """Return the dtype in which a parameter is gathered for a whole step, given the dtype of most parameters.
+
+    It is float32 for parameters that need it, such as those of a router, which makes discrete choices.
 
     >>> once_dtype(("embed", "router"), jnp.bfloat16).name
     'float32'
@@ -59,10 +63,12 @@ def once_dtype(axes: Axes, dtype: Any) -> Any:
 
 
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
-    """Each parameter as a `Weight`; itself where it is computed with as it is stored, or is not a plain array.
+    """Replace each parameter by a gathered `Weight`.
+
+    A parameter that needs no gather, or is not a plain array, is returned as it is.
 
     Args:
-        axes: Like `params`, the logical axes at each leaf.
+        axes: Logical axes at each leaf, with the structure of `params`.
     """
 
     def one(w: Any, leaf_axes: Any) -> Any:
@@ -76,8 +82,10 @@ def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: boo
 
 
 def split_slots(params: Any) -> tuple[Any, Any]:
-    """(what is differentiated, the rest): slots against values, and rows against their numbers; every other parameter is in the
-    first."""
+    """Partition parameters into (differentiated, constant): slots and values, values and indices of rows.
+
+    Every other parameter is in the first tree.
+    """
 
     def slot(w: Any) -> Any:
         if is_rows(w):
@@ -97,15 +105,18 @@ def _is_pair(node: Any) -> bool:
 
 
 def slot_gradients(gradients: Any) -> Any:
-    """Gradients by what `split_slots` gave, in the structure of the parameters."""
+    """Unwrap gradients with respect to the first result of `split_slots` into the structure of the
+    parameters.
+    """
     return jax.tree.map(lambda g: g.slot if is_weight(g) else g, gradients, is_leaf=is_weight)
 
 
 def reduce_grads(gradients: Any, axes: Any) -> Any:
-    """As `slot_gradients`, each in its parameter's storage layout: what was left whole at every use is scattered now.
+    """Unwrap gradients as `slot_gradients` does, and reduce-scatter those that are not yet in their storage
+    layout.
 
     Args:
-        axes: Like the parameters, the logical axes at each leaf.
+        axes: Logical axes at each leaf, with the structure of the parameters.
     """
 
     def one(gradient: Any, leaf_axes: Any) -> Any:

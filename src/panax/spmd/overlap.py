@@ -1,11 +1,16 @@
-"""Gathers and scatters along the sequence, cut into a ring of sends that hide behind parts of the product.
+"""All-gathers and reduce-scatters along the sequence, decomposed into rings of sends that overlap with the
+matmul.
 
-An all-gather must end before the product that reads it begins. Cut in as many parts as there are devices, a device multiplies the
-part it has while the next one arrives; and where a product's partial sums are scattered, it multiplies one part while the sum of
-another travels. The bytes are those of the gather and the scatter. Asked for by `rules.overlap`: a backend that runs sends beside
-products (GPU, TPU) gains where the products are large, and all others lose.
+An all-gather must finish before the matmul that reads it can start. Decomposed into as many parts as there
+are devices, a device multiplies one part while the next one arrives. For a matmul with partial sums that are
+scattered, it multiplies one part while the sum of another is sent. The bytes sent are the same as those of
+the collectives. Enabled by `rules.overlap`: backends that run sends concurrently with matmuls (GPU, TPU) gain
+if the matmuls are large; in all other cases it is slower.
 
-Source: Overlap communication with dependent computation via decomposition (Wang et al., ASPLOS 2023), section 4.
+Shapes, for n devices along the axis: `x` [batch, rows, ...] per device, gathered [batch, n * rows, ...].
+
+Source: Overlap communication with dependent computation via decomposition (Wang et al., ASPLOS 2023), section
+4.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,25 +25,29 @@ Products = Sequence[Callable[[jax.Array], jax.Array]]
 
 
 def overlaps(axes: MeshAxes) -> bool:
-    """Whether collectives over `axes` are to be run as rings; over one mesh axis only."""
+    """Return whether collectives over `axes` are run as rings; only possible over a single mesh axis."""
     layout = current_layout()
     return layout is not None and layout.overlap and len(axes) == 1
 
 
 def gather_matmul(x: jax.Array, axes: MeshAxes, products: Products) -> tuple[jax.Array, list[jax.Array]]:
-    """`x` gathered along its second dimension, and what each product makes of it.
+    """Gather `x` along its second dimension and apply each matmul to the result.
 
     Args:
-        products: Each from rows of `x` to rows of its result, along the second dimension.
+        products: Functions from rows of `x` to rows of the result, along the second dimension.
+
+    Returns:
+        The gathered `x`, and one result per function.
     """
     size, me = jax.lax.axis_size(axes), jax.lax.axis_index(axes)
     rows = x.shape[1]
     part, whole, outs = x, None, None
     for step in range(size):
-        # Sent before it is multiplied, so that the two run side by side.
+        # Send before multiplying, so that the two overlap.
         following = _sent(part, axes) if step < size - 1 else part
+        # After `step` sends, this device holds the part of the device `step` places before it in the ring.
         at = (me - step) % size * rows
-        # In the end every device has multiplied all parts, whichever it had at first.
+        # Every device ends up with the product of every part, so the results are whole.
         found = [part, *(product(assert_sharding(part, dict.fromkeys(axes, ValueState.WHOLE))) for product in products)]
         if whole is None or outs is None:
             whole, *outs = [jnp.zeros((y.shape[0], y.shape[1] * size, *y.shape[2:]), y.dtype) for y in found]
@@ -51,13 +60,15 @@ def gather_matmul(x: jax.Array, axes: MeshAxes, products: Products) -> tuple[jax
 
 
 def matmul_scatter(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, rows: int) -> jax.Array:
-    """The sum of a product over `axes`, of which this device keeps its part along the second dimension.
+    """Sum a matmul over `axes` and return this device's rows of the sum, along the second dimension.
 
     Args:
-        product: From the first row of a part to this device's share of that part.
-        rows: Of each part.
+        product: Function from the first row of a part to this device's partial sum for that part.
+        rows: Number of rows of each part.
     """
     size, me = jax.lax.axis_size(axes), jax.lax.axis_index(axes)
+    # A running sum moves around the ring, and each device adds its term. It starts one device after the one
+    # that keeps it, and arrives there after size - 1 sends.
     total = product((me - 1) % size * rows)
     for step in range(1, size):
         arriving = _sent(total, axes)
@@ -66,7 +77,7 @@ def matmul_scatter(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, ro
 
 
 def rows_of(x: jax.Array, start: jax.Array, rows: int) -> jax.Array:
-    """`rows` rows of the second dimension."""
+    """Return `rows` rows of the second dimension, from `start`."""
     return jax.lax.dynamic_slice_in_dim(x, start, rows, axis=1)
 
 

@@ -1,9 +1,10 @@
-"""The one product of the language: a function of activations and of opened weights that brings its own derivative.
+"""Operations that read gathered weights and define their own derivative.
 
-    y = multiplied(product, x, open_weight(w, "embed ffn", x.dtype))
+    y = apply_weight_op(op, x, gather_weight(w, "embed ffn", x.dtype))
 
-A product says what it computes, what it keeps, and the gradients of its inputs and of the weights' values. Where the latter go is
-decided here. Contractions, biases, look-ups, experts and the loss are products.
+A `WeightOp` defines the computation, the values saved for the backward pass, and the gradients of its inputs
+and of the gathered weights; `apply_weight_op` routes the latter to the parameters. Contractions, biases,
+embedding look-ups, experts and the loss are `WeightOp`s.
 """
 
 import abc
@@ -18,34 +19,38 @@ from .weights import GatheredWeight, GatheredWeightWithGrad, GatherSpec
 
 
 class WeightOp(abc.ABC):
-    """What reads weights. A hashable value, such as a frozen dataclass, that holds no array."""
+    """Operation that reads weights. A hashable value, such as a frozen dataclass, that holds no arrays."""
 
     def value(self, inputs: Any, *weights: Any) -> Any:
-        """The result, where nothing is differentiated."""
+        """Compute the result without differentiation."""
         return self.forward(inputs, *weights)[0]
 
     @abc.abstractmethod
     def forward(self, inputs: Any, *weights: Any) -> tuple[Any, Any]:
-        """(the result, what `backward` needs).
+        """Compute (the result, the values saved for `backward`).
 
         Args:
-            weights: Each an `GatheredWeight` or an `GatheredWeightWithGrad`, of which the `value` is read.
+            weights: `GatheredWeight`s or `GatheredWeightWithGrad`s, of which `value` is read.
         """
 
     @abc.abstractmethod
     def backward(self, saved: Any, gradient: Any, *dtypes: Any) -> tuple[Any, Sequence[Any]]:
-        """(the gradient of `inputs`, those of the weights), from the gradient of the result.
+        """Compute (the gradient of `inputs`, the gradients of the weights) from the gradient of the result.
 
-        A weight's gradient is this device's share, in the compute layout and in the dtype given for it; of a weight opened at
-        rest, what its `returned` gave in `forward`.
+        The gradient of a weight is this device's partial sum, in the compute layout and the given dtype. For
+        a `GatheredWeightWithGrad` it is the result of its `returned`, called in `forward`.
+
+        Args:
+            saved: The second result of `forward`.
+            dtypes: For each weight, the dtype of its gradient.
         """
 
 
 def apply_weight_op(product: WeightOp, inputs: Any, *weights: GatheredWeight | GatheredWeightWithGrad) -> Any:
-    """A product of inputs, any tree of arrays, and opened weights.
+    """Apply an operation to inputs, any tree of arrays, and gathered weights.
 
     Raises:
-        ValueError: In the backward pass: the product gave more or fewer gradients than there are weights.
+        ValueError: In the backward pass: the number of gradients does not match the number of weights.
 
     >>> from jax import numpy as jnp
     >>> from panax.spmd import gather_weight
@@ -64,7 +69,9 @@ def apply_weight_op(product: WeightOp, inputs: Any, *weights: GatheredWeight | G
 
 
 class _Kind(eqx.Module):
-    """What an opened weight's gradient is formed in and, of one opened at rest, how it was opened."""
+    """Static description of a weight: the dtype of its gradient and, for a `GatheredWeightWithGrad`, its
+    `GatherSpec`.
+    """
 
     dtype: Any = eqx.field(static=True)
     at_rest: GatherSpec | None = eqx.field(static=True)
@@ -76,7 +83,7 @@ class _Kind(eqx.Module):
         return cls(weight.weight.dtype, weight.to)
 
     def cotangent(self, gradient: Any) -> Any:
-        """Nothing of the value, a constant."""
+        """Wrap a gradient in the weight's structure; the value is a constant and has none."""
         if self.at_rest is None:
             return GatheredWeight(None, gradient)  # pyright: ignore[reportArgumentType]
         return GatheredWeightWithGrad(None, gradient, None, self.at_rest)

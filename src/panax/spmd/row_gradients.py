@@ -1,4 +1,6 @@
-"""A table's gradient, as the rows that a step touches, and what applies it: gathers and scatters, nothing of a table's size."""
+"""Sparse gradients of embedding tables and their application: gathers and scatters of the rows that a step
+touches, with nothing of a table's size.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,18 +14,19 @@ from ..core.layout import current_target
 from .segments import segment_sums
 
 Change = Callable[[jax.Array, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, Mapping[str, jax.Array]]]
-"""(rows, what is kept of them, their gradients) to both after an update."""
+"""(rows, optimizer state of these rows, gradients of these rows) to (updated rows, updated state)."""
 
 
 class RowGradients(eqx.Module):
-    """The gradient of a table, or of a device's shard of one.
+    """The sparse gradient of a table, or of a device's shard of one.
 
     Attributes:
-        numbers: Row numbers in the shard, each once; its number of rows in places that hold none.
-        values: The gradient of each; zeros where there is none.
-        later: Where more rows come to a device than it takes in at a time, this device's own for the others, to be sent in
-            further rounds: numbers in the whole table, ascending, and gradients. None on one device.
-        later_square: The sum of squares of what comes in further rounds, over all devices.
+        numbers: Distinct row indices within the shard, padded with the shard's number of rows.
+        values: The gradient of each row; zeros in padding.
+        later: If more rows arrive at a device than it accepts at a time, this device's gradients for the
+            other devices, to be sent in further rounds: ascending row indices in the whole table, and
+            gradients. None on one device.
+        later_square: Sum of squares of the gradients of further rounds, over all devices.
     """
 
     numbers: Int[Array, " touched"]
@@ -32,14 +35,14 @@ class RowGradients(eqx.Module):
     later_square: Float[Array, ""] | None = None
 
     def scaled(self, factor: Float[Array, ""]) -> "RowGradients":
-        """All gradients multiplied by `factor`."""
+        """Multiply all gradients by `factor`."""
         later = None if self.later is None else (self.later[0], self.later[1] * factor.astype(self.later[1].dtype))
         square = None if self.later_square is None else self.later_square * jnp.square(factor)
         return RowGradients(self.numbers, self.values * factor.astype(self.values.dtype), later, square)
 
     @property
     def square(self) -> Float[Array, ""]:
-        """The sum of squares of all gradients."""
+        """Sum of squares of all gradients, in float32."""
         here = jnp.square(self.values.astype(jnp.float32)).sum()
         return here if self.later_square is None else here + self.later_square
 
@@ -47,17 +50,18 @@ class RowGradients(eqx.Module):
 def merge_rows(
     numbers: Int[Array, " row"], values: Float[Array, "row row_width"], count: int
 ) -> tuple[Int[Array, " row"], Float[Array, "row row_width"]]:
-    """Each row number once, ascending, with the sum of its values; `count` where none is left.
+    """Merge duplicate row indices and sum their values; return distinct ascending indices, padded with
+    `count`.
 
     Args:
-        numbers: `count` where there is none.
+        numbers: Row indices; `count` marks padding.
     """
     order = jnp.argsort(numbers)
     ordered = numbers[order]
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
     place = jnp.cumsum(new, dtype=jnp.int32)
     once = jnp.full(numbers.shape, count, jnp.int32).at[place].set(ordered)
-    # What is of no row stands last.
+    # Padding goes last.
     place = jnp.where(ordered < count, place, numbers.shape[0])
     return once, segment_sums(values[order], place, numbers.shape[0], target=current_target(), ascending=True)
 
@@ -70,12 +74,14 @@ def update_rows(
     change: Change,
     applied: Bool[Array, ""],
 ) -> tuple[jax.Array, dict[str, Any]]:
-    """A table and what is kept of its rows after an update of those that `numbers` names; both as they were unless `applied`.
+    """Update the rows of a table, and their optimizer state, at the indices `numbers`.
 
-    The guard stands in the numbers: a selection between two tables would read and write all of both.
+    If `applied` is false, both are returned unchanged. This is done by making every index out of range: a
+    select between two tables would read and write all of both.
 
     Args:
-        numbers: Each once; those past the table's end name none.
+        kept: Optimizer state, one row per row of the table.
+        numbers: Distinct row indices; those past the table's end are ignored.
     """
     rows = table.at[numbers].get(mode="clip")
     before = {name: leaf.at[numbers].get(mode="clip") for name, leaf in kept.items()}

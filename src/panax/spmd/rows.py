@@ -1,10 +1,11 @@
-"""Rows of a table in the table's place, while a loss is traced and differentiated.
+"""Gathered rows of an embedding table, in place of the table while a loss is traced and differentiated.
 
-    rows = Rows.of(table, ids)                    # the distinct ones, gathered once a step
-    vectors = rows.read(ids)                      # zeros where an id is -1
+    rows = GatheredRows(numbers, values, count)   # the distinct rows, gathered once per step
+    vectors = rows.read(ids)                      # zeros for an id of -1
 
-A table is never differentiated whole. Gradients exist for `values`, the distinct rows of a step under a static bound, so that
-nothing of a table's size is made, and a row that a batch asks for many times has one gradient.
+A table is never differentiated as a whole. Gradients exist only for `values`, the distinct rows of a step up
+to a static bound: nothing of a table's size is allocated, and a row that a batch reads many times has one
+gradient.
 """
 
 from typing import Any
@@ -21,12 +22,13 @@ from .weights import GatherSpec
 
 
 class GatheredRows(eqx.Module):
-    """Stands in a module where a table stood.
+    """Rows of a table, in place of the table in a module.
 
     Attributes:
-        numbers: The distinct row numbers, ascending; past the last of them `count`. None where all rows of the table are here.
-        values: A row for each.
-        count: Rows of the whole table.
+        numbers: Distinct row indices in ascending order, padded with `count`. None if all rows of the table
+            are present.
+        values: One row per index.
+        count: Number of rows of the whole table.
     """
 
     numbers: Int[Array, " distinct"] | None
@@ -38,7 +40,10 @@ class GatheredRows(eqx.Module):
         return None if self.values is None else self.values.dtype
 
     def places(self, ids: Int[Array, "*ids"]) -> Int[Array, "*ids"]:
-        """Where each row number stands in `values`: one past the last for -1, two for a row that was not gathered."""
+        """Return the position of each row id in `values`.
+
+        With n rows in `values`, it is n for an id of -1 and n + 1 for a row that was not gathered.
+        """
         assert self.values is not None
         distinct = self.values.shape[0]
         if self.numbers is None:
@@ -49,19 +54,20 @@ class GatheredRows(eqx.Module):
         return jnp.where(flat < 0, distinct, found).reshape(ids.shape)
 
     def read(self, ids: Int[Array, "*ids"]) -> Float[Array, "*ids row_width"]:
-        """A row for each row number, zeros for -1; NaN for a row that the task's `row_ids` did not name."""
+        """Return a row for each id: zeros for -1, NaN for a row that the task's `row_ids` did not name."""
         assert self.values is not None
         places = self.places(ids)
         rows = read_places(self.values, places)
         lacking = places > self.values.shape[0]
-        # Made where it is needed alone: a debugger that looks for NaN stops at a constant one.
+        # Computed only for rows that need it: a NaN constant would stop a debugger that looks for NaN.
         unknown = jnp.sqrt(jnp.where(lacking, -1.0, 0.0)).astype(rows.dtype)
         return jnp.where(lacking[..., None], unknown[..., None], rows)
 
     def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
-        """
+        """Refuse to act as a whole weight.
+
         Raises:
-            RecipeError: Always: rows are not the whole table.
+            RecipeError: Always: the rows are not the whole table.
         """
         raise RecipeError(
             f"a table of {self.count:,} rows ({' x '.join(map(str, to.axes))}) is read by embedding_bag or embedding_rows; what "
@@ -77,19 +83,19 @@ def is_rows(node: Any) -> bool:
 
 
 def distinct_bound(count: int, asked: int) -> int:
-    """The most distinct rows among `asked` row numbers of a table of `count`."""
+    """Return the maximum number of distinct rows among `asked` ids for a table of `count` rows."""
     return min(count, asked)
 
 
 def distinct(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " distinct"]:
-    """The distinct row numbers among `ids`, ascending, without -1; past the last of them `count`.
+    """Return the distinct ids in ascending order, without -1, padded with `count`.
 
     >>> distinct(jnp.array([4, 1, -1, 4]), count=9, bound=3).tolist()
     [1, 4, 9]
     """
     ordered = jnp.sort(jnp.where(ids < 0, count, ids).astype(jnp.int32))
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
-    # All that write to a place write the same number.
+    # Duplicate indices all write the same value.
     return jnp.full(bound, count, jnp.int32).at[jnp.cumsum(new, dtype=jnp.int32)].set(ordered, mode="drop")
 
 
@@ -97,7 +103,9 @@ def distinct(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " 
 def read_places(
     values: Float[Array, "distinct row_width"], places: Int[Array, "*ids"]
 ) -> Float[Array, "*ids row_width"]:
-    """Rows at `places`, zeros past the end; a row's gradient is summed in one order, whatever the device."""
+    """Read rows at `places`, zeros past the end; gradients of a row are summed in a fixed order on every
+    device.
+    """
     return values.at[places].get(mode="fill", fill_value=0)
 
 

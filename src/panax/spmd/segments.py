@@ -1,8 +1,10 @@
-"""Sums of rows by a number for each, added up in one order: so the same bits in every run.
+"""Deterministic segment sums: the terms of each sum are added in a fixed order, so every run gives the same
+bits.
 
-A scatter that adds is a loop over its rows on a CPU, in their order. On a GPU it is as many atomic additions, whose order is
-another one each time, and which wait for each other where a number is frequent. There rows are sorted by their number, and added
-up block by block: a matrix of zeros and ones, which numbers stand where in a block, is multiplied with the block's rows.
+On CPU a scatter-add is a loop over rows in order. On GPU it is one atomic addition per row, in an order that
+differs between runs, and additions to a frequent segment wait for each other. There, rows are sorted by
+segment and summed block by block: a 0/1 matrix of which row belongs to which segment in a block is multiplied
+with the block's rows.
 """
 
 import jax
@@ -13,7 +15,9 @@ from ..core.target import Target
 from .marks import linear_in
 
 BLOCK = 32
-"""Rows that one multiplication adds up: a row costs 2 x BLOCK FLOPs a number, and each level has BLOCK times fewer."""
+"""Rows summed by one matmul: a row costs 2 x BLOCK FLOPs per element, and each level has BLOCK times fewer
+rows.
+"""
 
 
 def segment_sums(
@@ -24,10 +28,12 @@ def segment_sums(
     target: Target,
     ascending: bool = False,
 ) -> Float[Array, "segment width"]:
-    """The sum of the rows of each segment; rows of a segment past the last are left out.
+    """Sum the rows of each segment; rows with a segment id of `count` or more are dropped.
 
     Args:
-        ascending: Segments stand in their order already.
+        segment: Segment id of each row.
+        count: Number of segments.
+        ascending: True if `segment` is already sorted.
 
     >>> segment_sums(jnp.ones((3, 1)), jnp.array([1, 0, 1]), 2, target=Target("cpu")).tolist()
     [[1.0], [2.0]]
@@ -44,17 +50,19 @@ def segment_sums(
 def sums_by_blocks(
     rows: Float[Array, "row width"], segment: Int[Array, " row"], count: int, block: int = BLOCK
 ) -> Float[Array, "segment width"]:
-    """As `segment_sums`, of segments in ascending order, without a scatter of rows.
+    """Sum the rows of each segment as `segment_sums` does, for sorted segments and without a scatter of rows.
 
-    A segment's rows lie in one block, or at the end of one, in some whole ones and at the start of another: what it has in its
-    first block is read from there, and what blocks have at their start is added up in the same way, block times fewer rows.
+    A segment may be contained in one block, or start at the end of one block, cover several and end at the
+    start of another. Its sum within its first block is read directly; the sums at the starts of later blocks
+    are summed recursively, with `block` times fewer rows.
     """
     if not rows.size:
         return jnp.zeros((count, rows.shape[1]), rows.dtype)
     finite = jnp.isfinite(rows)
     sums = _sums_of_finite(jnp.where(finite, rows, 0), segment, count, block)
 
-    # In those products a number that is not finite would spoil all segments of its block: 0 times infinity is NaN.
+    # In these matmuls a non-finite element would spoil all segments of its block, since 0 times infinity is
+    # NaN. So they run on finite elements only, and infinities and NaN are put back where they belong.
     def with_others() -> jax.Array:
         up, down = (
             _sums_of_finite((~finite & (rows != other)).astype(rows.dtype), segment, count, block) > 0
@@ -68,15 +76,21 @@ def sums_by_blocks(
 def _sums_of_finite(
     rows: Float[Array, "row width"], segment: Int[Array, " row"], count: int, block: int
 ) -> Float[Array, "segment width"]:
+    """Sum finite rows by sorted segments.
+
+    Legend of subscripts: b block, p position of a segment within the block, r row within the block, w width.
+    """
     size, width = rows.shape
     blocks = -(-size // block)
     rows = jnp.pad(rows, ((0, blocks * block - size), (0, 0)))
     segment = jnp.pad(segment, (0, blocks * block - size), constant_values=count)
+    # Number the segments in order of appearance; `place` restarts at 0 in each block.
     new = jnp.concatenate([jnp.ones(1, bool), segment[1:] != segment[:-1]])
     number = jnp.cumsum(new, dtype=jnp.int32).reshape(blocks, block)
     place = number - number[:, :1]
     chosen = (place[:, None, :] == jnp.arange(block, dtype=jnp.int32)[None, :, None]).astype(rows.dtype)
     parts = jnp.einsum("bpr,brw->bpw", chosen, rows.reshape(blocks, block, width), precision=jax.lax.Precision.HIGHEST)
+    # Find the first row of each segment, and read the segment's sum in the block of that row.
     row = jnp.arange(blocks * block, dtype=jnp.int32)
     nowhere = blocks * block
     first = jnp.full(count, nowhere, jnp.int32).at[jnp.where(new, segment, count)].set(row, mode="drop")
@@ -85,5 +99,7 @@ def _sums_of_finite(
     sums = parts.reshape(-1, width).at[at].get(mode="fill", fill_value=0)
     if blocks == 1:
         return sums
+    # A block whose first row continues a segment has the rest of its sum at position 0: add these up, one per
+    # block.
     heads = jnp.where(new[::block][:, None], jnp.zeros((), rows.dtype), parts[:, 0])
     return sums + _sums_of_finite(heads, segment[::block], count, block)

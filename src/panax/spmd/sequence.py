@@ -1,8 +1,10 @@
-"""The residual stream along the sequence, over the mesh axes that split heads and widths.
+"""Sequence parallelism: the residual stream sharded along positions, over the mesh axes that shard heads and
+widths.
 
-Between attention and feed-forward layers the residual stream's positions are split over those axes too (`residual`); what a
-product that splits its result reads is whole along them (`seq`). Where a task leaves the stream whole
-(`Task.splits_residual`), what lies in it is computed alike on all devices of such an axis, and each has a share of its cotangent.
+Between attention and feed-forward layers the positions of the residual stream are sharded over these axes as
+well (axis `residual`); a matmul with a sharded result reads them gathered (axis `seq`). If a task keeps the
+residual stream whole (`Task.splits_residual` is false), its values are computed alike on all devices of such
+an axis, and its cotangents are partial.
 """
 
 import functools
@@ -19,37 +21,40 @@ from .linear import all_gather_sum, psum_forward, reduce_scatter_sum
 from .marks import mark_shared_cotangent
 
 SPREAD = "whole_sequence"
-"""The name under which a rematerialisation policy knows an activation that was gathered along the sequence."""
+"""Name of activations gathered along the sequence, in rematerialization policies."""
 
 
 def all_gather_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "batch seq ..."]:
-    """The residual stream, gathered along the sequence over the tensor axis: what a product that splits its result reads.
+    """Gather the residual stream along the sequence over the tensor axis, for a matmul with a sharded result.
 
-    Its cotangents there are partial sums: they are reduce-scattered back.
+    The cotangents are partial sums and are reduce-scattered.
     """
     axes = sequence_parallel_axes()
     return checkpoint_name(all_gather_sum(x, axes, 1), SPREAD) if axes else x
 
 
 def reduce_scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
-    """Partial sums over the tensor axis, added up into the residual stream's layout; the cotangent is gathered."""
+    """Reduce-scatter partial sums over the tensor axis into the layout of the residual stream; cotangents are
+    gathered.
+    """
     axes = sequence_parallel_axes()
     return reduce_scatter_sum(x, axes, 1) if axes else x
 
 
 def sum_over_sequence(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The sum of what each device found for its part of the residual stream's positions; equal on all of them.
+    """Sum the values that devices computed for their positions of the residual stream; equal on all devices.
 
-    Its cotangent is each part's own.
+    The cotangent is passed through to each device's term.
     """
     axes = sequence_parallel_axes()
     return psum_forward(x, axes) if axes else x
 
 
 def split_cotangent(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x`, computed alike on all devices of the axes that split no tokens; each is given an equal share of its cotangent.
+    """Return `x`, computed alike on all devices of the axes that shard no tokens, and divide its cotangent
+    among them.
 
-    Stands where a loss is computed on each of these devices, and its gradients are summed over them.
+    Use it on a loss that every one of these devices computes and that has gradients summed over them.
 
     >>> float(split_cotangent(jax.numpy.float32(2.0)))
     2.0
@@ -63,7 +68,9 @@ def split_cotangent(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def local_sequence(x: Any) -> Any:
-    """This device's part of the residual stream's positions, of an array whose second axis is `seq`; not differentiated."""
+    """Return this device's positions of the residual stream, for an array with second axis `seq`; not
+    differentiated.
+    """
     axes = sequence_parallel_axes()
     if not axes:
         return x
@@ -72,7 +79,7 @@ def local_sequence(x: Any) -> Any:
 
 
 def sequence_parallel_axes() -> MeshAxes:
-    """The mesh axes that split the residual stream's positions further than `seq` is split."""
+    """Return the mesh axes that shard the positions of the residual stream in addition to those of `seq`."""
     layout = current_layout()
     if layout is None:
         return ()

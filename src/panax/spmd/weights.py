@@ -1,13 +1,15 @@
-"""Opening a weight: from its bytes at rest to the value that a product reads, and from a gradient back to what rests.
+"""Gathering of weights: from the stored shard to the value that a matmul reads, and from a gradient back to
+the shard.
 
-    opened = open_weight(w, "embed ffn", x.dtype)
+    gathered = gather_weight(w, "embed ffn", x.dtype)
 
-`opened.value` is the weight in its compute layout, a constant. `opened.slot` is zeros that nothing reads: what a layer returns as
-its gradient, this device's share of the weight's in float32, is brought back into the layout and dtype that the weight rests in.
-All that reads a parameter (`contract`, `gather`, `add_bias`, embeddings, experts, the loss) stands on this.
+`gathered.value` is the weight in its compute layout, a constant. `gathered.slot` is zeros that nothing reads.
+A layer returns its gradient with respect to the slot: this device's partial sum of the weight's gradient, in
+float32, which is then converted to the storage layout and dtype of the weight. Everything that reads a
+parameter (`contract`, `gather`, `add_bias`, embeddings, experts, the loss) uses this module.
 
-A parameter need not be an array. Anything that implements `WeightLike` can take its place: an int8 base with adapters, rows of a
-table, a weight gathered once per step (`once.py`).
+A parameter need not be an array: anything that implements `WeightLike` can replace it, such as an int8 base
+with adapters, rows of a table, or a weight gathered once per step (`once.py`).
 """
 
 import functools
@@ -24,16 +26,18 @@ from .collectives import scatter_dims
 from .gathering import gather_weight_as
 
 GATHERED = "gathered_weight"
-"""The name under which a rematerialisation policy knows an opened weight: whole over fsdp, and never to be kept."""
+"""Name of gathered weights in rematerialization policies. They are unsharded over fsdp and must never be
+saved.
+"""
 
 
 class GatherSpec(NamedTuple):
-    """What a weight is opened to.
+    """How to gather a weight: the mesh axes of each dimension, the dtype of the result, and the logical axes.
 
     Attributes:
-        gathers: For each dimension, the mesh axes that it is stored over and not computed over.
-        dtype: The value's.
-        axes: Its logical axes.
+        gathers: For each dimension, the mesh axes that shard it in storage but not in computation.
+        dtype: Name of the value's dtype.
+        axes: Logical axes of the weight.
     """
 
     gathers: tuple[MeshAxes, ...]
@@ -43,33 +47,37 @@ class GatherSpec(NamedTuple):
 
 @runtime_checkable
 class WeightLike(Protocol):
-    """A weight as it rests between its uses: a pytree of arrays, each a device's own shard."""
+    """A stored weight: a pytree of arrays, each a device's local shard."""
 
     @property
     def dtype(self) -> Any:
-        """What its gradient is formed in."""
+        """The dtype of its gradient."""
         ...
 
     def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
-        """(its value in the compute layout and dtype, the arrays that `returned` needs)."""
+        """Return (the value in the compute layout and dtype, the arrays that `returned` needs)."""
         ...
 
     def returned(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
-        """The gradient of each array at rest, in its dtype and layout: this weight's structure, None for what is not trained.
+        """Return the gradient of each stored array, in its dtype and layout, in this weight's structure; None
+        for arrays that are not trained.
 
-        Each is this device's share over the mesh axes that the array is not split over; these are summed once a step.
+        Each is this device's partial sum over the mesh axes that do not shard the array; they are reduced
+        once per step.
 
-        Called in the backward pass, where `self` holds shapes (`jax.ShapeDtypeStruct`) in place of arrays.
+        Called in the backward pass, in which `self` holds shapes (`jax.ShapeDtypeStruct`) in place of arrays.
 
         Args:
-            kept: What `open` gave.
-            gradient: This device's share of the value's gradient, in the compute layout.
+            kept: The second result of `open`.
+            gradient: This device's partial gradient of the value, in the compute layout.
         """
         ...
 
 
 class PlainWeight(eqx.Module):
-    """A plain array: cast as it is stored, and only then gathered, which halves the bytes where the precision is halved."""
+    """A plain array. It is cast before it is gathered, which halves the bytes sent if the precision is
+    halved.
+    """
 
     array: Any
 
@@ -88,8 +96,8 @@ class GatheredWeight(NamedTuple):
     """A weight in its compute layout.
 
     Attributes:
-        value: A constant.
-        slot: Zeros of the same shape, in the dtype that gradients are formed in; never read.
+        value: The weight; a constant.
+        slot: Zeros of the same shape in the dtype of the gradient; never read.
     """
 
     value: jax.Array
@@ -97,11 +105,13 @@ class GatheredWeight(NamedTuple):
 
 
 class GatheredWeightWithGrad(eqx.Module):
-    """A weight in its compute layout, for a layer that forms its gradient in the forward pass.
+    """A weight in its compute layout, for a layer that computes the weight's gradient in the forward pass.
 
     Attributes:
-        value: A constant.
-        weight: What is differentiated: `returned` gives its gradient.
+        value: The weight; a constant.
+        weight: The differentiated weight; `returned` gives its gradient.
+        kept: The second result of its `open`.
+        to: How it was gathered.
     """
 
     value: Any
@@ -110,16 +120,17 @@ class GatheredWeightWithGrad(eqx.Module):
     to: GatherSpec = eqx.field(static=True)
 
     def returned(self, gradient: jax.Array) -> Any:
-        """The gradient of `weight`, from this device's share of the value's."""
+        """Return the gradient of `weight`, given this device's partial gradient of the value."""
         return self.weight.returned(self.to, self.kept, gradient)
 
 
 def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
-    """A parameter for any number of products: its value in its compute layout and `dtype`, and a slot for its gradient.
+    """Gather a parameter for any number of matmuls: its value in the compute layout and `dtype`, and a
+    gradient slot.
 
     Args:
-        w: An array in its storage layout, or an `WeightLike`.
-        axes: Its logical axes, in a tuple or separated by spaces.
+        w: An array in its storage layout, or a `WeightLike`.
+        axes: Its logical axes, as a tuple or separated by spaces.
 
     >>> opened = gather_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
     >>> opened.value.dtype.name, opened.slot.dtype.name
@@ -129,14 +140,18 @@ def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
 
 
 def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightWithGrad:
-    """As `gather_weight`, for a layer that forms the gradient before it is asked for, and should not keep it whole until then."""
+    """Gather a parameter for a layer that computes the weight's gradient in the forward pass.
+
+    Unlike with `gather_weight`, the layer can convert the gradient to the storage layout at once instead of
+    keeping it unsharded until the backward pass.
+    """
     to, weight = _opening(axes, dtype), _openable(w)
     value, kept = jax.tree.map(jax.lax.stop_gradient, weight).open(to)
     return GatheredWeightWithGrad(checkpoint_name(value, GATHERED), weight, kept, to)
 
 
 def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
-    """For each dimension, the mesh axes that a parameter is stored over and not computed over."""
+    """Return, for each dimension, the mesh axes that shard a parameter in storage but not in computation."""
     layout = current_layout()
     if layout is None:
         return ((),) * len(axes)
@@ -147,7 +162,7 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
 
 
 def is_openable(w: Any) -> bool:
-    """Whether `w` is a weight that is not a plain array."""
+    """Return whether `w` is a weight other than a plain array."""
     return isinstance(w, WeightLike)
 
 
@@ -161,7 +176,7 @@ def _openable(w: Any) -> WeightLike:
 
 
 class _Shapes(eqx.Module):
-    """A weight without its arrays."""
+    """Structure and shapes of a weight, without its arrays."""
 
     structure: Any = eqx.field(static=True)
     leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
@@ -183,7 +198,8 @@ def _open(to: GatherSpec, weight: WeightLike) -> GatheredWeight:
 
 def _open_forward(to: GatherSpec, weight: WeightLike) -> tuple[GatheredWeight, Any]:
     value, kept = weight.open(to)
-    # Named, so that every rematerialisation policy drops the gathered copy and the backward pass gathers it again, once.
+    # Named, so that every rematerialization policy drops the gathered copy and the backward pass gathers it
+    # again, once.
     value = checkpoint_name(value, GATHERED)
     return GatheredWeight(value, jnp.zeros(value.shape, weight.dtype)), (_Shapes.of(weight), kept)
 

@@ -33,7 +33,7 @@ def parse_address(url: str) -> Address:
     """The parts of an address.
 
     Raises:
-        StoreError: It is none of an object store, or holds what belongs into the environment.
+        StoreError: It is not one of an object store, or holds what belongs into the environment.
 
     >>> parse_address("s3://bucket/runs/a/")
     Address(scheme='s3', bucket='bucket', prefix='runs/a')
@@ -42,7 +42,7 @@ def parse_address(url: str) -> Address:
     bucket, _, prefix = rest.rstrip("/").partition("/")
     if scheme not in (*_KINDS, "memory") or not bucket or any(mark in rest for mark in "@?#"):
         raise StoreError(
-            f"{redact_address(url)} is no address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
+            f"{redact_address(url)} is not an address of an object store; expected s3://bucket/prefix, gs://bucket/prefix or "
             "az://container/prefix, with credentials in the environment and no '@', '?' or '#'"
         )
     return Address(scheme, bucket, check_path(prefix) if prefix else "")

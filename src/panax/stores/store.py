@@ -166,9 +166,9 @@ def check_path(path: str) -> str:
     >>> check_path("../../etc/passwd")
     Traceback (most recent call last):
         ...
-    panax.core.errors.StoreError: '../../etc/passwd' is no path inside a store; expected a relative one without '..'
+    panax.core.errors.StoreError: '../../etc/passwd' is not a path inside a store; expected a relative one without '..'
     """
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\\" in path or "\0" in path:
-        raise StoreError(f"{path!r} is no path inside a store; expected a relative one without '..'")
+        raise StoreError(f"{path!r} is not a path inside a store; expected a relative one without '..'")
     return path

@@ -40,7 +40,7 @@ def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = 
         constants: Whether NaN, Infinity and -Infinity are accepted, which Python writes and JSON does not know.
 
     Raises:
-        JsonError: It is no JSON, too long, nested deeper than `MOST_DEPTH`, or holds a number or a string that no other program
+        JsonError: It is not JSON, too long, nested deeper than `MOST_DEPTH`, or holds a number or a string that no other program
             could take.
     """
     if len(text) > most_bytes:
@@ -60,7 +60,7 @@ def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = 
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise JsonError("a string in it holds half of a surrogate pair, which is no character") from None
+            raise JsonError("a string in it holds half of a surrogate pair, which is not a character") from None
     return value
 
 

@@ -239,7 +239,7 @@ def test_files_that_are_no_table_are_named(tmp_path):
         with pytest.raises(DataError, match=rf"{name}"):
             Table(paths=(str(tmp_path / name),), numeric=("a",)).open(tmp_path / "cache", 0)
     np.savez(tmp_path / "p.npz", a=np.array([{1}], object))
-    with pytest.raises(DataError, match=r"p\.npz is no \.npz file that can be read"):
+    with pytest.raises(DataError, match=r"p\.npz is not an \.npz file that can be read"):
         Table(paths=(str(tmp_path / "p.npz"),), numeric=("a",)).open(tmp_path / "cache", 0)
 
 
@@ -272,7 +272,7 @@ def test_a_folder_without_images_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match=f"{tmp_path} holds no image; expected files that end in jpg, jpeg"):
         ImageFolder(path=str(tmp_path)).open(tmp_path, 0)
-    with pytest.raises(DataError, match=r"a\.txt is no directory"):
+    with pytest.raises(DataError, match=r"a\.txt is not a directory"):
         ImageFolder(path=str(tmp_path / "a.txt")).open(tmp_path, 0)
 
 

@@ -110,7 +110,7 @@ def test_array_records_of_text_and_of_json(tmp_path):
 def test_a_damaged_array_record_file_is_named(tmp_path, damage):
     path = Path(write_array_record(tmp_path / "a.array_record", [b"one"]))
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"a\.array_record is no ArrayRecord file, or is cut short"):
+    with pytest.raises(DataError, match=r"a\.array_record is not an ArrayRecord file, or is cut short"):
         list(ArrayRecord(paths=(str(path),)).documents())
 
 
@@ -177,7 +177,7 @@ def test_damaged_mds_shards_are_named(tmp_path):
     with pytest.raises(DataError, match=r"shard\.00002\.mds does not exist|lacks shard\.00002"):
         list(Mds(path=str(plain)).documents())
     (plain / "index.json").write_text("[]")
-    with pytest.raises(DataError, match=r"index\.json is no index of MDS shards"):
+    with pytest.raises(DataError, match=r"index\.json is not an index of MDS shards"):
         Mds(path=str(plain)).fingerprint()
     index = json.loads((zstd / "index.json").read_text())
     index["shards"][0]["zip_data"]["basename"] = "../../etc/passwd"
@@ -275,7 +275,7 @@ def edited(index: bytearray, at: int, value: bytes) -> bytearray:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda index: index[:20], "is no index of Megatron"),
+        (lambda index: index[:20], "is not an index of Megatron"),
         (lambda index: index[:-8], r"has \d+ bytes; expected \d+ for 4 sequences"),
         (lambda index: edited(index, 0, b"TNTIDX"), "of the older kind"),
         (lambda index: edited(index, 9, b"\2"), "has version 2; expected 1"),

@@ -49,7 +49,7 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
 def _read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is no folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
+            f"{folder} is not a folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
             f"fetch a published model with `hf download ORGANISATION/MODEL --local-dir FOLDER`"
         )
     try:
@@ -125,7 +125,7 @@ class _Reader:
             self.refuse("layer_types", f"expected a list of {num_layers}, one for each layer")
         for kind in kinds:
             if kind not in ("full_attention", "sliding_attention"):
-                self.refuse("layer_types", f"{kind!r} is none of full_attention, sliding_attention")
+                self.refuse("layer_types", f"{kind!r} is not one of full_attention, sliding_attention")
         if "sliding_attention" not in kinds:
             return (0,) * num_layers
         if window is None or not is_json(window, int) or window <= 0:

@@ -142,7 +142,7 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
         refuse(key, f"{PARTIAL}={fraction!r}; it turns whole heads")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in family.scalings:
-        refuse(key, f"rope_type={kind!r} is none of {', '.join(family.scalings)}")
+        refuse(key, f"rope_type={kind!r} is not one of {', '.join(family.scalings)}")
     if kind == "yarn":
         values = _of_yarn(values, lambda why: refuse(key, why))
     names = {"default": {}, "llama3": LLAMA3_KEYS, "yarn": YARN_KEYS}[kind]

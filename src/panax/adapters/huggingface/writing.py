@@ -102,7 +102,7 @@ def _described(
     if isinstance(model, Vit):
         if model_type not in (None, VIT.model_type):
             raise RecipeError(
-                f"model_type={model_type!r} is no vision transformer; expected {VIT.model_type!r}, or None"
+                f"model_type={model_type!r} is not a vision transformer; expected {VIT.model_type!r}, or None"
             )
         raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}

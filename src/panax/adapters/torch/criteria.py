@@ -8,7 +8,7 @@ from torch import nn
 
 
 def is_sum(criterion: Any) -> bool:
-    """Whether a criterion adds up over rows, and is no mean."""
+    """Whether a criterion adds up over rows, and is not a mean."""
     return isinstance(criterion, nn.Module) and getattr(criterion, "reduction", None) == "sum"
 
 

@@ -123,7 +123,7 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
         raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}")
     if value.numel() != 1 or value.is_complex():
         raise RecipeError(
-            f"the loss {name!r} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, which is no scalar; "
+            f"the loss {name!r} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, which is not a scalar; "
             f"expected {FORMS}: "
             f"take its mean, or its sum with the number of terms"
         )

@@ -205,7 +205,7 @@ def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Safeten
 def _stored(place: Path) -> dict[str, SafetensorsEntry]:
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if not files or not files[0].exists():
-        raise RecipeError(f"weights={str(place)!r} is no safetensors file and no folder that holds one")
+        raise RecipeError(f"weights={str(place)!r} is neither a safetensors file nor a folder with one")
     found = {}
     for file in files:
         with _opened(file) as opened:

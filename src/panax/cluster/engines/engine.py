@@ -123,7 +123,7 @@ def engine_of(
         environment: What it is started from.
 
     Raises:
-        LaunchError: There is none of this name, or a field of `resources` has no effect there.
+        LaunchError: There is not one of this name, or a field of `resources` has no effect there.
     """
     if name not in ENGINES:
         raise LaunchError(f"there is no engine {name!r}; {nearest(name, ENGINES)}")

@@ -1,9 +1,16 @@
-"""Finds a forgotten sum before a step runs: follows what each device holds of every value, through the differentiated program.
+"""Static sharding check that finds a missing or duplicate reduction before a step runs.
 
-`check_program` reads the jaxpr of a traced step, and so costs no tracing. Along each mesh axis a value is whole (equal on every
-device), split, partial (a term of a sum over devices) or not known. Contractions over split dimensions make terms, collectives
-make them whole, linear operations keep them, and anything else is wrong for them. What a step adds up at its end must be terms;
-what it hands out must be what its specs say.
+`check_program` reads the jaxpr of a traced step, including its backward pass, so it costs no extra tracing.
+It infers the state of every value along each mesh axis: whole (equal on all devices), split, partial (a term
+of a sum over devices) or unknown. Contractions of split dimensions produce partial sums, collectives make
+these whole, linear operations keep them partial, and any other operation on them is an error. Values that a
+step reduces at its end must be partial, and its results must match its specs.
+
+- `states.py`: the states, and how they combine.
+- `values.py`, `shapes.py`, `sums.py`: rules for operations on one device.
+- `sent.py`: rules for collectives and marks.
+- `walk.py`: the walk through a jaxpr and its loops and branches.
+- `lines.py`: source lines for error messages.
 """
 
 from collections.abc import Iterator
@@ -16,14 +23,15 @@ from .lines import line_of
 from .walk import ShardingFinding, Walk, inputs, wrong_results
 
 MOST_CAUSES = 3
-"""That an error lists; others are counted."""
+"""Maximum number of causes that an error lists; the others are counted."""
 
 
 def check_program(program: ClosedJaxpr) -> None:
-    """Follow every `shard_map` of a traced program in which `check_sharding` says what is to come out.
+    """Check every `shard_map` of a traced program that contains a mark, such as one by `check_sharding`.
 
     Raises:
-        LayoutError: A value is not what it should be along a mesh axis: with the axis, the source line, and what to do.
+        LayoutError: A value is in the wrong state along a mesh axis; the message gives the axis, the source
+            line and the fix.
     """
     causes: dict[tuple[str, str], list[ShardingFinding]] = {}
     for finding in findings(program):
@@ -35,7 +43,7 @@ def check_program(program: ClosedJaxpr) -> None:
 
 
 def findings(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
-    """What is wrong, axis by axis, in the order of the program."""
+    """Yield what is wrong, axis by axis, in program order."""
     for equation in _manual_programs(open_jaxpr(program)):
         jaxpr, sizes, in_specs, out_specs = read_shard_map(equation)
         for axis, size in sizes.items():
@@ -49,7 +57,7 @@ def findings(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
 
 
 def said(found: list[ShardingFinding]) -> str:
-    """What was found wrong for one cause, as an error says it."""
+    """Format the findings of one cause for an error message."""
     axes = list(dict.fromkeys(finding.axis for finding in found))
     values = list(dict.fromkeys(finding.what for finding in found))
     over = f"mesh axis {axes[0]!r}" if len(axes) == 1 else f"mesh axes {', '.join(map(repr, axes))}"

@@ -1,4 +1,4 @@
-"""The source line of an equation, as its author knows it."""
+"""Source line of an equation in the model's code, for error messages."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,9 @@ _PASSED_OVER = tuple(
 
 
 def line_of(equation: Any) -> str:
-    """`file:line in function`, of the innermost frame outside of jax and of the language itself; and the model's part."""
+    """Return `file:line in function` of the innermost frame outside of JAX and `panax.spmd`, and the scope in
+    the model.
+    """
     if equation is None:
         return "where it is handed in"
     information = equation.source_info

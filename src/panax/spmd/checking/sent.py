@@ -1,4 +1,4 @@
-"""Rules for what devices send to each other, and for marks."""
+"""Inference rules for collectives and for marks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, AxisState, Kind, de
 from .values import States
 
 Sent = Callable[[Any, AxisState], AxisState]
-"""(equation, state of what is sent along an axis that it is sent over) to the state of what arrives."""
+"""(equation, state of an operand along a mesh axis that the collective uses) to the state of the result."""
 
 
 def infer_psum(equation: Any, state: AxisState) -> AxisState:
@@ -70,7 +70,9 @@ def infer_send(equation: Any, state: AxisState) -> AxisState:
 
 
 def infer_ppermute(equation: Any, state: AxisState) -> AxisState:
-    """A device that nobody sends to gets zeros: what was equal on all of them is then not any more."""
+    """Return the state after a permutation. A device without a sender gets zeros, so a whole value becomes
+    different.
+    """
     state = infer_send(equation, state)
     senders, receivers = zip(*permutation_pairs(equation))
     return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
@@ -101,7 +103,9 @@ SENT: dict[str, Sent] = {
 
 
 def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
-    """The state after a mark, and what is wrong where it says what was expected."""
+    """Return the state after a mark, and what is wrong if a checked value has another state; empty if nothing
+    is.
+    """
     state, *operands = states
     mark = read_mark(equation)
     if mark is None or axis not in mark.holds:

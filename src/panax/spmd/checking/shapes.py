@@ -1,4 +1,4 @@
-"""Where the dimensions of an operand are found again in the result."""
+"""Rules for operations that move dimensions: which dimensions of the result an operand is split along."""
 
 import functools
 import math
@@ -10,9 +10,10 @@ from .states import AxisState, Part
 
 
 def infer_reshape(equation: Any, state: AxisState) -> Iterable[Part] | None:
-    """The parts of a split value after its dimensions were put together and cut otherwise.
+    """Return the parts of a split value after a reshape.
 
-    None where that can't be told: a part of size 1 leaves no trace in the dimension that it is put together with.
+    None if they cannot be determined: a dimension of size 1 leaves no trace in the dimension that it is
+    merged into.
     """
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return state.parts if before == after else _regrouped(tuple(before), tuple(after), state.parts)
@@ -22,6 +23,8 @@ def infer_reshape(equation: Any, state: AxisState) -> Iterable[Part] | None:
 def _regrouped(before: tuple[int, ...], after: tuple[int, ...], parts: frozenset[Part]) -> frozenset[Part] | None:
     if 0 in before:
         return frozenset((dim, 1, 0) for dim in range(len(after)))
+    # Work in elements of the flattened array: a part covers strides from `start` to `end`, and each dimension
+    # of the result that overlaps with this range is split.
     spans, into = _spans(before), _spans(after)
     found: set[Part] = set()
     for dim, low, high in parts:
@@ -41,7 +44,9 @@ def _regrouped(before: tuple[int, ...], after: tuple[int, ...], parts: frozenset
 
 
 def _of_one(dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
-    """Which dimension of size 1 one is again, counted from behind; None where it was put together with another, or with none."""
+    """Return the dimension of size 1 that another one becomes, matched from the last; None if it is merged or
+    dropped.
+    """
     start, spans = _spans(before)[dim], _spans(after)
     ones = [to for to, (size, stride) in enumerate(zip(after, spans)) if size == 1 and stride == start]
     like = [at for at, (size, stride) in enumerate(zip(before, _spans(before))) if size == 1 and stride == start]
@@ -51,12 +56,12 @@ def _of_one(dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> int | 
 
 
 def _spans(shape: tuple[int, ...]) -> list[int]:
-    """Elements from one index of each dimension to its next."""
+    """Return the stride of each dimension, in elements."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def without(gone: Iterable[int], state: AxisState) -> set[Part]:
-    """The parts along dimensions that are left, by their new numbers."""
+    """Return the parts along the remaining dimensions, renumbered after `gone` are removed."""
     removed = frozenset(gone)
     return state.moved(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
 

@@ -1,4 +1,4 @@
-"""What the devices along one mesh axis hold of a value: the states that the check follows."""
+"""States of a value along one mesh axis: how the devices' values relate."""
 
 import enum
 import functools
@@ -10,30 +10,34 @@ from ..marks import ValueState
 
 class Kind(enum.IntEnum):
     ZERO = 0
-    """Zeros, which are any of the following."""
+    """Zeros, which are valid as any of the following."""
     CONSTANT = 1
-    """Known when the step is traced; a count of a device's own rows is one, and may be a term of a sum."""
+    """Known at tracing time. A count of a device's rows is one, and may be a term of a sum."""
     WHOLE = 2
     SPLIT = 3
     PARTIAL = 4
     UNKNOWN = 5
-    """Different on each device, and not followed: what an unknown kernel makes of split operands."""
+    """Different on each device and not tracked, such as an unknown kernel's result from split operands."""
     WRONG = 6
 
 
 Part = tuple[int, int, int]
-"""(dimension, low, high): a split may lie along the indices of a dimension in steps of `low` up to `high`, in elements. Where
-dimensions were put together, `low` is the product of those behind the split one. High is 0 for a whole dimension."""
+"""(dimension, low, high): a value may be split along the indices of a dimension, in steps of `low` up to
+`high` elements.
+
+For merged dimensions, `low` is the product of those after the split one. `high` is 0 for a whole dimension.
+"""
 
 
 class AxisState:
-    """The state of a value along one mesh axis; immutable.
+    """State of a value along one mesh axis; immutable.
 
     Attributes:
-        parts: Of a split value, the dimensions that its parts may lie along; none where it is a device's own.
-        dims: Their numbers.
-        source: The equation that it comes from, where a message needs that.
-        reason: What is wrong.
+        parts: For a split value, the dimensions that it may be split along; empty if each device's value is
+            independent.
+        dims: The dimension numbers of `parts`.
+        source: The equation that produced it, if an error message needs it.
+        reason: What is wrong, if it is.
     """
 
     __slots__ = ("dims", "kind", "parts", "reason", "source")
@@ -49,7 +53,11 @@ class AxisState:
         return hash((self.kind, self.parts))
 
     def moved(self, place: Callable[[int], int | None]) -> set[Part]:
-        """Its parts where the dimensions have other numbers; None for one that is gone."""
+        """Return the parts with renumbered dimensions.
+
+        Args:
+            place: Old to new dimension number; None for a dimension that is removed.
+        """
         return {(int(to), low, high) for dim, low, high in self.parts if (to := place(dim)) is not None}
 
     def __repr__(self) -> str:
@@ -61,8 +69,11 @@ ZERO, CONSTANT, WHOLE, PARTIAL, UNKNOWN = map(
 )
 
 LONE = AxisState(Kind.PARTIAL)
-"""The sum over a split dimension of which each device has a single element: a term, or, since JAX transposes a broadcast along
-such a dimension to a sum, that element. It equals `PARTIAL`, and counts as one until it meets a device's own part."""
+"""The sum over a split dimension with a single element per device.
+
+It is either a term of a sum or, since JAX transposes a broadcast along such a dimension to a sum, that
+element. It equals `PARTIAL`, and counts as partial until it is combined with a split value.
+"""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,7 +82,9 @@ def _split(parts: frozenset[Part]) -> AxisState:
 
 
 def split(along: Iterable[int | Part], source: Any = None) -> AxisState:
-    """Split along some of these dimensions, or parts of them; along none, a device's own."""
+    """Return a state split along some of these dimensions, or parts of them; along none, each device's value
+    is independent.
+    """
     parts = frozenset(part if isinstance(part, tuple) else (int(part), 1, 0) for part in along)
     return AxisState(Kind.SPLIT, parts, source) if source is not None and not parts else _split(parts)
 
@@ -81,11 +94,12 @@ def wrong(source: Any, reason: str) -> AxisState:
 
 
 def is_own(state: AxisState) -> bool:
+    """Return whether each device's value is independent of the others."""
     return state.kind is Kind.SPLIT and not state.dims
 
 
 def of(holds: ValueState, dim: int) -> AxisState:
-    """The state that a mark declares, of what is split along `dim` if it is split."""
+    """Return the state that a mark asserts; `dim` is the dimension of a split value."""
     if holds is ValueState.SPLIT:
         return split((dim,))
     return {
@@ -97,12 +111,12 @@ def of(holds: ValueState, dim: int) -> AxisState:
 
 
 def worst(states: Iterable[AxisState]) -> AxisState | None:
-    """The first one that is wrong."""
+    """Return the first state that is wrong, if any."""
     return next((state for state in states if state.kind is Kind.WRONG), None)
 
 
 def together(states: Iterable[AxisState]) -> AxisState:
-    """Of a value that each element of depends on the same elements of values in these states, none of them partial."""
+    """Combine the states of operands of an elementwise operation, none of them partial."""
     kinds = {state.kind: state for state in states}
     if Kind.WRONG in kinds:
         return kinds[Kind.WRONG]
@@ -120,7 +134,7 @@ def _union(states: Iterable[AxisState]) -> AxisState:
 
 
 def join_states(a: AxisState, b: AxisState, source: Any) -> AxisState:
-    """Of a value that is one or the other, as a loop's carry or the result of branches."""
+    """Join the states of a value that is one of two, such as a loop's carry or the result of branches."""
     if a is b or a == b or b.kind is Kind.ZERO or a.kind is Kind.WRONG:
         return a
     if a.kind is Kind.ZERO or b.kind is Kind.WRONG:
@@ -134,7 +148,7 @@ def join_states(a: AxisState, b: AxisState, source: Any) -> AxisState:
 
 
 def describe_state(state: AxisState) -> str:
-    """As a message says it."""
+    """Format a state for an error message."""
     return {
         Kind.ZERO: "zero",
         Kind.CONSTANT: "the same constant on every device",

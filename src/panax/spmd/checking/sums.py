@@ -1,7 +1,7 @@
-"""Rules for sums and moves inside a device: contractions, reductions, and reading and writing at computed places.
+"""Rules for contractions, reductions, and reads and writes at computed indices.
 
-A sum over a dimension that is split gives a term of the sum over the whole dimension. Whole numbers are left out of that: counts
-of a device's own rows say where those rows are, and are rarely added up.
+A sum over a split dimension produces a term of the sum over the whole dimension. Integers are exempt: counts
+of a device's rows say where its rows are, and are rarely added up over devices.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def infer_reduction(equation: Any, states: States) -> AxisState:
 
 
 def _summed(equation: Any, left: set[Part]) -> AxisState:
-    """A sum over all but these of the dimensions that the parts lie along."""
+    """Return the state of a sum over split dimensions, of which the parts `left` remain."""
     if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
         return split(left, equation)
     return PARTIAL
@@ -39,7 +39,7 @@ def extreme(equation: Any, states: States) -> AxisState | list[AxisState]:
 
 
 def infer_contraction(equation: Any, states: States) -> AxisState:
-    """A product of arrays, summed over the dimensions that the first two lists name."""
+    """Infer the state of a `dot_general`."""
     (left_sum, right_sum), (left_batch, right_batch) = contracted_dims(equation)
     ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
     return product_of(
@@ -48,6 +48,13 @@ def infer_contraction(equation: Any, states: States) -> AxisState:
 
 
 def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> AxisState:
+    """Infer the state of a contraction of the first two operands.
+
+    Args:
+        summed: For each operand, the contracted dimensions.
+        batch: For each operand, the batch dimensions.
+        ranks: The operands' numbers of dimensions.
+    """
     left, right = states[:2]
     found = worst((left, right))
     if found is not None:
@@ -91,13 +98,14 @@ def infer_slice(equation: Any, states: States) -> AxisState:
     before, after = equation.invars[0].aval.shape, slice_sizes(equation)
     moved = {dim for dim, place in enumerate(places) if place.kind not in FIXED and after[dim] < before[dim]}
     if operand.kind is Kind.SPLIT:
-        # Each device's own rows of its part; at other places than its part's, a value of its own.
+        # Rows that each device reads within the split dimension stay split along it; otherwise the devices'
+        # results are unrelated.
         return operand if moved <= operand.dims else split((), equation)
     return split(moved, equation)
 
 
 def infer_slice_update(equation: Any, states: States) -> AxisState:
-    """A slice that is written into an array."""
+    """Infer the state of an array after a slice is written into it."""
     operand, update, *places = states
     found = worst(states)
     if found is not None:
@@ -117,7 +125,7 @@ def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
 
 
 def infer_gather(equation: Any, states: States) -> AxisState:
-    """Rows of an array, by their numbers."""
+    """Infer the state of rows of an array read by index."""
     operand, numbers = states[:2]
     found = worst((operand, numbers))
     if found is not None:
@@ -142,7 +150,7 @@ def infer_gather(equation: Any, states: States) -> AxisState:
 
 
 def infer_scatter(equation: Any, states: States) -> AxisState:
-    """Rows written, or added, at computed places."""
+    """Infer the state of an array after rows are written, or added, at computed indices."""
     operand, numbers, updates = states[:3]
     found = worst((operand, numbers, updates))
     if found is not None:
@@ -174,7 +182,9 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
 
 
 def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[int], set[int]]:
-    """Split dimensions of the updates that are places, and of the operand that whole windows of these lie along."""
+    """Return the split dimensions of the updates that are scatter indices, and those of the operand along
+    windows.
+    """
     how = dimension_numbers(equation)
     rank = len(equation.invars[2].aval.shape)
     batch = [dim for dim in range(rank) if dim not in how.update_window_dims]
@@ -189,7 +199,7 @@ def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[
 
 
 def foreign(equation: Any, states: States) -> AxisState | list[AxisState]:
-    """Panax's own kernels on CPU."""
+    """Infer the state of a custom call by one of Panax's CPU kernels."""
     target = foreign_target(equation)
     if target.startswith("panax_product_"):
         first, second = target.removeprefix("panax_product_")

@@ -1,6 +1,7 @@
-"""Rules for operations on values: what an element of the result depends on, and whether sums may be put off past it.
+"""Rules for elementwise and other operations: which elements a result depends on, and whether it is linear.
 
-A term of a sum over devices stays one through what is linear. Anything else must wait until the sum is made.
+A term of a sum over devices stays one under linear operations. Any other operation must wait until the sum is
+complete.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ FIXED = (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE)
 
 
 def nonlinear(equation: Any, states: States) -> AxisState:
-    """Each element depends on the same element of each operand."""
+    """Infer the state if each element depends on the same element of each operand."""
     for state in states:
         if state.kind is Kind.PARTIAL:
             return wrong(
@@ -43,7 +44,7 @@ def nonlinear(equation: Any, states: States) -> AxisState:
 
 
 def unknown(equation: Any, states: States) -> AxisState:
-    """Of a primitive that has no rule."""
+    """Infer the state for a primitive without a rule."""
     if any(state.kind is Kind.PARTIAL for state in states):
         return wrong(
             equation,
@@ -55,7 +56,10 @@ def unknown(equation: Any, states: States) -> AxisState:
 
 
 def linear(equation: Any, states: States) -> AxisState:
-    """Linear in the first operand, whose dimensions may move; the others say where."""
+    """Infer the state for an operation that is linear in its first operand and may move its dimensions.
+
+    The other operands are indices or padding.
+    """
     first, *rest = states
     if len(states) > 1:
         found = worst(states)
@@ -69,7 +73,8 @@ def linear(equation: Any, states: States) -> AxisState:
     if move is None:
         return first
     parts = move(equation, first)
-    # A dimension of which a device holds one index may be dropped: it is then not seen what it was.
+    # The split dimension was dropped, as can happen if each device holds one index of it; nothing is known
+    # after that.
     return split(parts) if parts else UNKNOWN
 
 
@@ -81,7 +86,9 @@ def infer_convert(equation: Any, states: States) -> AxisState:
 
 
 def infer_add(equation: Any, states: States) -> AxisState:
-    """A sum of terms is one; a whole value that is added to a term is counted once for each device."""
+    """Infer the state of a sum: terms stay terms, but a whole value added to a term would count once per
+    device.
+    """
     live = [state for state in states if state.kind is not Kind.ZERO]
     if not live:
         return ZERO
@@ -127,7 +134,7 @@ def infer_divide(equation: Any, states: States) -> AxisState:
 
 
 def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
-    """A term times a factor that may be a term itself."""
+    """Infer the state of a term times a factor that may itself be a term."""
     if factor.kind in FIXED:
         return term
     if factor.kind in (Kind.WRONG, Kind.UNKNOWN) or (term is LONE and factor.kind is Kind.SPLIT):
@@ -174,7 +181,7 @@ def zeros(equation: Any, states: States) -> AxisState:
 
 
 def several(equation: Any, states: States) -> list[AxisState]:
-    """Linear, to several results."""
+    """Infer the states of an operation that is linear and has several results."""
     return [linear(equation, states)] * len(equation.outvars)
 
 

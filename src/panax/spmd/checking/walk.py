@@ -1,7 +1,8 @@
-"""Follows the values of one device's program, for one mesh axis, from what a `shard_map` hands in to what it hands out.
+"""Inference of states through one device's program along one mesh axis, from a `shard_map`'s inputs to its
+results.
 
-A value that is wrong is not an error yet: what nobody reads is harmless, and a mark after a trusted piece of code sets it right.
-It is reported where it reaches a result, with the equation where it went wrong.
+A value in a wrong state is not yet an error: it may never be read, or a mark after trusted code may correct
+it. It is reported where it reaches a result or a checked mark, with the equation at which it went wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,16 +29,17 @@ from .values import FIXED, unknown
 
 RULES = values.RULES | sums.RULES
 MOST_ROUNDS = 12
-"""Of a loop's body until its carry stays as it is: states only climb, so few are needed."""
+"""Maximum passes over a loop's body until its carry is stable; states only increase, so few are needed."""
 
 
 class ShardingFinding(NamedTuple):
-    """Something that is not what it should be.
+    """A value in a wrong state.
 
     Attributes:
-        what: Which value, as a message names it.
+        what: Name of the value, for messages.
         reason: What is wrong with it.
-        source: The equation that it comes from.
+        axis: The mesh axis.
+        source: The equation that produced it.
     """
 
     what: str
@@ -47,21 +49,21 @@ class ShardingFinding(NamedTuple):
 
 
 class Walk:
-    """Over one program for one mesh axis.
+    """Inference over one program along one mesh axis.
 
     Attributes:
-        findings: By the place in the program that they were found at.
+        findings: By the id of the equation at which they were found.
     """
 
     def __init__(self, axis: str):
         self.axis = axis
         self.findings: dict[int, ShardingFinding] = {}
         self._known: dict[tuple[int, tuple[AxisState, ...]], list[AxisState]] = {}
-        # Held, so that no other jaxpr gets the number of one that is known.
+        # Held so that no other jaxpr can be given the id of a cached one.
         self._held: list[Any] = []
 
     def run(self, program: Any, states: Sequence[AxisState]) -> list[AxisState]:
-        """The states of a jaxpr's results."""
+        """Return the states of a jaxpr's results; cached by jaxpr and input states."""
         jaxpr = open_jaxpr(program)
         key = (id(jaxpr), tuple(states))
         found = self._known.get(key)
@@ -137,7 +139,7 @@ class Walk:
     def _settled(
         self, once: Any, carry: Sequence[AxisState], equation: Any
     ) -> tuple[list[AxisState], Sequence[AxisState]]:
-        """The carry's states when another round changes none of them."""
+        """Iterate a loop's body until the states of its carry no longer change."""
         now, others = list(carry), ()
         for _ in range(MOST_ROUNDS):
             after, others = once(now)
@@ -165,7 +167,7 @@ def _literal(literal: Any) -> AxisState:
 
 
 def _moved(state: AxisState, by: int) -> AxisState:
-    """A row of a stacked value, or a stack of rows."""
+    """Return the state of a row of a stacked value (`by` = -1), or of a stack of rows (1)."""
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
     parts = state.moved(lambda dim: dim + by if dim + by >= 0 else None)
@@ -173,7 +175,7 @@ def _moved(state: AxisState, by: int) -> AxisState:
 
 
 def _chosen(test: AxisState, state: AxisState, equation: Any) -> AxisState:
-    """What a branch or a loop gives that `test` decides on."""
+    """Return the state of a branch's or loop's result that depends on the condition `test`."""
     if test.kind in FIXED or state.kind in (Kind.ZERO, Kind.UNKNOWN, Kind.WRONG):
         return state
     if test.kind is Kind.WRONG:
@@ -182,7 +184,7 @@ def _chosen(test: AxisState, state: AxisState, equation: Any) -> AxisState:
 
 
 def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[AxisState]:
-    """What a `shard_map` hands in."""
+    """Yield the states of a `shard_map`'s inputs."""
     for spec in specs:
         dims = [dim for dim, names in enumerate(spec) if axis in _names(names)]
         yield split(dims) if dims else WHOLE
@@ -191,7 +193,7 @@ def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[AxisState]
 def wrong_results(
     states: Sequence[AxisState], specs: Sequence[Any], axis: str, jaxpr: Jaxpr
 ) -> Iterator[ShardingFinding]:
-    """The results that are not what a `shard_map`'s specs say."""
+    """Yield the results with states that do not match a `shard_map`'s specs."""
     made: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     for number, (state, spec) in enumerate(zip(states, specs)):
         if state.kind is Kind.WRONG:
