@@ -1,4 +1,6 @@
-"""Agents that learn by acting: each is a `panax.core.CollectingTask`, trained by the same step and loop as every other task."""
+"""Reinforcement-learning agents; each is a `panax.core.CollectingTask`, trained by the same step and loop as
+other tasks.
+"""
 
 from .advantages import Advantages, gae
 from .agent import Agent

@@ -1,4 +1,4 @@
-"""Generalised advantages, in which a time limit is not a death."""
+"""Generalised advantage estimation that distinguishes truncation (a time limit) from termination."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float
 
 
 class Advantages(NamedTuple):
-    """What each step of a rollout was worth.
+    """Advantages and value targets of each step of a rollout.
 
     Attributes:
-        advantage: How much more than the state's value.
-        target: What the state's value is to be: the advantage with the value that was predicted.
+        advantage: Estimated return minus the state's predicted value.
+        target: Target of the state's value: the advantage plus the predicted value.
     """
 
     advantage: Float[Array, "time environment"]
@@ -29,16 +29,17 @@ def gae(
     discount: float,
     trace: float,
 ) -> Advantages:
-    """Advantages as sums of temporal differences, each `discount * trace` times what follows it, up to an episode's end.
+    """Compute advantages as sums of temporal differences, decayed by `discount * trace` per step up to the
+    episode's end.
 
-    A step that terminates its episode is followed by the value 0. One that truncates it is followed by the value of the state
-    that it led to, which the time limit says nothing of; only the sum ends there.
+    The next value of a step that terminates its episode is 0. A step that truncates it bootstraps from the
+    value of the next state, since a time limit does not affect that value; only the sum ends there.
 
     Args:
         value: Predicted for the state before each step.
         next_value: Predicted for the state that each step led to, before any reset.
-        discount: Of the value one step later.
-        trace: 0 counts one difference alone, 1 all rewards to the episode's end.
+        discount: Discount factor per step (gamma).
+        trace: Lambda: 0 uses a single temporal difference, 1 all rewards to the episode's end.
 
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438), equation 16.
 

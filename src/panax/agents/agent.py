@@ -1,4 +1,4 @@
-"""`Agent`: where an agent acts, for how long, and how it is evaluated."""
+"""`Agent`: the base of agents, with their environments, rollout lengths and evaluation."""
 
 import abc
 import dataclasses
@@ -18,11 +18,11 @@ class Agent(Validated, CollectingTask):
     """A task that acts in `environments` copies of an environment, and is evaluated by whole episodes.
 
     Attributes:
-        environments: All devices together.
-        steps: Of each environment in one collection.
-        collections: In one step of the run, which is one call of the compiled program.
-        evaluation_episodes: How many an evaluation plays.
-        evaluation_steps: At most so many steps each.
+        environments: Number of environments, over all devices.
+        steps: Steps of each environment in one collection (rollout).
+        collections: Collections in one step of the run, which is one call of the compiled program.
+        evaluation_episodes: Number of episodes per evaluation.
+        evaluation_steps: Maximum number of steps of each of these episodes.
     """
 
     environment: Environment
@@ -60,11 +60,11 @@ class Agent(Validated, CollectingTask):
 
     @abc.abstractmethod
     def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
-        """How an evaluation acts in `rows` environments, and what it remembers at first."""
+        """Return the policy that evaluations run in `rows` environments, and its initial memory."""
 
     @abc.abstractmethod
     def losses(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        """What an update minimises, of a minibatch."""
+        """Compute the loss and metrics of a minibatch."""
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if train:

@@ -1,4 +1,4 @@
-"""`Dqn`: values of actions learned from a replay buffer, as a task."""
+"""`Dqn`: deep Q-learning from a replay buffer, as a task."""
 
 import dataclasses
 from typing import Any
@@ -17,23 +17,23 @@ from .replay import Replay
 
 
 class DqnParameters(Module):
-    """What is trained: a network whose numbers are the values of actions."""
+    """The trained parameters of DQN: a network that outputs the values of actions."""
 
     policy: Module
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dqn(OffPolicy):
-    """Deep Q-learning (arXiv:1312.5602) with a target network; double and dueling, if asked for.
+    """Deep Q-learning (arXiv:1312.5602) with a target network; optionally double and dueling.
 
     Attributes:
-        policy: The network: its numbers are values of actions. What it says of the state's value counts if `dueling`.
-        double: The network that is trained picks the best next action, and the target network values it.
-        dueling: Values of actions are made of the state's value and of what each action adds.
-        error: "huber" for errors that count linearly beyond 1; "squared".
-        epsilon: The shares of random actions at first and at last.
-        epsilon_steps: Steps of all environments together, those of `warmup` included, over which the first share falls to the
-            last one.
+        policy: The network; it outputs the values of actions. Its state value is used only if `dueling`.
+        double: Double Q-learning: the online network selects the best next action, the target network
+            evaluates it.
+        dueling: Compute action values from the state's value and each action's advantage.
+        error: "huber" (linear beyond an error of 1) or "squared".
+        epsilon: The fractions of random actions at the start and at the end of the schedule.
+        epsilon_steps: Length of the schedule, in steps of all environments including those of `warmup`.
     """
 
     policy: Policy = PerceptronPolicy(activation="relu", first_gain=1.0)  # noqa: RUF009
@@ -78,12 +78,12 @@ class Dqn(OffPolicy):
         return params
 
     def values(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch action"]:
-        """The return that is expected of each action."""
+        """Compute the expected return of each action."""
         _, said = self.policy.act(params.policy, self.policy.first_carry(observation.shape[0]), observation)
         return duelling(said.numbers, said.value) if self.dueling else said.numbers
 
     def share_of_random(self, replay: Replay) -> Float[Array, ""]:
-        """How many actions are random now."""
+        """Return the current fraction of random actions."""
         first, last = self.epsilon
         # Converted first: the product passes 2**31 after minutes of fast environments.
         done = replay.added.astype(jnp.float32) * self.environments / self.epsilon_steps

@@ -1,4 +1,4 @@
-"""Whole episodes: what an agent is evaluated by, and what is kept of those that end while it trains."""
+"""Whole episodes: evaluation of an agent, and statistics of episodes that end during training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from ..environments import Environment, EnvironmentBatch, Transition
 from ..environments.batch import keys_of
 
 Act = Callable[[Any, Num[Array, "batch ..."], Key[Array, " batch"]], tuple[Any, Num[Array, "batch ..."]]]
-"""(what it remembers, observations, a key for each row) to what it remembers now, and actions."""
+"""A policy: a function from (memory, observations, a key for each row) to the new memory and actions."""
 
 
 class Episodes(NamedTuple):
@@ -22,7 +22,7 @@ class Episodes(NamedTuple):
     Attributes:
         total: Sum of its rewards, not discounted.
         length: Its steps.
-        finished: Whether it came to an end.
+        finished: True if the episode ended.
     """
 
     total: Float[Array, " batch"]
@@ -31,12 +31,12 @@ class Episodes(NamedTuple):
 
 
 class FinishedEpisodes(eqx.Module):
-    """Of each environment the last episode that ended in training.
+    """The last episode of each environment that ended in training.
 
     Attributes:
         total: Sum of its rewards, not discounted.
         length: Its steps.
-        any: Whether there was one.
+        any: True if an episode has ended.
     """
 
     total: Float[Array, " environment"]
@@ -50,7 +50,7 @@ class FinishedEpisodes(eqx.Module):
         )
 
     def after(self, transition: Transition) -> "FinishedEpisodes":
-        """With the episodes that a step ended."""
+        """Return the statistics updated with the episodes that a step ended."""
         ended = transition.ended
         return FinishedEpisodes(
             jnp.where(ended, transition.episode_return, self.total),
@@ -59,7 +59,9 @@ class FinishedEpisodes(eqx.Module):
         )
 
     def metrics(self) -> Metrics:
-        """The mean return and length over environments of which an episode has ended, and how many these are."""
+        """Compute the mean return and length over environments with an ended episode, and the number of
+        these.
+        """
         known = self.any.astype(jnp.float32)
         return {
             "episode_return": Mean((self.total * known).sum(), known.sum()),
@@ -75,11 +77,11 @@ def run_episodes(
     key: Key[Array, ""],
     most: int,
 ) -> Episodes:
-    """Play one episode in each of several environments, until all have ended or after `most` steps.
+    """Run one episode in each of several environments, until all have ended or for `most` steps.
 
     Args:
-        memory: What `act` remembers at first.
-        row: The number of each environment.
+        memory: The initial memory of `act`.
+        row: The index of each environment.
     """
     batch = EnvironmentBatch(environment)
     reset_key, step_key = jax.random.split(key)
@@ -108,7 +110,8 @@ def run_episodes(
 
 
 def evaluation_of(episodes: Episodes, state: Any) -> Evaluation:
-    """What `Task.loss` returns of an evaluation: the loss is the mean return with its sign changed, so that less is better.
+    """Build the result of `Task.loss` for an evaluation; the loss is the negated mean return, so that less is
+    better.
 
     `return` comes with `return_std`, and with `return_ci95`, half the width of the mean's 95 % confidence interval. Episodes
     that did not come to an end count as far as they came, and are counted in `unfinished`.

@@ -1,4 +1,6 @@
-"""`OffPolicy`: what agents have in common that learn from a replay buffer: collecting, drawing, target networks, evaluation."""
+"""`OffPolicy`: the base of agents with a replay buffer: collection, sampling, target networks and
+evaluation.
+"""
 
 import abc
 import dataclasses
@@ -38,18 +40,21 @@ _DRAWS = 0xD4A35
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicy(Agent):
-    """Act for some steps, keep them in a replay buffer, and make some updates, each of transitions drawn from all that is kept.
+    """Base of off-policy agents: act for some steps, store them in a replay buffer, and update on sampled
+    transitions.
 
-    A minibatch has as many transitions of every environment, so none leaves the device of its environment.
+    A minibatch has equally many transitions of every environment, so none leaves the device of its
+    environment.
 
     Attributes:
-        updates: After each collection.
+        updates: Number of updates after each collection.
         batch_size: Transitions in an update; a multiple of `environments`.
-        capacity: Transitions that are kept, all environments together; a multiple of `environments * steps`.
-        warmup: Steps of each environment with actions drawn evenly, which the buffer begins with; a multiple of `steps`.
-        discount: Of a value one step later.
-        target_rate: How far target networks move towards those that are trained.
-        target_period: Updates from one such movement to the next.
+        capacity: Capacity of the buffer in transitions of all environments; a multiple of `environments *
+            steps`.
+        warmup: Initial steps of each environment with uniformly random actions; a multiple of `steps`.
+        discount: Discount factor per step (gamma).
+        target_rate: Rate (tau) at which target networks move toward the trained ones.
+        target_period: Number of updates between two target updates.
     """
 
     collections: int = 64  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -85,40 +90,40 @@ class OffPolicy(Agent):
 
     @property
     def places(self) -> int:
-        """Transitions that are kept of each environment."""
+        """Capacity of the buffer per environment, in transitions."""
         return self.capacity // self.environments
 
     @abc.abstractmethod
     def networks(self, key: jax.Array) -> Module:
-        """Draw all that is trained."""
+        """Initialize all trained parameters."""
 
     @abc.abstractmethod
     def followed(self, params: Any) -> Any:
-        """The part of the parameters that target networks follow."""
+        """Return the part of the parameters that the target networks follow."""
 
     @property
     @abc.abstractmethod
     def stored_action(self) -> jax.ShapeDtypeStruct:
-        """One action as the buffer keeps it."""
+        """Return the shape and dtype of an action in the buffer."""
 
     @abc.abstractmethod
     def explorer(self, params: Params, replay: Replay) -> Explore:
-        """How to act while collecting."""
+        """Return the exploration policy of collections."""
 
     @abc.abstractmethod
     def greedy(self, params: Params, observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
-        """What an evaluation does, as the buffer would keep it."""
+        """Choose the actions of an evaluation, in the buffer's form."""
 
     def random_action(self, key: Key[Array, ""]) -> Num[Array, "..."]:
-        """An action drawn evenly, as the buffer keeps it."""
+        """Sample a uniformly random action, in the buffer's form."""
         return self.environment.action_space.sample(key)
 
     def action(self, stored: Num[Array, "batch ..."]) -> Action:
-        """What the environment takes of actions as the buffer keeps them."""
+        """Convert actions from the buffer's form to the environment's."""
         return stored
 
     def exploring_metrics(self, replay: Replay) -> Metrics:
-        """What to report of exploring."""
+        """Return the metrics of exploration."""
         return {}
 
     def init(self, key: jax.Array) -> tuple[Any, dict[str, Any]]:

@@ -31,13 +31,13 @@ from .rollouts import Actor, Rollout, RolloutState, collect_rollout, faults_of, 
 from .statistics import Statistics
 
 _LIMIT = 10.0
-"""Of normalised observations and rewards, as gymnasium and stable-baselines3 have it."""
+"""Clipping bound of normalised observations and rewards, as in gymnasium and stable-baselines3."""
 
 _MEMORY = "memory"
 
 
 class PpoParameters(Module):
-    """What is trained.
+    """The trained parameters of PPO.
 
     Attributes:
         log_deviation: Logarithms of the standard deviations of continuous actions, the same for every observation.
@@ -49,31 +49,34 @@ class PpoParameters(Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ppo(Agent):
-    """Proximal policy optimisation (arXiv:1707.06347): act for some steps, then make several passes over what was seen.
+    """Proximal policy optimisation (arXiv:1707.06347): collect a rollout, then make several passes over it.
 
-    A collection takes `steps` steps in each of `environments` environments; one step of the run is `collections` of them, each
-    with `epochs * minibatches` updates. A minibatch has as many steps of every environment, in an order drawn for each of them,
-    so no step leaves the device of its environment.
+    A collection takes `steps` steps in each of `environments` environments; one step of the run is
+    `collections` of them, each with `epochs * minibatches` updates. A minibatch has equally many steps of
+    every environment, in a random order per environment, so no step leaves the device of its environment.
 
     Attributes:
         epochs: Passes over a collection.
         minibatches: Updates in each pass.
-        piece_length: Consecutive steps that a recurrent policy is trained on at once, and its gradient goes back through.
-        discount: Of a reward one step later.
-        trace: Of generalised advantages, usually called lambda.
-        clip: How far from 1 the ratio of probabilities may profit.
-        dual_clip: Of actions worse than expected, the loss is at most this many advantages; None leaves it.
-        value_clip: How far a value may move from the old one; None leaves it.
+        piece_length: Length of truncated backpropagation through time: consecutive steps per training
+            sequence of a recurrent policy.
+        discount: Discount factor per step (gamma).
+        trace: Lambda of generalised advantage estimation.
+        clip: Clip range of the probability ratio around 1.
+        dual_clip: Bound of the loss of actions with a negative advantage, as a multiple of the advantage;
+            None for none.
+        value_clip: Clip range of a value around the old one; None for none.
         value_clip_form: See `ppo_losses.value_loss`.
-        target_divergence: Updates of a collection end when the policy's KL divergence from the old one passes 1.5 times this.
-        entropy_weight: Of the entropy that is added to what is maximised.
-        value_weight: Of half the squared error of values.
-        normalise_advantages: To mean 0 and deviation 1 in each minibatch.
-        normalise_observations: By the mean and variance of all that were seen before this collection.
-        normalise_rewards: By the deviation of the discounted return so far.
-        continuous: How numbers become continuous actions.
-        first_log_deviation: Of continuous actions.
-        evaluation_draws: Whether it draws actions as training does, in place of the likeliest one.
+        target_divergence: Updates of a collection stop once the policy's KL divergence from the old one
+            exceeds 1.5 times this.
+        entropy_weight: Coefficient of the entropy bonus.
+        value_weight: Coefficient of half the squared error of values.
+        normalise_advantages: Normalise advantages to mean 0 and deviation 1 in each minibatch.
+        normalise_observations: Normalise by the mean and variance of all observations before this collection.
+        normalise_rewards: Divide by the standard deviation of the discounted return so far.
+        continuous: Distribution of continuous actions.
+        first_log_deviation: Initial log standard deviation of continuous actions.
+        evaluation_draws: Sample actions in evaluations as in training, instead of the most likely ones.
     """
 
     policy: Policy = PerceptronPolicy()  # noqa: RUF009
@@ -129,7 +132,7 @@ class Ppo(Agent):
 
     @property
     def distribution(self) -> Distribution:
-        """Of actions."""
+        """The distribution of actions."""
         return distribution_of(self.environment.action_space, self.continuous)
 
     @property
@@ -170,7 +173,7 @@ class Ppo(Agent):
         }
 
     def actor(self, params: PpoParameters, state: Mapping[str, Any]) -> Actor:
-        """How to act with these parameters, and what was learned of observations."""
+        """Return the actor with these parameters and the observation statistics in `state`."""
         seen_so_far = state.get("observations")
 
         def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
@@ -223,7 +226,7 @@ class Ppo(Agent):
         return Collected(experience, {**kept, **of_rewards}, {}, metrics)
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
-        """What advantages are made of, and what is known of rewards now."""
+        """Return the rewards for the advantages, normalised if set, and the updated reward statistics."""
         if not self.normalise_rewards:
             return rollout.reward, {}
 
@@ -245,7 +248,7 @@ class Ppo(Agent):
         return jnp.moveaxis(apart, 2, 0)
 
     def _orders(self, key: jax.Array) -> Num[Array, "epoch environment piece"]:
-        """For each pass and environment the order of its pieces."""
+        """Draw the order of the pieces for each pass and environment."""
         drawn = jax.random.bits(key, (self.epochs, self.environments, self._pieces), jnp.uint32)
         return jnp.argsort(drawn, axis=-1)
 
@@ -276,7 +279,7 @@ class Ppo(Agent):
 
     def losses(self, params: PpoParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         structure = jax.tree.structure(self.policy.first_carry(1))
-        # By count: in the order of their names memory10 comes before memory2.
+        # By index: sorted by name, memory10 would precede memory2.
         memory = structure.unflatten([batch[f"{_MEMORY}{number}"] for number in range(structure.num_leaves)])
         said = self.policy.over_time(params.policy, memory, batch["observation"], batch["begins"])
         numbers = self.actor(params, {}).numbers(said.numbers)

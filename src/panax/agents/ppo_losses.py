@@ -1,4 +1,4 @@
-"""The losses of PPO for each step of a rollout, and what is measured of them."""
+"""The losses of PPO for each step of a rollout, and their diagnostics."""
 
 from typing import Literal
 
@@ -11,11 +11,12 @@ ValueClip = Literal["larger", "clipped"]
 
 
 def policy_loss(log_ratio: Rows, advantage: Rows, *, clip: float, dual_clip: float | None = None) -> Rows:
-    """The clipped surrogate: the smaller of the two gains, so that a step gains nothing from a ratio outside of 1 +- `clip`.
+    """Compute the clipped surrogate loss, in which a ratio outside of 1 +- `clip` gains nothing.
 
     Args:
-        log_ratio: Logarithm of the new probability of each action over that which it was drawn with.
-        dual_clip: Above 1: of actions that were worse than expected, no more than this many times the advantage is lost.
+        log_ratio: Log of each action's new probability over that with which it was sampled.
+        dual_clip: Above 1; bounds the loss of actions with a negative advantage to this multiple of the
+            advantage.
 
     Source: PPO (arXiv:1707.06347), equation 7; the dual clip is of arXiv:1912.09729, equation 5.
 
@@ -32,10 +33,10 @@ def policy_loss(log_ratio: Rows, advantage: Rows, *, clip: float, dual_clip: flo
 def value_loss(
     value: Rows, old_value: Rows, target: Rows, *, clip: float | None = None, form: ValueClip = "larger"
 ) -> Rows:
-    """Half the squared error of predicted values.
+    """Compute half the squared error of predicted values.
 
     Args:
-        clip: A value counts as no further from the old one than this; None leaves it.
+        clip: Clip range of a value around the old one; None for no clipping.
         form: "larger" takes the larger of the errors with and without clipping, as OpenAI's baselines do; "clipped" the one with
             it, as stable-baselines3 does.
 
@@ -50,7 +51,7 @@ def value_loss(
 
 
 def divergence(log_ratio: Rows) -> Rows:
-    """An estimate of the KL divergence from the old policy to the new one, which is never negative: (r - 1) - log r.
+    """Estimate the KL divergence from the old to the new policy as (r - 1) - log r, which is never negative.
 
     Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 stops by the same.
     """
@@ -58,10 +59,12 @@ def divergence(log_ratio: Rows) -> Rows:
 
 
 def outside(log_ratio: Rows, clip: float) -> Rows:
-    """1 where the ratio is clipped, else 0."""
+    """Return 1 if the ratio is clipped, else 0."""
     return (jnp.abs(jnp.expm1(log_ratio)) > clip).astype(jnp.float32)
 
 
 def explained_variance(predicted: Float[Array, "*steps"], target: Float[Array, "*steps"]) -> Float[Array, ""]:
-    """1 where values are predicted exactly, 0 where a constant would do as well; NaN where all targets are the same."""
+    """Compute the explained variance: 1 for exact predictions, 0 for a constant; NaN if all targets are
+    equal.
+    """
     return 1.0 - jnp.var(target - predicted) / jnp.var(target)

@@ -1,4 +1,4 @@
-"""What values of actions are trained towards, and the losses of DQN and SAC for each transition."""
+"""Targets of action values, and the losses of DQN and SAC for each transition."""
 
 from typing import Literal
 
@@ -14,9 +14,9 @@ ErrorForm = Literal["huber", "squared"]
 
 
 def target_of(reward: Rows, terminated: Flags, next_value: Rows, *, discount: float) -> Rows:
-    """The reward, and the discounted value of what followed unless the episode terminated there.
+    """Compute the target: the reward plus the discounted next value, unless the episode terminated.
 
-    A transition that a time limit cut is not terminated: what followed has its value.
+    A transition truncated by a time limit is not terminated: its next state has a value.
 
     >>> one = lambda x: jnp.array([x])
     >>> target_of(one(1.0), one(False), one(10.0), discount=0.5).tolist()
@@ -28,11 +28,11 @@ def target_of(reward: Rows, terminated: Flags, next_value: Rows, *, discount: fl
 
 
 def best_value(target_values: Values, own_values: Values | None = None) -> Rows:
-    """The value of the best action, by the target network.
+    """Return the target network's value of the best action.
 
     Args:
-        own_values: Of the network that is trained: the best action is then the one that it takes for the best, so that the
-            same noise neither picks an action nor values it.
+        own_values: The online network's values, which then select the best action (double Q-learning), so
+            that selection and evaluation do not share their noise.
 
     Source: Deep Reinforcement Learning with Double Q-learning (arXiv:1509.06461), equation 4.
     """
@@ -42,13 +42,13 @@ def best_value(target_values: Values, own_values: Values | None = None) -> Rows:
 
 
 def value_of(values: Values, action: Int[Array, " batch"]) -> Rows:
-    """The value of the action taken."""
-    # By a mask, not a gather: its transpose is a product, where a gather's is a scatter.
+    """Select the value of the action taken."""
+    # A mask instead of a gather: its transpose is a multiplication, that of a gather a scatter.
     return jnp.where(action[:, None] == jnp.arange(values.shape[1])[None], values, 0.0).sum(axis=-1)
 
 
 def duelling(advantage: Values, value: Rows) -> Values:
-    """Values of actions as that of the state and what each action adds to it, beside the mean of all.
+    """Combine the state's value and the advantages, less their mean, into action values.
 
     Source: Dueling Network Architectures for Deep Reinforcement Learning (arXiv:1511.06581), equation 9.
 
@@ -59,7 +59,7 @@ def duelling(advantage: Values, value: Rows) -> Values:
 
 
 def error_of(value: Rows, target: Rows, *, form: ErrorForm) -> Rows:
-    """Half the squared error, or Huber's: beyond a distance of 1, it grows linearly.
+    """Compute half the squared error, or the Huber loss, which is linear beyond an error of 1.
 
     >>> error_of(jnp.array([0.5, 3.0]), jnp.zeros(2), form="huber").tolist()
     [0.125, 2.5]
@@ -70,7 +70,8 @@ def error_of(value: Rows, target: Rows, *, form: ErrorForm) -> Rows:
 
 
 def soft_value(values: Float[Array, "critic batch"], log_prob: Rows, temperature: Float[Array, ""]) -> Rows:
-    """The value of a state whose action was drawn: the least of the critics' values, with the entropy's share.
+    """Compute a state's soft value from a sampled action: the minimum of the critics' values plus the entropy
+    term.
 
     Source: Soft Actor-Critic Algorithms and Applications (arXiv:1812.05905), equation 3.
     """
@@ -78,9 +79,10 @@ def soft_value(values: Float[Array, "critic batch"], log_prob: Rows, temperature
 
 
 def temperature_loss(log_temperature: Float[Array, ""], log_prob: Rows, *, target_entropy: float) -> Rows:
-    """What raises the temperature where the policy's entropy is below its target, and lowers it where it is above.
+    """Compute the loss that raises the temperature if the policy's entropy is below its target, and lowers it
+    if above.
 
-    Of the temperature's logarithm, as the authors' code and stable-baselines3 have it; equation 18 of arXiv:1812.05905 has the
-    temperature itself in that place.
+    It uses the temperature's logarithm, as the authors' code and stable-baselines3 do; equation 18 of
+    arXiv:1812.05905 uses the temperature itself.
     """
     return -log_temperature * jax.lax.stop_gradient(log_prob + target_entropy)

@@ -1,4 +1,4 @@
-"""`Replay`: a ring of the last transitions of each environment, which lies where the environment lies."""
+"""`Replay`: a ring buffer of each environment's last transitions, sharded like the environments."""
 
 import math
 from collections.abc import Mapping
@@ -23,10 +23,11 @@ class Experience(NamedTuple):
     """Transitions; every leaf has the same leading axes.
 
     Attributes:
-        observation: Before the step.
+        observation: The observation before the step.
         action: As the agent stores it.
-        terminated: Whether the value of `next_observation` is 0. A time limit is not a termination, and isn't kept.
-        next_observation: What the step led to, before any reset.
+        terminated: True if the value of `next_observation` is 0. A time limit is not a termination, and is
+            not stored.
+        next_observation: The observation after the step, before any reset.
     """
 
     observation: Num[Array, "..."] | Bool[Array, "..."]
@@ -41,7 +42,7 @@ class Replay(eqx.Module):
 
     Attributes:
         experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same age.
-        added: How many transitions each environment has added so far; at least 2**29 of them once it has added 2**30.
+        added: Number of transitions that each environment has added; at least 2**29 once it has added 2**30.
     """
 
     experience: Experience
@@ -49,11 +50,11 @@ class Replay(eqx.Module):
 
     @classmethod
     def create(cls, observations: Space, action: jax.ShapeDtypeStruct, environments: int, places: int) -> "Replay":
-        """A ring that is empty.
+        """Create an empty buffer.
 
         Args:
             action: One action as the agent stores it.
-            places: For each environment.
+            places: Capacity per environment, in transitions.
         """
         seen = observations.abstract
 
@@ -65,19 +66,20 @@ class Replay(eqx.Module):
 
     @property
     def places(self) -> int:
-        """For each environment."""
+        """Capacity per environment, in transitions."""
         return self.experience.reward.shape[1]
 
     @property
     def kept(self) -> Int[Array, ""]:
-        """How many transitions of each environment are kept now."""
+        """Number of transitions per environment that are currently stored."""
         return jnp.minimum(self.added, self.places)
 
     def adding(self, experience: Experience) -> "Replay":
-        """With transitions in the place of the oldest ones.
+        """Return the buffer with the oldest transitions replaced by new ones.
 
         Args:
-            experience: (time, environment, ...), as many steps as divide the ring, each time.
+            experience: (time, environment, ...); the number of steps must divide the capacity and be the same
+                every time.
         """
         steps = experience.reward.shape[0]
         assert self.places % steps == 0
@@ -89,7 +91,9 @@ class Replay(eqx.Module):
         return Replay(jax.tree.map(put, self.experience, experience), self._more(steps))
 
     def adding_first(self, experience: Experience) -> "Replay":
-        """With transitions from its first place on, of any number of steps up to the ring's own; only of an empty one."""
+        """Return an empty buffer filled from its start with transitions of any number of steps up to its
+        capacity.
+        """
 
         def put(ring: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), 0, axis=1)
@@ -102,10 +106,10 @@ class Replay(eqx.Module):
         return jnp.where(added >= _FAR, added - rounds, added)
 
     def drawn(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
-        """Transitions drawn evenly, with replacement: `each` of every environment, so that none leaves its device.
+        """Sample transitions uniformly with replacement, `each` per environment: none leaves its device.
 
         Args:
-            row: The number of each environment among all, from which its random bits come.
+            row: The global index of each environment, which seeds its random bits.
 
         Returns:
             Leaves of environment * each rows.
@@ -121,16 +125,17 @@ class Replay(eqx.Module):
 
 
 def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None, *, runs: tuple[int, ...] = ()) -> None:
-    """See that a ring fits beside nothing else into the memory of its devices.
+    """Check that a buffer alone fits in the memory of its devices.
 
     Args:
-        replay: Abstract, of one run.
-        shardings: One for each of its leaves.
-        free_bytes: On a device; None to ask it, or of a CPU the system.
-        runs: The sizes of further axes before a leaf's own: so many rings lie side by side.
+        replay: The abstract buffer of one run.
+        shardings: The sharding of each leaf.
+        free_bytes: Free memory of a device; None to query the device, or the system for a CPU.
+        runs: Sizes of additional leading axes, for the buffers of several runs.
 
     Raises:
-        RecipeError: It does not fit; names both sizes, and how many transitions would fit.
+        RecipeError: It does not fit; the message has both sizes, and the number of transitions that would
+            fit.
     """
     leaves, each = jax.tree.leaves(replay.experience), jax.tree.leaves(shardings.experience)
     needed = sum(
@@ -153,7 +158,7 @@ def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None, 
 
 
 def _free_bytes(sharding: Any) -> int | None:
-    """On the first of this process's devices; None where it does not say."""
+    """Return the free memory of this process's first device, or None if it is unknown."""
     devices = sorted(sharding.addressable_devices, key=lambda device: device.id)
     if not devices:
         return None
@@ -164,5 +169,5 @@ def _free_bytes(sharding: Any) -> int | None:
 
 
 def as_leaves(experience: Experience) -> Mapping[str, jax.Array]:
-    """The leaves of a batch."""
+    """Convert transitions to the leaves of a batch."""
     return experience._asdict()

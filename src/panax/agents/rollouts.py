@@ -1,4 +1,4 @@
-"""Acting for some steps in all environments with a policy that does not change meanwhile."""
+"""Rollouts: several steps in all environments with a fixed policy."""
 
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ CHECKS = (
 
 
 class RolloutState(eqx.Module):
-    """Where acting goes on; every leaf has the leading axis `environment`.
+    """The state from which the next rollout continues; every leaf has the leading axis `environment`.
 
     Attributes:
-        ongoing: The episodes under way.
-        memory: What the policy remembers.
-        begins: Whether the observation that is acted on next is an episode's first.
+        ongoing: State of the current episodes.
+        memory: The policy's memory.
+        begins: True if the next observation is an episode's first.
         finished: The last episode of each environment that ended.
     """
 
@@ -44,17 +44,18 @@ class RolloutState(eqx.Module):
 
 
 class Rollout(NamedTuple):
-    """What was seen and done; every leaf is (time, environment, ...).
+    """The transitions of a rollout; every leaf is (time, environment, ...).
 
     Attributes:
-        observation: As the environment gave it.
-        memory: Of the policy, before the step.
-        begins: Whether `observation` is an episode's first.
-        drawn: What the distribution drew.
-        log_prob: Of that.
-        value: Predicted for `observation`.
-        final_observation: What the step led to, before any reset.
-        final_value: Predicted for that where the policy is recurrent; else 0, to be found afterwards in one pass.
+        observation: The environment's observation, unprocessed.
+        memory: The policy's memory before the step.
+        begins: True if `observation` is an episode's first.
+        drawn: The sample of the distribution.
+        log_prob: Log probability of the sample.
+        value: Predicted value of `observation`.
+        final_observation: The next observation, before any reset.
+        final_value: Its predicted value if the policy is recurrent; else 0, to be computed afterwards in one
+            pass.
     """
 
     observation: Num[Array, "time environment ..."]
@@ -71,11 +72,11 @@ class Rollout(NamedTuple):
 
 
 class Actor(NamedTuple):
-    """How to act: a policy with its parameters.
+    """A policy with its parameters.
 
     Attributes:
-        seen: What the policy sees of an observation, such as a normalised one.
-        numbers: Of the distribution, from those that the policy gives.
+        seen: Function from an observation to the policy's input, such as its normalisation.
+        numbers: Function from the policy's outputs to the distribution's parameters.
     """
 
     policy: Policy
@@ -130,10 +131,10 @@ def collect_rollout(
 
 
 def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environment"]:
-    """The value of what each step led to, before any reset.
+    """Return the value of each step's next state, before any reset.
 
-    Where an episode goes on it is the value that the next step was taken with. Those of states in which an episode was cut are
-    found in one more pass, which is left out where none was.
+    If the episode continues, it is the value recorded at the next step. Values of the states in which
+    episodes were truncated are computed in one more pass, which is skipped if there are none.
     """
     if actor.policy.recurrent:
         return rollout.final_value
@@ -145,7 +146,7 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
     following = jnp.concatenate([rollout.value[1:], last[None]])
 
     def of_cut() -> Float[Array, "time environment"]:
-        # Environments first: what lies split over devices stays in its place.
+        # Environments first: the axis that is sharded over devices stays in place.
         apart = rollout.final_observation.swapaxes(0, 1)
         found = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
         return jnp.where(rollout.truncated, found.T, following)
@@ -154,10 +155,10 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
 
 
 def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> DataChecks:
-    """Whether the environment gave numbers that nothing can be learned from.
+    """Check rewards and observations for values that can't be learned from.
 
     Args:
-        observation: What steps led to, before any reset.
+        observation: Next observations, before any reset.
     """
 
     def worst(values: Num[Array, "..."]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`Sac`: a soft actor with critics, learned from a replay buffer, as a task."""
+"""`Sac`: soft actor-critic from a replay buffer, as a task."""
 
 import dataclasses
 import math
@@ -20,20 +20,20 @@ from .q_losses import soft_value, target_of, temperature_loss
 from .replay import Replay
 
 _NARROWEST, _WIDEST = -20.0, 2.0
-"""Of logarithms of standard deviations."""
+"""Bounds of the log standard deviations."""
 
 
 class Critics(Module):
-    """Networks that each value an action in a state."""
+    """The critic networks, each of which estimates the value of an action in a state."""
 
     each: tuple[Layers, ...]
 
 
 class SacParameters(Module):
-    """What is trained.
+    """The trained parameters of SAC.
 
     Attributes:
-        log_temperature: Logarithm of what a nat of entropy is worth in rewards.
+        log_temperature: Logarithm of the temperature: the reward per nat of entropy.
     """
 
     actor: Module
@@ -43,19 +43,19 @@ class SacParameters(Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sac(OffPolicy):
-    """The soft actor-critic (arXiv:1812.05905): twin critics, a squashed Gaussian, and a temperature that keeps its entropy.
+    """Soft actor-critic (arXiv:1812.05905): twin critics, a squashed Gaussian policy and a tuned temperature.
 
-    One update moves actor, critics and temperature at once, each by its own loss at the parameters before it; the authors' code
-    updates the critics first. The optimizer's learning rate is that of all three.
+    One update changes actor, critics and temperature together, each by its loss at the parameters before the
+    update; the authors' code updates the critics first. All three use the optimizer's learning rate.
 
     Attributes:
-        policy: Of the actor: means, and logarithms of standard deviations in [-20, 2]. What it says of the state's value is not
-            used.
-        critic_hidden: Widths of the critics' layers before the last one.
-        critic_activation: Behind each of them.
-        target_entropy: What the temperature keeps the entropy at, in nats, of actions in [-1, 1]; None for minus the number of an
-            action's elements.
-        first_temperature: Where the temperature begins.
+        policy: The actor's network; it outputs means, and log standard deviations in [-20, 2]. Its state
+            value is not used.
+        critic_hidden: Hidden widths of the critics.
+        critic_activation: Activation after each hidden layer of the critics.
+        target_entropy: Target entropy for tuning the temperature, in nats, of actions in [-1, 1]; None for
+            minus the number of an action's elements.
+        first_temperature: Initial temperature.
     """
 
     policy: Policy = PerceptronPolicy(activation="relu")  # noqa: RUF009
@@ -85,7 +85,7 @@ class Sac(OffPolicy):
 
     @property
     def distribution(self) -> SquashedGaussian:
-        """Of actions."""
+        """The distribution of actions."""
         space = self.environment.action_space
         assert isinstance(space, Box)
         return SquashedGaussian(space=space)
@@ -117,7 +117,7 @@ class Sac(OffPolicy):
         return params.critics
 
     def numbers(self, params: SacParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch number"]:
-        """Means, and logarithms of standard deviations."""
+        """Compute the means and log standard deviations of actions."""
         _, said = self.policy.act(params.actor, self.policy.first_carry(observation.shape[0]), observation)
         mean, log_deviation = jnp.split(said.numbers, 2, axis=-1)
         return jnp.concatenate([mean, jnp.clip(log_deviation, _NARROWEST, _WIDEST)], axis=-1)
@@ -125,7 +125,7 @@ class Sac(OffPolicy):
     def values(
         self, critics: Critics, observation: Num[Array, "batch ..."], unit: Float[Array, "batch element"]
     ) -> Float[Array, "critic batch"]:
-        """What each critic expects of an action.
+        """Compute each critic's value of an action.
 
         Args:
             unit: The action, in [-1, 1].
@@ -177,7 +177,7 @@ class Sac(OffPolicy):
     def _drawn(
         self, params: SacParameters, observation: Num[Array, "batch ..."], keys: jax.Array
     ) -> tuple[Float[Array, "batch element"], Float[Array, " batch"]]:
-        """Actions in [-1, 1], and the logarithms of their densities; gradients go through both."""
+        """Sample actions in [-1, 1] and return them with their log densities; both are differentiable."""
         numbers = self.numbers(params, observation)
         drawn = self.distribution.draw(numbers, keys)
         return jnp.tanh(drawn), self.distribution.log_prob(numbers, drawn)

@@ -1,4 +1,6 @@
-"""What crosses the slow network: compressed reductions with error feedback."""
+"""Communication over slow networks: compressed gradient reductions with error feedback, delayed gradients,
+local steps, and islands.
+"""
 
 from .settings import Comms, Islands
 from .wires import WIRES, Cast, Coded, Wire, register_wire

@@ -1,7 +1,8 @@
-"""Which islands' updates count at a meeting: those that are whole, finite, of this model, and not far larger than usual.
+"""Admission of islands' updates to a round: those that are complete, finite, of this model, and not far
+larger than usual.
 
-Whoever decides a round asks this for all, and writes down the answer with its reasons; all others read it, so every island
-leaves out the same ones.
+The island that decides a round applies these checks to all updates and records the result with its reasons.
+All other islands read the record, so every island omits the same updates.
 """
 
 import math
@@ -20,18 +21,20 @@ from ..system.binary_reader import number_at
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 FACTOR = 16.0
-"""An update is too large if its norm is so many times the largest of the last rounds, and of the smaller half of this one."""
+"""An update is too large if its norm exceeds this multiple of the largest norm of recent rounds and of this
+round's smaller half.
+"""
 
 _MOST_HEADER_BYTES = 1 << 28
 
 
 class Update(NamedTuple):
-    """What an island has moved by, whole.
+    """A complete update of an island: how far its parameters have moved.
 
     Attributes:
-        digest: Of the bytes that it wrote.
-        base: The digest of what it began from.
-        arrays: As they travelled.
+        digest: Digest of the file's bytes.
+        base: Digest of the parameters that the island started from.
+        arrays: The arrays as sent, possibly encoded.
     """
 
     digest: str
@@ -40,7 +43,7 @@ class Update(NamedTuple):
 
 
 def digest_of(arrays: Arrays) -> str:
-    """A digest of numbers by name, their types and shapes included."""
+    """Return a digest of arrays by name, including their dtypes and shapes."""
     found = xxhash.xxh3_64()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -50,10 +53,11 @@ def digest_of(arrays: Arrays) -> str:
 
 
 def whole(data: bytes) -> Update:
-    """The update in a safetensors file, or what was agreed on: its arrays are those that its writer named a digest of.
+    """Parse an update, or the result of a round, from a safetensors file, and verify the digest in its
+    header.
 
     Raises:
-        ValueError: It is torn, damaged, or something else.
+        ValueError: The file is truncated, damaged, or something else.
     """
     size = number_at(data, 0, "<Q")
     if not 0 < size <= min(len(data) - 8, _MOST_HEADER_BYTES):
@@ -71,10 +75,10 @@ def whole(data: bytes) -> Update:
 
 
 def norm_of(moved: Mapping[str, npt.NDArray[np.float32]]) -> float:
-    """The Euclidean norm of an update.
+    """Return the Euclidean norm of an update.
 
     Raises:
-        ValueError: A number in it is not finite.
+        ValueError: An element is not finite.
     """
     total = 0.0
     for name, array in moved.items():
@@ -86,11 +90,11 @@ def norm_of(moved: Mapping[str, npt.NDArray[np.float32]]) -> float:
 
 
 def too_large(norms: Mapping[Any, float], history: Sequence[float]) -> dict[Any, str]:
-    """Which updates are far larger than usual, and why.
+    """Return the updates that are far larger than usual, with the reasons.
 
     Args:
-        norms: Of the updates of a round.
-        history: Of those that counted in the rounds before it.
+        norms: Norms of a round's updates.
+        history: Norms of the updates that counted in earlier rounds.
 
     >>> too_large({0: 1.0, 1: 1e6}, [])
     {1: 'its norm is 1e+06, more than 16 times 1'}
@@ -99,10 +103,10 @@ def too_large(norms: Mapping[Any, float], history: Sequence[float]) -> dict[Any,
     """
     if not norms:
         return {}
-    # Of two, the smaller one; alone, an update is compared with the rounds before it only.
+    # The lower median: of two, the smaller one. A single update is compared only with earlier rounds.
     typical = sorted(norms.values())[(len(norms) - 1) // 2] if len(norms) > 1 else 0.0
     most = max(typical, *history, 0.0)
-    if most == 0.0:  # nothing to compare with
+    if most == 0.0:  # Nothing to compare with.
         return {}
     return {
         who: f"its norm is {norm:.3g}, more than {FACTOR:g} times {most:.3g}"

@@ -1,13 +1,13 @@
-"""Gradients that are one step late: replicas add up those of the last batch while they work on the next one.
+"""Delayed gradients: replicas reduce the gradients of the last batch while they compute those of the next.
 
     step t     sum over replicas of the gradients of batch t - 1  ->  update
                gradients of batch t                                ->  kept until step t + 1
 
-Neither line waits for the other, so what travels over the slow network has a whole step's work to hide behind. The price is that
-a gradient is taken at parameters that are one update older than those it changes. The correction takes it where these will
-probably be: at the parameters and once more their last update.
+Neither line waits for the other, so communication over the slow network overlaps with the work of a whole
+step. The price is that gradients are computed at parameters one update older than those that they change. The
+correction computes them where the parameters are predicted to be: at the parameters plus their last update.
 
-Source: arXiv:1809.02839 (prediction of weights).
+Source: arXiv:1809.02839 (weight prediction).
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ from .owed import each
 from .settings import Comms
 
 Terms = Mapping[str, jax.Array]
-"""By parameter each replica's term of a gradient, with replicas' dimensions in front."""
+"""Parameter name to each replica's partial gradient, with the replicas' dimensions leading."""
 
 Lying = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
 
 
 class Delayed(eqx.Module):
-    """The gradient of the last batch, and what is known of that batch.
+    """The gradient of the last batch, and facts about that batch.
 
     Attributes:
-        terms: Summed over the fast axes, not yet over the slow ones.
-        begun: Whether there was a last batch.
-        teaches: Whether it may change anything: something counted in it, and its loss was finite.
-        moved: By parameter the last update, with `delay_correction` only.
+        terms: Gradients summed over the fast axes, but not yet over the slow ones.
+        begun: True if there was a last batch.
+        teaches: True if it may change the parameters: its loss was finite and something in it counted.
+        moved: Parameter name to its last update, only with `delay_correction`.
     """
 
     terms: Terms
@@ -47,7 +47,11 @@ class Delayed(eqx.Module):
 
     @classmethod
     def of_none(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "Delayed":
-        """What there is before the first step; parameters are the trainable ones."""
+        """Return the state before the first step.
+
+        Args:
+            parameters: Trainable parameters.
+        """
         terms = delayed_state_spec(comms, {name: (leaf, ()) for name, leaf in parameters.items()}, layout)
         moved = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in parameters.items()}
         return cls(
@@ -58,7 +62,7 @@ class Delayed(eqx.Module):
         )
 
     def ahead(self, params: Any, trainable: Any) -> Any:
-        """The parameters that gradients are taken at."""
+        """Return the parameters at which to compute gradients."""
         if self.moved is None:
             return params
         moved = self.moved
@@ -69,11 +73,13 @@ class Delayed(eqx.Module):
         return jax.tree.structure(params).unflatten(leaves)
 
     def after(self, terms: Terms, teaches: jax.Array, before: Any, params: Any) -> "Delayed":
-        """What the next step is to see.
+        """Return the state for the next step.
 
         Args:
-            before: The trainable parameters as they were.
-            params: As they are now.
+            terms: This step's gradients.
+            teaches: Whether this step's batch may change the parameters.
+            before: Trainable parameters before the update.
+            params: Parameters after it.
         """
         moved = None
         if self.moved is not None:
@@ -85,10 +91,10 @@ class Delayed(eqx.Module):
 def delayed_state_spec(
     comms: Comms, parameters: Mapping[str, tuple[jax.ShapeDtypeStruct, Axes]], layout: Layout
 ) -> Lying:
-    """What is kept of each gradient until the next step, by name: shape and logical axes.
+    """Return, by parameter name, the shape and logical axes of the gradient kept until the next step.
 
     Args:
-        parameters: Trainable ones, name to (array, logical axes).
+        parameters: Trainable parameters, name to (array, logical axes).
     """
     front = tuple(layout.sizes[axis] for axis in comms.over)
     return {

@@ -1,7 +1,8 @@
-"""Parameters in fragments, which agree at different steps (streaming DiLoCo).
+"""Partition of the parameters into fragments that are synchronized at different steps (streaming DiLoCo).
 
-Every fragment agrees once in so many local steps, and their turns are spread over these, so that the most bytes at once are a
-fragment's. A fragment is every so-manieth layer of the stacks, and of what is in no stack whole arrays, dealt out by size.
+Each fragment is synchronized once in `local_steps` steps, and their turns are spread over these, so that at
+most one fragment is sent at once. A fragment consists of every n-th layer of the layer stacks, for n
+fragments; other arrays are assigned whole, balanced by size.
 
 Source: arXiv:2501.18512.
 """
@@ -16,20 +17,20 @@ from ..core.protocols import Axes
 from .settings import Comms
 
 Piece = slice | None
-"""Of an array: some of its layers, or None for all of it."""
+"""Part of an array: some of its layers, or None for all of it."""
 
 Pieces = Mapping[str, Piece]
-"""What belongs to a fragment, by parameter."""
+"""Parameter name to the part that belongs to a fragment."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OuterSync:
-    """What replicas do together after a step.
+    """Communication of replicas after a step.
 
     Attributes:
-        sends: Fragments of which an outer step is taken.
-        takes: Fragments of which each replica takes over what was agreed on.
-        whole: Takes it over as it is, whatever `mixing` says: where replicas meet for the last time.
+        sends: Fragments for which an outer step is taken.
+        takes: Fragments for which each replica adopts the result.
+        whole: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
     """
 
     sends: tuple[int, ...]
@@ -38,10 +39,11 @@ class OuterSync:
 
 
 def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
-    """What is due after the step with this number, the first being 1; None where replicas stay apart.
+    """Return the synchronization due after a step, or None.
 
     Args:
-        last: The number of the run's last step, after which all agree.
+        number: Number of the step, starting at 1.
+        last: Number of the run's last step, after which all parameters are synchronized.
 
     >>> streaming = Comms(local_steps=4, fragments=2, overlap_steps=1)
     >>> [(number, meeting.sends, meeting.takes) for number in range(1, 8) if (meeting := outer_sync_after(number, 99, streaming))]
@@ -60,7 +62,7 @@ def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
 
 
 def last_meeting(comms: Comms) -> OuterSync:
-    """In which all agree on everything."""
+    """Return the final synchronization, of all fragments."""
     everything = tuple(range(comms.fragments))
     return OuterSync(everything, everything, whole=comms.overlap_steps > 0)
 
@@ -68,10 +70,11 @@ def last_meeting(comms: Comms) -> OuterSync:
 def fragments_of(
     parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout, count: int
 ) -> tuple[dict[str, Piece], ...]:
-    """What belongs to each fragment.
+    """Return the parts that belong to each fragment.
 
     Args:
-        parameters: Trainable ones, name to (shape, logical axes).
+        parameters: Trainable parameters, name to (shape, logical axes).
+        count: Number of fragments.
     """
     found: tuple[dict[str, Piece], ...] = tuple({} for _ in range(count))
     held = [0] * count

@@ -1,9 +1,10 @@
-"""Local steps: each replica trains its own parameters, and every so many steps all agree (DiLoCo).
+"""Local steps: each replica trains its own parameters, and replicas synchronize every few steps (DiLoCo).
 
-    outer gradient = mean over replicas of (the parameters agreed on - the replica's own)
+    outer gradient = mean over replicas of (the synchronized parameters - the replica's parameters)
 
-An outer optimizer takes it as a gradient, SGD with Nesterov momentum, and all replicas go on from what it gives. Nothing crosses
-the replicas in between. The outer gradient travels as `comms.compress` says.
+An outer optimizer, SGD with Nesterov momentum, applies the outer gradient, and all replicas continue from the
+result. Nothing is sent between replicas in the meantime. The outer gradient is compressed according to
+`comms.compress`.
 
 Source: arXiv:2311.08105; int4 outer gradients: arXiv:2501.18512.
 """
@@ -36,12 +37,13 @@ REPLICA = "replica"
 
 
 class Replicas(eqx.Module):
-    """What each replica keeps for itself, with replicas in front, and what all keep of the outer optimizer.
+    """Per-replica state, with a leading replica dimension, and the state of the outer optimizer.
 
     Attributes:
-        params: Each replica's own, trainable and frozen.
-        guard: Each replica's own.
-        momentum: Of the outer optimizer, for trainable parameters, in float32 and alike on all replicas.
+        params: Parameters of each replica, trainable and frozen.
+        guard: Step guard of each replica.
+        momentum: Momentum of the outer optimizer for trainable parameters; float32, and equal on all
+            replicas.
     """
 
     params: Any
@@ -50,11 +52,12 @@ class Replicas(eqx.Module):
 
 
 class OuterUpdate(NamedTuple):
-    """What an outer step gives.
+    """Result of an outer step.
 
     Attributes:
-        params: Agreed on.
-        owed: What compressed sums owe now.
+        params: Synchronized parameters.
+        replicas: Per-replica state after it.
+        owed: New residuals of compressed reductions.
     """
 
     params: Any
@@ -63,10 +66,10 @@ class OuterUpdate(NamedTuple):
 
 
 def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any) -> None:
-    """Refuse meshes and tasks that can't train replicas apart.
+    """Check that the mesh and the task support replicas that train separately.
 
     Raises:
-        RecipeError: Says what to set.
+        RecipeError: They do not; the message names the setting to change.
     """
     asked = f"comms.local_steps={comms.local_steps}"
     if layout.sizes[REPLICA] == 1:
@@ -83,12 +86,12 @@ def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any
 
 
 def add_replica_axis(tree: Any, count: int) -> Any:
-    """Every array as each replica's own, alike."""
+    """Broadcast every array along a new leading replica axis."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
 def axes_in_front(tree: Any, axes: Any) -> Any:
-    """The logical axes of what `add_replica_axis` gives of a tree with these."""
+    """Return the logical axes of a tree after `add_replica_axis`."""
     found = [(each(REPLICA), *leaf_axes) for _, _, leaf_axes in pair_axes(tree, axes)]
     return jax.tree.structure(tree).unflatten(found)
 
@@ -104,12 +107,16 @@ def sync_replicas(
     layout: Layout,
     meeting: OuterSync,
 ) -> OuterUpdate:
-    """An outer step of some fragments, and what each replica takes over.
+    """Take an outer step of some fragments, and update the replicas that adopt results.
 
     Args:
-        params: Those agreed on last.
-        axes: Like `params`, the logical axes at each leaf.
-        trainable: Like `params`.
+        params: Parameters of the last synchronization.
+        axes: Logical axes at each leaf, with the structure of `params`.
+        trainable: Tree of bools with the structure of `params`.
+        replicas: Per-replica state.
+        owed: Residuals of compressed reductions; None without error feedback.
+        step: Step number, the seed of stochastic rounding.
+        meeting: Which fragments to send and to adopt.
     """
     count = layout.sizes[REPLICA]
     named = {
@@ -117,6 +124,8 @@ def sync_replicas(
         for (name, leaf, leaf_axes), keep in zip(pair_axes(params, axes), jax.tree.leaves(trainable))
         if keep
     }
+    # `sent` and `taken` list (parameter name, layers); `keeps` is the weight of a replica's own parameters in
+    # the mix.
     fragments = fragments_of(named, layout, comms.fragments)
     sent = [(name, piece) for fragment in meeting.sends for name, piece in fragments[fragment].items()]
     taken = [(name, piece) for fragment in meeting.takes for name, piece in fragments[fragment].items()]
@@ -143,7 +152,7 @@ def sync_replicas(
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Owed]:
         after, apart, moved = dict(params), dict(own), dict(momentum)
         left = None if owed is None else dict(owed)
-        # Fragment by fragment: of an array, each has its own layers.
+        # One fragment at a time, since an array's layers may belong to several fragments.
         for fragment in meeting.sends:
             pieces = fragments[fragment]
             terms = {
@@ -158,6 +167,7 @@ def sync_replicas(
             if left is not None:
                 before = {name: _part(left[name][0], piece)[None] for name, piece in pieces.items() if name in left}
             sums, owing = summed(terms, before, step)
+            # SGD with Nesterov momentum, in float32.
             for name, gradient in sums.items():
                 piece, w = pieces[name], _part(after[name], pieces[name])
                 speed = comms.outer_momentum * _part(moved[name], piece) + gradient
@@ -167,6 +177,7 @@ def sync_replicas(
             if left is not None and owing is not None:
                 for name, one in owing.items():
                     left[name] = _with_part(left[name][0], pieces[name], one[0])[None]
+        # Adopt the result, mixed with the replica's own parameters.
         for name, piece in taken:
             w, mine = _part(after[name], piece), _part(own[name][0], piece)
             if keeps:
@@ -175,6 +186,7 @@ def sync_replicas(
             apart[name] = _with_part(apart[name][0], piece, w)[None]
         return after, apart, moved, left
 
+    # Run on local shards, only for parameters in a fragment that is sent or adopted now.
     rests = {name: PartitionSpec(*as_spec(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()}
     used = {name for name, _ in (*sent, *taken)}
     rests = {name: spec for name, spec in rests.items() if name in used}
@@ -216,7 +228,7 @@ def _put_back(tree: Any, trainable: Any, named: Mapping[str, jax.Array]) -> Any:
 
 
 def merge_replica_metrics(scalars: Any) -> Any:
-    """What replicas report, as one figure each: counts by the largest, what is true of one as true, the rest by their mean."""
+    """Merge replicas' reports: the maximum of counts, any of booleans, the mean of other values."""
 
     def one(x: Any) -> Any:
         if isinstance(x, DataChecks):

@@ -1,16 +1,18 @@
-"""Where replicas that are jobs of their own (islands) meet: a folder or an object store, and no process that all depend on.
+"""Shared storage through which islands (replicas that are separate jobs) synchronize, without a process that
+all depend on.
 
-    place.json                            whose meetings these are
-    newest.json                           the last round, for stores whose lists are late
-    round_00000003/from_0.safetensors     what an island has moved by since round 2
-    round_00000003/members.json           of whom the round is, and who is left out why: written once, by whoever comes first
-    round_00000003/agreed.safetensors     what came of it, for those who catch up
-    joining/island_1.json                 the round from which a returning island is waited for
+    place.json                            identity of the run
+    newest.json                           number of the last round, for stores with delayed listings
+    round_00000003/from_0.safetensors     an island's update since round 2
+    round_00000003/members.json           members, and why others are excluded; written once, by the first
+    round_00000003/agreed.safetensors     the result, for islands that catch up
+    joining/island_1.json                 the round from which to wait for a returning island
 
-An island writes what it has moved by, waits until all that are expected have, or until its patience ends, and then tries to
-create `members.json` with those that are there and whose updates can be used (`comms/admission.py`). A store lets one of them
-succeed. The outer step is the same arithmetic on the same bytes in every island, so all hold the same parameters afterwards, bit
-by bit, and nobody has to send them. Who was left out takes over what was agreed, and is waited for again once it says so.
+An island writes its update and waits until all expected islands have done so, or until a timeout. It then
+tries to create `members.json` with the islands that are present and have valid updates
+(`comms/admission.py`); the store lets exactly one island succeed. Every island performs the same outer step
+with the same arithmetic on the same bytes, so all hold bitwise equal parameters afterwards, without sending
+these. An excluded island adopts the result, and is waited for again once it announces itself.
 """
 
 import contextlib
@@ -33,7 +35,9 @@ from .settings import Islands
 
 PLACE, NEWEST, MEMBERS, AGREED = "place.json", "newest.json", "members.json", "agreed.safetensors"
 ROUNDS_KEPT = 3
-"""Newest rounds whose objects are kept: what was agreed can be computed again where a member dies before it has written it."""
+"""Number of recent rounds with objects that are kept, so that a result can be recomputed if a member dies
+before it has written it.
+"""
 
 LOOK_SECONDS = 0.2
 _MOST_BYTES, _MOST_WHY = 1 << 24, 200
@@ -45,9 +49,9 @@ class Member:
     """An island's part in a round.
 
     Attributes:
-        digest: Of the bytes that it wrote.
-        base: Of what it began from.
-        norm: Of what it has moved by.
+        digest: Digest of the bytes of its update.
+        base: Digest of the parameters that it started from.
+        norm: Norm of its update.
     """
 
     index: int
@@ -61,10 +65,10 @@ class OuterRound:
     """A round that was decided.
 
     Attributes:
-        members: Whose updates count, by index.
-        base: Of what whoever decided it began from.
-        by: Who decided it.
-        left_out: Island to why its update does not count.
+        members: Islands with updates that count, by index.
+        base: Digest of the parameters that the deciding island started from.
+        by: Index of the deciding island.
+        left_out: Index of each excluded island to the reason.
     """
 
     members: tuple[Member, ...]
@@ -74,7 +78,7 @@ class OuterRound:
 
     @classmethod
     def read(cls, data: bytes, count: int) -> "OuterRound":
-        """What `text` wrote.
+        """Parse the output of `text`.
 
         Raises:
             ValueError: It is something else.
@@ -95,12 +99,12 @@ class OuterRound:
         return found
 
     def text(self) -> bytes:
-        """As JSON, which no other island would write."""
+        """Return the round as JSON, with a random id that makes it unique to this island."""
         return json.dumps({**dataclasses.asdict(self), "at": uuid.uuid4().hex}, indent=1).encode()
 
 
 class MeetingPlace:
-    """One island's view of the place."""
+    """One island's access to the shared storage."""
 
     def __init__(
         self,
@@ -111,23 +115,24 @@ class MeetingPlace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """
+        """Set up access; `clock` and `sleep` are replaceable for tests.
+
         Args:
-            hurry: Asked while others are waited for: true where this island has to stop soon.
+            hurry: Called while waiting for others; returns True if this island must stop soon.
         """
         self._store, self._islands, self._hurry, self._clock, self._sleep = store, islands, hurry, clock, sleep
         self._known = 0
         self._updates: dict[tuple[int, int], Update] = {}
 
     def open(self, identity: str, *, fresh: bool) -> None:
-        """Claim the place for a run, or find that it is its own.
+        """Claim the storage for a run, or verify that this run already owns it.
 
         Args:
-            identity: The same text in all islands of a run, and in no other.
-            fresh: The run starts over: there may be no meetings yet.
+            identity: Text that is the same in all islands of a run, and in no other run.
+            fresh: True if the run starts over, so there must be no rounds yet.
 
         Raises:
-            CheckpointError: It is another run's, or of an earlier start of this one.
+            CheckpointError: It belongs to another run, or to an earlier start of this one.
         """
         wanted = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
         if not self._store.create(PLACE, wanted.encode()):
@@ -145,9 +150,9 @@ class MeetingPlace:
             )
 
     def newest(self) -> int:
-        """The number of the last round that was decided; 0 where there is none.
+        """Return the number of the last decided round; 0 before the first.
 
-        A store's lists may be late: what they say is looked up by name, and so are the rounds that follow.
+        Store listings may be delayed: listed rounds are verified by name, and so are the rounds after them.
         """
         listed = [int(name[6:]) for name in self._store.folders() if re.fullmatch(r"round_\d{8}", name)]
         number = max(
@@ -159,10 +164,10 @@ class MeetingPlace:
         return number
 
     def round(self, number: int) -> OuterRound | None:
-        """What was decided; None where nothing is yet.
+        """Return the decision on a round; None if it is not decided yet.
 
         Raises:
-            CheckpointError: The record of it is damaged.
+            CheckpointError: Its record is damaged.
         """
         path = f"{_round(number)}/{MEMBERS}"
         try:
@@ -173,23 +178,25 @@ class MeetingPlace:
             raise CheckpointError(f"{self._store.url}/{path} is damaged: {error}") from error
 
     def contribute(self, number: int, base: str, arrays: Arrays) -> None:
-        """Write what this island has moved by.
+        """Write this island's update.
 
         Args:
-            base: The digest of what it began from.
+            base: Digest of the parameters that it started from.
         """
         about = {"base": base, "index": str(self._islands.index), "digest": digest_of(arrays)}
         self._store.write(_from(number, self._islands.index), [save(dict(arrays), metadata=about)])
 
     def decide(self, number: int, base: str, norm: Callable[[Arrays], float]) -> OuterRound:
-        """Of whom a round is; waits for those that are expected, as long as the settings say.
+        """Decide the members of a round, after waiting for the expected islands as long as the settings
+        allow.
 
         Args:
-            base: The digest of what this island began from.
-            norm: The norm of an update as it travelled; raises KeyError or ValueError where it is not one of this model.
+            base: Digest of the parameters that this island started from.
+            norm: Returns the norm of an update as sent; raises KeyError or ValueError if it is not of this
+                model.
 
         Raises:
-            CheckpointError: It was decided, and the record is damaged.
+            CheckpointError: The round was decided, but its record is damaged.
         """
         expected = self._expected(number)
         patience = self._islands.start_seconds if number == 1 else self._islands.wait_seconds
@@ -208,11 +215,11 @@ class MeetingPlace:
             self._sleep(LOOK_SECONDS)
 
     def read_from(self, number: int, member: Member) -> Arrays:
-        """What a member has moved by.
+        """Return a member's update.
 
         Raises:
-            MissingError: It is gone.
-            ValueError: The bytes are not those that it wrote.
+            MissingError: It no longer exists.
+            ValueError: The bytes differ from those that the round was decided on.
         """
         kept = self._updates.get((number, member.index))
         if kept is not None and kept.digest == member.digest:
@@ -223,7 +230,7 @@ class MeetingPlace:
         return update.arrays
 
     def publish(self, number: int, arrays: Arrays) -> None:
-        """Write what came of a round, for those who catch up, and remove what is older than they need."""
+        """Write the result of a round for islands that catch up, and delete the objects of older rounds."""
         self._store.create(f"{_round(number)}/{AGREED}", save(dict(arrays), metadata={"digest": digest_of(arrays)}))
         old = [
             entry.path
@@ -233,11 +240,11 @@ class MeetingPlace:
         self._store.delete(old)
 
     def forget(self) -> None:
-        """Let go of the updates that this island read to decide a round."""
+        """Release the updates that this island read to decide a round."""
         self._updates = {}
 
     def agreed(self, number: int) -> Arrays | None:
-        """What came of a round, where it has been written.
+        """Return the result of a round, if it has been written.
 
         Raises:
             ValueError: It is damaged.
@@ -248,7 +255,7 @@ class MeetingPlace:
             return None
 
     def announce(self, number: int) -> None:
-        """Have the others wait for this island in a round."""
+        """Ask the other islands to wait for this one in a round."""
         self._store.write(f"joining/island_{self._islands.index}.json", [json.dumps({"round": number}).encode()])
 
     def _expected(self, number: int) -> set[int]:
@@ -260,7 +267,7 @@ class MeetingPlace:
         try:
             decided = self.round(number)
         except CheckpointError:
-            return set()  # damaged: nobody is waited for
+            return set()  # Damaged: wait for no island.
         return {member.index for member in decided.members} if decided else set()
 
     def _joining(self, number: int) -> set[int]:
@@ -272,7 +279,7 @@ class MeetingPlace:
         return self._number_in(NEWEST) or 0
 
     def _number_in(self, path: str) -> int | None:
-        """The round that a note names; one that can't be read names none."""
+        """Return the round number in a note; None if it is missing or unreadable."""
         try:
             found = json_reader.parse_as(dict, self._store.read(path), most_bytes=_MOST_BYTES).get("round")
         except (MissingError, ValueError):
@@ -280,7 +287,7 @@ class MeetingPlace:
         return found if type(found) is int and 0 <= found < 10**8 else None
 
     def _present(self, number: int) -> set[int]:
-        """Who has written an update; each is asked for by name."""
+        """Return the islands that have written an update; each file is looked up by name."""
         return {index for index in range(self._islands.count) if self._there(number, f"from_{index}.safetensors")}
 
     def _there(self, number: int, name: str) -> bool:
@@ -288,12 +295,12 @@ class MeetingPlace:
             self._store.read(f"{_round(number)}/{name}", 0, 1)
         except MissingError:
             return False
-        except StoreError:  # it is there, and shorter; whoever reads it whole says what is wrong
+        except StoreError:  # It exists, but is shorter; a full read will report the problem.
             return True
         return True
 
     def _judged(self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]) -> OuterRound:
-        """A round of those whose updates can be used."""
+        """Return a round of the islands with valid updates."""
         self._updates, norms, left_out = {}, {}, {}
         for index in sorted(present):
             try:
@@ -326,7 +333,9 @@ class MeetingPlace:
 
 
 def mean_of(moved: Sequence[Arrays]) -> dict[str, npt.NDArray[np.float32]]:
-    """The mean of what members have moved by, added up in their order, so that it is the same bits everywhere."""
+    """Return the mean of the members' updates, summed in member order, so that it is bitwise equal
+    everywhere.
+    """
     total = {name: np.array(array, np.float32) for name, array in moved[0].items()}
     for arrays in moved[1:]:
         for name, array in arrays.items():

@@ -1,7 +1,7 @@
-"""The outer step of islands: what they have moved by as bytes, and the same arithmetic on the same bytes in each of them.
+"""Outer step of islands: encoding of updates, and identical arithmetic on the same bytes in each island.
 
-In NumPy, operation by operation: no compiler may fuse two of them and round once, so islands on different hardware agree bit
-by bit.
+It uses NumPy, one operation at a time: no compiler can fuse two operations and round only once, so islands on
+different hardware compute bitwise equal results.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from .settings import Comms
 from .wires import Wire
 
 BOX = 256
-"""Numbers that share a scale."""
+"""Number of elements that share a scale."""
 
 LEAST = 4096
-"""Arrays of fewer numbers travel in float32."""
+"""Arrays with fewer elements are sent in float32."""
 
 
 class GroupUpdate(NamedTuple):
-    """What islands have agreed on.
+    """Result of a round, equal in all islands.
 
     Attributes:
-        params: Trainable ones, by name, in the type that they rest in.
-        momentum: Of the outer optimizer, in float32.
+        params: Trainable parameters by name, in their storage dtype.
+        momentum: Momentum of the outer optimizer; float32.
     """
 
     params: Mapping[str, npt.NDArray[Any]]
@@ -36,14 +36,14 @@ class GroupUpdate(NamedTuple):
 
     @classmethod
     def of_first(cls, params: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
-        """Before the first meeting."""
+        """Return the state before the first round."""
         return cls(params, {name: np.zeros(x.shape, np.float32) for name, x in params.items()})
 
     def after(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "GroupUpdate":
-        """An outer step, SGD with Nesterov momentum.
+        """Return the state after an outer step, SGD with Nesterov momentum.
 
         Args:
-            gradient: The mean of what islands have moved by, away from `params`; float32.
+            gradient: Mean of the islands' updates, as distance from `params`; float32.
         """
         params: dict[str, npt.NDArray[Any]] = {}
         speeds: dict[str, npt.NDArray[np.float32]] = {}
@@ -55,19 +55,19 @@ class GroupUpdate(NamedTuple):
         return GroupUpdate(params, speeds)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """As named arrays, for a file."""
+        """Return named arrays to write to a file."""
         params = {f"params/{name}": _plain(x) for name, x in self.params.items()}
         return params | {f"momentum/{name}": x for name, x in self.momentum.items()}
 
     @classmethod
     def of(cls, arrays: Arrays, like: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
-        """What a file holds.
+        """Restore the state from a file's arrays.
 
         Args:
-            like: The parameters' names, types and shapes.
+            like: Names, dtypes and shapes of the parameters.
 
         Raises:
-            KeyError, ValueError: It holds something else.
+            KeyError, ValueError: The arrays are something else.
         """
         params = {name: _typed(arrays[f"params/{name}"], x.dtype).reshape(x.shape) for name, x in like.items()}
         return cls(
@@ -79,11 +79,11 @@ class GroupUpdate(NamedTuple):
 def encode_update(
     moved: Mapping[str, npt.NDArray[np.float32]], wire: Wire | None, chance: int | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """What travels of what an island has moved by.
+    """Encode an island's update for sending.
 
     Args:
-        wire: None for float32.
-        chance: Seeds the bits for rounding up or down by chance; None for the nearest.
+        wire: Wire format; None for float32.
+        chance: Seed of stochastic rounding; None to round to nearest.
     """
     found: dict[str, npt.NDArray[Any]] = {}
     for number, (name, x) in enumerate(sorted(moved.items())):
@@ -102,10 +102,10 @@ def encode_update(
 def decode_update(
     sent: Arrays, wire: Wire | None, like: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The numbers again.
+    """Decode a received update.
 
     Raises:
-        KeyError, ValueError: What was sent is not of these parameters.
+        KeyError, ValueError: It is not of these parameters.
     """
     found = {}
     for name, x in like.items():
@@ -124,7 +124,7 @@ def decode_update(
 
 
 def _plain(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers of a type that NumPy itself does not know as their bits."""
+    """Return an array with a dtype unknown to NumPy, such as bfloat16, as its bits."""
     return x if x.dtype.kind in "fiub" and x.dtype.isbuiltin == 1 else x.view(f"uint{8 * x.dtype.itemsize}")
 
 

@@ -1,4 +1,6 @@
-"""What compressed sums owe: the arrays that keep it, and what becomes of them where the number of replicas changes."""
+"""Residuals of compressed reductions (error feedback): their specs, and resharding for another number of
+replicas.
+"""
 
 import math
 from collections.abc import Mapping
@@ -17,20 +19,20 @@ Kept = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
 
 
 def each(axis: str) -> str:
-    """The logical axis of what each device along a mesh axis keeps for itself."""
+    """Return the logical axis of values that each device along a mesh axis stores separately."""
     return f"each_{axis}"
 
 
 def check_mesh(
     comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout, task: Task
 ) -> None:
-    """Refuse a mesh, or a task, whose gradients can't be compressed as is asked.
+    """Check that the mesh and the task support the requested compression or delay of gradients.
 
     Args:
-        parameters: Trainable ones, name to (shape, logical axes).
+        parameters: Trainable parameters, name to (shape, logical axes).
 
     Raises:
-        RecipeError: Says what to set.
+        RecipeError: They do not; the message names the setting to change.
     """
     asked = comms.asked
     if not task.names_axes:
@@ -63,10 +65,10 @@ def check_mesh(
 
 
 def residual_specs(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Kept:
-    """What is kept of each parameter whose gradient travels compressed, by name: shape and logical axes.
+    """Return, by parameter name, the shape and logical axes of each residual.
 
     Args:
-        parameters: Trainable ones, name to (shape, logical axes).
+        parameters: Trainable parameters, name to (shape, logical axes).
     """
     if not comms.compress or not comms.error_feedback:
         return {}
@@ -80,12 +82,13 @@ def residual_specs(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...],
 
 
 def reshard_residual(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array:
-    """What replicas owe, for another number of them: those that merge add theirs up, those that split share it; the sum stays.
+    """Reshard residuals for another number of replicas: merged replicas add theirs, split ones divide it; the
+    sum is unchanged.
 
     Args:
-        owed: With the replicas' dimensions in front.
-        own: How many dimensions are the parameter's.
-        replicas: The new dimensions in front.
+        owed: Residual with the replicas' dimensions leading.
+        own: Number of dimensions of the parameter.
+        replicas: The new leading dimensions.
 
     >>> reshard_residual(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 1, (2,)).tolist()
     [[3.0], [7.0]]

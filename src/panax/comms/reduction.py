@@ -1,13 +1,23 @@
-"""A compressed sum over replicas, with error feedback.
+"""Compressed reduction over replicas, with error feedback.
 
-    owed + gradient  ->  codes  --all-to-all-->  float32, added up by their owners  ->  codes  --all-gather-->  the sum
+    residual + gradient  ->  codes  --all-to-all-->  float32, summed by owners
+                         ->  codes  --all-gather-->  the sum
 
-What travels are codes alone. A replica adds its own part of what it owns as it is, without rounding. What rounding leaves out is
-kept in one array on each replica, which has two kinds of places: those that others own hold what was lost before the sum, and
-those that it owns what was lost after it. Both are sent with the next step's gradient, so that over steps nothing is lost, and
-arrays of replicas that merge are added up.
+Only codes are sent. A replica adds its own term of the rows that it owns exactly, without rounding. The
+rounding error is stored in one residual per replica, which has two kinds of rows: those that other replicas
+own hold the error before the sum, those that it owns the error after the sum. Both are sent with the next
+step's gradient, so that nothing is lost over several steps, and the residuals of replicas that merge are
+added.
 
-Source: arXiv:1901.09847 (error feedback), arXiv:2102.02888 (compression before and after the sum), with owners by place.
+Shapes, with a device's shard cut into rows (`rows.py`):
+
+    term, residual    [owner, row, element]
+    after all-to-all  [replica, row, element], the terms of the rows that this replica owns
+    sum, new codes    [row, element]
+    after all-gather  [owner, row, element]
+
+Source: arXiv:1901.09847 (error feedback), arXiv:2102.02888 (compression before and after the sum). Differs:
+owners are assigned by index.
 """
 
 import math
@@ -24,21 +34,24 @@ from .rows import RowView
 from .settings import Comms
 
 BUCKET_BYTES = 4 * 2**20
-"""Arrays travel together up to so many bytes in float32, so that small ones don't wait for one another."""
+"""Arrays are sent together up to this many bytes in float32, so that small ones do not wait for each other.
+"""
 
 
 Owed = Mapping[str, Any] | None
-"""By parameter, each replica's residual in float32, as `owed.residual_specs` lays it out; None without error feedback."""
+"""Parameter name to each replica's residual in float32, sharded as in `owed.residual_specs`; None without
+error feedback.
+"""
 
 Ways = Mapping[str, RowView]
-"""How each array that travels compressed is cut, by its name."""
+"""Name to row view of each array that is sent compressed."""
 
 
 def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, layout: Layout) -> Ways:
-    """The arrays that are large enough to travel compressed.
+    """Return the row views of arrays that are large enough to be compressed.
 
     Args:
-        shards: By name the shape of a device's shard, and the logical axes.
+        shards: Name to the shape of a device's shard and the logical axes.
     """
     owners = math.prod(layout.sizes[axis] for axis in comms.over)
     found = {name: RowView.of(name, shape, axes, layout, owners) for name, (shape, axes) in shards.items()}
@@ -48,14 +61,15 @@ def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, la
 def reduce_compressed(
     terms: Mapping[str, jax.Array], ways: Ways, owed: Owed, comms: Comms, layout: Layout, count: jax.Array
 ) -> tuple[dict[str, jax.Array], Owed]:
-    """The sums over the replicas, and what is owed now.
+    """Return the sums over the replicas, and the new residuals.
 
-    To be called inside of a `shard_map` over all mesh axes.
+    It must be called inside a `shard_map` over all mesh axes.
 
     Args:
-        terms: Of the sums, this device's, in its shards.
-        owed: This device's, with dimensions of 1 in front.
-        count: Of steps, for rounding by chance.
+        terms: This device's terms of the sums, as local shards.
+        ways: Row view of each array.
+        owed: This device's residuals, with leading dimensions of 1.
+        count: Step number, the seed of stochastic rounding.
     """
     sums: dict[str, jax.Array] = {}
     after: dict[str, jax.Array] = {}
@@ -74,7 +88,7 @@ def reduce_compressed(
 
 
 class GradientShare(NamedTuple):
-    """One gradient on one device: a replica's term of the sum, and what earlier steps have left out of it."""
+    """One gradient on one device: a replica's term of the sum, and its residual from earlier steps."""
 
     rows: RowView
     value: jax.Array
@@ -82,7 +96,7 @@ class GradientShare(NamedTuple):
 
 
 def _buckets(cut: Ways) -> list[list[str]]:
-    """Names of what travels together: rows of one size, up to `BUCKET_BYTES`."""
+    """Group names of arrays that are sent together: equal row sizes, up to `BUCKET_BYTES`."""
     buckets: dict[int, list[list[str]]] = {}
     held: dict[int, int] = {}
     for name, rows in cut.items():
@@ -99,7 +113,7 @@ def _buckets(cut: Ways) -> list[list[str]]:
 def _summed(
     bucket: Mapping[str, GradientShare], comms: Comms, layout: Layout, count: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array | None]]:
-    """Of each array the sum, and what is owed now."""
+    """Return the sum and the new residual of each array in a bucket."""
     wire, over = comms.wire, comms.over
     me = jax.lax.axis_index(over)
     by_chance = comms.rounding == "stochastic"
@@ -112,14 +126,16 @@ def _summed(
             sent[name] = wire.encode(cut, bits)
             continue
         before = _split(rows.cut(assert_sharding(owed, dict.fromkeys(over, ValueState.OWN))), bucket)
-        # In one pass over both, where there is a kernel for that.
+        # In one pass over both, if there is a kernel for it.
         sent[name], rests[name] = wire.encode_with_rest(cut, before, bits)
         own[name] = own[name] + _own(before, me)
+    # Send each owner its rows, and sum the terms that arrive; this replica's own term is used exactly.
     arrived = jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), _joined(list(sent.values())))
     terms = wire.decode(arrived)
     exact = _joined([own[name] for name in bucket], axis=0)
     mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
     total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
+    # Encode the sums, gather them from all owners, and cut the bucket into its arrays again.
     bits = [_own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
     back = wire.encode(total, None if bits is None else _joined(bits, axis=0))
     lost_after = total - wire.decode(back)
@@ -131,7 +147,7 @@ def _summed(
         summed = rows.joined(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], whole)))
         left = None
         if owed is not None:
-            # Of what it owns, a replica has sent nothing to itself, and lost what the sum has.
+            # In the rows that it owns, a replica lost nothing before the sum, only after it.
             lost = jnp.where(mine, lost_after[here], rests[name])
             left = assert_sharding(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, ValueState.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
@@ -139,18 +155,18 @@ def _summed(
 
 
 def _own(rows: jax.Array, me: jax.Array) -> jax.Array:
-    """Of (owner, row, number) those of one owner."""
+    """Select one owner's rows, from [owner, row, element] to [row, element]."""
     return jax.lax.dynamic_index_in_dim(rows, me, axis=0, keepdims=False)
 
 
 def _split(rows: jax.Array, bucket: Mapping[str, GradientShare]) -> jax.Array:
-    """Rows, of which each device holds its own: what is summed within one is a whole sum."""
+    """Assert that rows are split over devices, so that a sum within a row is a complete sum."""
     axes = {axis for share in bucket.values() for dim in share.rows.places for axis in dim}
     return assert_sharding(rows, dict.fromkeys(axes, ValueState.SPLIT), rows.ndim - 2)
 
 
 def _lying(value: jax.Array, rows: RowView, layout: Layout) -> jax.Array:
-    """A sum, of which the check of a traced step can't follow that it lies as the array does."""
+    """Assert that a sum is sharded like its array, which the sharding check cannot infer."""
     split = {axis for axes in rows.places for axis in axes}
     return split_over(
         assert_sharding(value, {axis: ValueState.WHOLE for axis in layout.sizes if axis not in split}), rows.places
@@ -158,5 +174,5 @@ def _lying(value: jax.Array, rows: RowView, layout: Layout) -> jax.Array:
 
 
 def _joined(parts: Sequence[Any], axis: int = 1) -> Any:
-    """Trees of one structure, put together along rows."""
+    """Concatenate trees of the same structure along rows."""
     return jax.tree.map(lambda *each: jnp.concatenate(each, axis), *parts) if len(parts) > 1 else parts[0]

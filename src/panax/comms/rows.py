@@ -1,8 +1,9 @@
-"""An array as rows, a box of numbers in each, by the replica that owns them.
+"""View of an array as rows of one quantization block each, grouped by the replica that owns them.
 
-A box belongs to one replica by its place in the whole array: its index along one dimension, modulo the number of replicas. So a
-box has the same owner on every mesh, and with other numbers of replicas nothing but the owners changes. The dimension is one of
-which meshes leave many boxes on each device, so that each replica owns as many; where they are fewer, zeros fill up.
+The owner of a block follows from its index in the global array along one dimension, modulo the number of
+replicas. A block thus has the same owner on every mesh, and another number of replicas changes only the
+owners. The dimension is one along which common meshes leave many blocks on each device, so that all replicas
+own the same number; otherwise zeros are padded.
 """
 
 import dataclasses
@@ -20,19 +21,20 @@ from ..core.logical import traits_of
 from ..core.protocols import Axes
 
 MANY = 32
-"""Boxes along a dimension that most meshes divide by the number of replicas."""
+"""Number of blocks along a dimension that most meshes divide by the number of replicas."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowView:
-    """How a device's shard of an array becomes rows: (owner, row, number).
+    """How a device's shard of an array is cut into rows: [owner, row, element].
 
     Attributes:
-        shape: The shard's.
-        places: For each dimension, the mesh axes that it is split over.
-        box: The sides of a box.
-        along: The dimension whose boxes are dealt out to owners, one after the other.
-        owners: How many replicas share the rows.
+        name: Name of the array, a seed of random bits.
+        shape: Shape of the shard.
+        places: For each dimension, the mesh axes that shard it.
+        box: Shape of a block.
+        along: Dimension with blocks that are assigned to owners in turn.
+        owners: Number of replicas among which rows are divided.
     """
 
     name: str
@@ -44,11 +46,12 @@ class RowView:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], axes: Axes, layout: Layout, owners: int) -> "RowView | None":
-        """The rows of a shard; None where the array is too small, or nothing of its shape divides.
+        """Return the row view of a shard; None if the array is too small or its dimensions divide too poorly.
 
         Args:
-            shape: The shard's.
+            shape: Shape of the shard.
             axes: The array's logical axes.
+            owners: Number of replicas.
         """
         boxes = quant_blocks(shape, axes, layout)
         if boxes is None:
@@ -58,12 +61,12 @@ class RowView:
 
     @property
     def numbers(self) -> int:
-        """In a row."""
+        """Number of elements per row."""
         return math.prod(self.box)
 
     @property
     def count(self) -> int:
-        """Of rows that each replica owns, those that fill up included."""
+        """Number of rows that each replica owns, including padding."""
         return self._turns * math.prod(self._grid) // self._grid[self.along]
 
     @functools.cached_property
@@ -72,12 +75,14 @@ class RowView:
 
     @property
     def _turns(self) -> int:
-        """How often all owners have had their turn along the dimension."""
+        """Number of blocks per owner along the dimension, rounded up."""
         return -(-self._grid[self.along] // self.owners)
 
     @property
     def _split(self) -> list[int]:
-        """The shape of a shard that is filled up: for each dimension boxes and their side; of `along`, turns, owners and side."""
+        """Shape of a padded shard, split into blocks: (blocks, side) per dimension, (turns, owners, side) for
+        `along`.
+        """
         sizes = []
         for dim, (boxes, side) in enumerate(zip(self._grid, self.box)):
             sizes += [self._turns, self.owners, side] if dim == self.along else [boxes, side]
@@ -85,7 +90,7 @@ class RowView:
 
     @property
     def _order(self) -> list[int]:
-        """Of the dimensions of `_split`: owners, then boxes, then sides."""
+        """Permutation of the dimensions of `_split`: owners, then blocks, then sides."""
         at, grid, sides, owners = 0, [], [], 0
         for dim in range(len(self.shape)):
             grid.append(at)
@@ -97,12 +102,12 @@ class RowView:
         return [owners, *grid, *sides]
 
     def first(self) -> jax.Array | int:
-        """The owner of this device's first box."""
+        """Return the owner of this device's first block."""
         axes, boxes = self.places[self.along], self._grid[self.along]
         return jax.lax.axis_index(axes) * boxes % self.owners if axes and boxes % self.owners else 0
 
     def cut(self, x: Array) -> jax.Array:
-        """A shard as rows."""
+        """Cut a shard into rows."""
         lacking = self._turns * self.owners * self.box[self.along] - self.shape[self.along]
         if lacking:
             x = jnp.pad(x, [(0, lacking if dim == self.along else 0) for dim in range(x.ndim)])
@@ -110,7 +115,7 @@ class RowView:
         return _rolled(rows, self.first())
 
     def joined(self, rows: Array) -> jax.Array:
-        """What was cut."""
+        """Join rows into a shard, the inverse of `cut`."""
         sizes, order = self._split, self._order
         back = [order.index(dim) for dim in range(len(order))]
         x = _rolled(rows, -self.first()).reshape([sizes[dim] for dim in order]).transpose(back)
@@ -121,10 +126,12 @@ class RowView:
         return self._turns * self.owners * self.box[dim] if dim == self.along else self.shape[dim]
 
     def bits(self, what: str, count: jax.Array, device: jax.Array | None = None) -> UInt32[Array, "owner row number"]:
-        """Random bits for each number, by its place in the whole array, as `cut` gives rows.
+        """Return random bits for each element, by its index in the global array, in the layout of `cut`.
 
         Args:
-            device: Another number, other bits; None for the same ones on every replica.
+            what: A name for these bits, part of the seed.
+            count: Step number, part of the seed.
+            device: Part of the seed; None for the same bits on every replica.
         """
         places = []
         for dim, (size, axes) in enumerate(zip(self.shape, self.places)):
@@ -137,11 +144,14 @@ class RowView:
 
 
 def dealt_along(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:
-    """The dimension whose boxes are dealt out: the one with the most boxes among those that at most one mesh axis splits at rest,
-    where these are many; else the one with the most.
+    """Return the dimension with blocks that are assigned to owners in turn.
+
+    Among dimensions that at most one mesh axis shards in storage and that have many blocks, it is the one
+    with the most blocks; if there are none, the one with the most blocks overall.
 
     Args:
-        shape: Of the whole array.
+        shape: Shape of the global array.
+        box: Shape of a block.
 
     >>> dealt_along((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn")), dealt_along((64, 8), (1, 8), ("embed", "heads"))
     (2, 0)

@@ -1,4 +1,4 @@
-"""`Comms`: how devices agree on a step's gradients, as settings."""
+"""`Comms`: settings of how devices reduce the gradients of a step."""
 
 import dataclasses
 import warnings
@@ -11,19 +11,21 @@ from ..stores import redact_address
 from .wires import WIRES, Wire
 
 AUTO = "auto"
-"""Stands in `Comms.over` for the slow axes."""
+"""Value in `Comms.over` that stands for the slow axes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Islands(Validated):
-    """Replicas that are jobs of their own, and meet in a folder or an object store: one that is lost stops no other.
+    """Replicas that are separate jobs and synchronize through a folder or object store; losing one does not
+    stop the others.
 
     Attributes:
-        count: How many there are; 1: replicas are those of the mesh.
-        index: Which one this is, from 0.
-        place: The folder or object store where all of them meet, and nothing else is kept.
-        wait_seconds: For those that were there the last time; then the others agree without them.
-        start_seconds: For all of them, at the first meeting.
+        count: Number of islands; with 1, replicas are those of the mesh.
+        index: Index of this island, from 0.
+        place: The folder or object store through which all of them synchronize; it must contain nothing else.
+        wait_seconds: How long to wait for the islands of the last round; the others then continue without
+            them.
+        start_seconds: How long to wait for all islands in the first round.
     """
 
     count: int = 1
@@ -59,40 +61,44 @@ class Islands(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comms(Validated):
-    """How gradients are added up over the slow network.
+    """How gradients are reduced over the slow network.
 
     Attributes:
-        compress: What gradients travel as over the axes of `over`: bfloat16, int8, float8, int4, sign, or a registered wire;
-            empty for float32. Parts of each array go to the replicas that own them, are added up there in float32, and their
-            sums
-            come back, both ways compressed. Arrays of fewer than 4,096 numbers travel in float32.
-        over: Mesh axes over which they are compressed, together; no parameter may be split over one of them. Sums over all other
-            axes are made before, in float32. "auto": those over which `panax check` measured less than half of what the fastest
-            axis carries, or, without its profile, those that cross hosts.
-        error_feedback: What rounding leaves out is kept on each replica and added to the next step's gradient, at 4 bytes a
-            parameter (arXiv:1901.09847).
-        rounding: nearest, or stochastic: up or down by chance, so that sums are right in the mean.
-        sums: When gradients are added up over all axes that share them: after the last micro-batch, all at once; in the
-        backward
-            pass of the last micro-batch, each layer's as soon as it is there, so that it travels beside the other layers' work;
-            or in that of every micro-batch, which sends as many times the bytes.
-        delayed: Sums over the axes of `over` are those of the last batch's gradients, so that they travel while replicas
-        work on
-            the next batch; they are kept in between, at 4 bytes a parameter. Each update is one step late.
-        delay_correction: Take late gradients at the parameters and once more their last update, which is where the parameters
-            will about be (arXiv:1809.02839); keeps another 4 bytes a parameter.
-        local_steps: Each replica takes so many steps by itself, with nothing sent between replicas; then they agree: the
-        mean of
-            what they have moved by goes to an outer optimizer, SGD with Nesterov momentum (DiLoCo, arXiv:2311.08105), and
-            travels
-            as `compress` says. Evaluations and exports are of the parameters agreed on.
-        fragments: Parameters agree in so many parts, each once in `local_steps` and one after the other, so that the most bytes
-            at once are as many times fewer (streaming DiLoCo, arXiv:2501.18512).
-        overlap_steps: Replicas take over what a part agreed on so many steps later, and go on with their own until then.
-        mixing: What they then keep of their own, with `overlap_steps` only: 0 nothing, 1 all.
+        compress: Format in which gradients are sent over the axes of `over`: bfloat16, int8, float8, int4,
+            sign, or a registered wire; empty for float32. Each array is divided among the replicas, which sum
+            their parts in float32 and send the sums back; both directions are compressed. Arrays with fewer
+            than 4,096 elements are sent in float32.
+        over: Mesh axes over which gradients are compressed, jointly; no parameter may be sharded over one of
+            them. Reductions over all other axes come first, in float32. "auto": the axes for which
+            `panax check` measured less than half of the fastest axis's bandwidth or, without its profile, those
+            that cross hosts.
+        error_feedback: True to store the rounding error on each replica and add it to the next step's
+            gradient, at 4 bytes per parameter (arXiv:1901.09847).
+        rounding: nearest, or stochastic: up or down at random, so that sums are unbiased.
+        sums: When gradients are reduced over all axes that replicate their parameters. at_end: after the last
+            micro-batch, all at once. in_backward: in the backward pass of the last micro-batch, each layer's
+            as soon as it is computed, so that communication overlaps with the other layers. each_micro_batch:
+            in the backward pass of every micro-batch, which multiplies the bytes sent by their number.
+        delayed: True to reduce the last batch's gradients over the axes of `over` while replicas compute the
+            next batch; they are kept in between, at 4 bytes per parameter. Each update is one step late.
+        delay_correction: True to compute delayed gradients at the parameters plus their last update,
+            approximately where the parameters will be (arXiv:1809.02839); needs another 4 bytes per
+            parameter.
+        local_steps: Number of steps that each replica takes independently, with nothing sent between
+            replicas. They then synchronize: the mean of their updates goes to an outer optimizer, SGD with
+            Nesterov momentum (DiLoCo, arXiv:2311.08105), and is sent as `compress` says. Evaluation and
+            export use the synchronized parameters.
+        fragments: Number of parts in which parameters are synchronized, each once in `local_steps` steps, one
+            after the other, which divides the peak of bytes sent by this number (streaming DiLoCo,
+            arXiv:2501.18512).
+        overlap_steps: Number of steps after which replicas adopt the result of a synchronization; they
+            continue with their own parameters until then.
+        mixing: Weight of a replica's own parameters when it adopts a result, only with `overlap_steps`: 0 for
+            none, towards 1 for all.
         outer_rate: Learning rate of the outer optimizer.
-        outer_momentum: Its momentum.
-        islands: With `local_steps`: replicas are jobs of their own, which may be lost and join again while the others go on.
+        outer_momentum: Momentum of the outer optimizer.
+        islands: With `local_steps`: replicas are separate jobs, which may be lost and join again while the
+            others continue.
     """
 
     compress: str = ""
@@ -224,7 +230,7 @@ class Comms(Validated):
             )
 
     def words(self) -> str | None:
-        """What to say of it before a run begins; None where nothing is compressed."""
+        """Return a line that describes these settings before a run; None if nothing is changed."""
         if self.local_steps > 1:
             how = self.compress or "float32"
             if self.islands.count > 1:
@@ -254,22 +260,22 @@ class Comms(Validated):
 
     @property
     def is_plain(self) -> bool:
-        """Whether gradients are added up as they are, at once, in every step."""
+        """True if gradients are reduced uncompressed, without delay, in every step."""
         return not self.compress and not self.delayed and self.local_steps == 1 and self.sums == "at_end"
 
     @property
     def on_mesh(self) -> "Comms":
-        """What of it the devices of one job do: of an island nothing, whose steps are plain ones."""
+        """The settings for the devices of one job; with islands, each island's steps are plain ones."""
         return self if self.islands.count == 1 else Comms()
 
     @property
     def asked(self) -> str:
-        """The setting that changes how gradients are added up, for a message."""
+        """The setting that changes how gradients are reduced, for a message."""
         if self.compress:
             return f'comms.compress="{self.compress}"'
         return "comms.delayed=True" if self.delayed else f'comms.sums="{self.sums}"'
 
     @property
     def wire(self) -> Wire:
-        """What `compress` names; there must be one."""
+        """The wire format named by `compress`, which must be set."""
         return WIRES[self.compress]

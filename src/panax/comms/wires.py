@@ -1,4 +1,4 @@
-"""How numbers travel: what a box of them becomes before it is sent, and again when it has arrived."""
+"""Wire formats: encoding of quantization blocks before they are sent, and decoding afterwards."""
 
 import abc
 import dataclasses
@@ -23,11 +23,12 @@ from ..kernels.quantised import (
 
 
 class Wire(abc.ABC):
-    """A format of what travels: an equal, hashable value, so that it may be static in a compiled program.
+    """A wire format: a hashable value that compares by content, so that it can be static in a compiled
+    program.
 
     Attributes:
-        rounds_by_chance: Whether `encode` takes random bits.
-        needs_feedback: Whether training goes wrong where rounding errors are not kept and sent later.
+        rounds_by_chance: True if `encode` can use random bits.
+        needs_feedback: True if training suffers when rounding errors are not stored and sent later.
     """
 
     rounds_by_chance: bool = True
@@ -35,10 +36,10 @@ class Wire(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> Any:
-        """What travels: a tree of arrays with the leading dimensions of `x`.
+        """Encode blocks as a tree of arrays with the leading dimensions of `x`.
 
         Args:
-            bits: Random ones, to round up or down by chance, so that the mean is x; None for the nearest.
+            bits: Random bits for stochastic rounding, with mean x; None to round to nearest.
         """
 
     def encode_with_rest(
@@ -47,19 +48,19 @@ class Wire(abc.ABC):
         owed: Float32[Array, "*rows box"],
         bits: UInt32[Array, "*rows box"] | None = None,
     ) -> tuple[Any, Float32[Array, "*rows box"]]:
-        """What travels of `x + owed`, and what that leaves out."""
+        """Encode `x + owed`; also return the rounding error."""
         total = x + owed
         sent = self.encode(total, bits)
         return sent, total - self.decode(sent)
 
     @abc.abstractmethod
     def decode(self, sent: Any) -> Float32[Array, "*rows box"]:
-        """The numbers again, of what `encode` gave, possibly with other leading dimensions."""
+        """Decode the result of `encode`, possibly with other leading dimensions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Wire):
-    """Numbers in another float, without scales."""
+    """Values cast to another float dtype, without scales."""
 
     dtype: str = "bfloat16"
 
@@ -69,7 +70,7 @@ class Cast(Wire):
 
     def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> jax.Array:
         rounded = x.astype(self.dtype) if bits is None else round_stochastically(x, bits)
-        # As whole numbers of as many bits: XLA on CPU would widen a float of 16 bits before it sends it.
+        # Sent as integers of the same width: XLA on CPU would widen a 16-bit float before sending it.
         return jax.lax.bitcast_convert_type(rounded, f"uint{8 * jnp.dtype(self.dtype).itemsize}")
 
     def decode(self, sent: jax.Array) -> Float32[Array, "*rows box"]:
@@ -78,7 +79,7 @@ class Cast(Wire):
 
 @dataclasses.dataclass(frozen=True)
 class Coded(Wire):
-    """Codes, and a scale in float32 for each box.
+    """Codes with a float32 scale per block.
 
     >>> wire = Coded(INT8)
     >>> wire.decode(wire.encode(jnp.array([[1.0, 0.25, -0.5, 0.0]])))[0, 0].item()
@@ -111,11 +112,11 @@ WIRES: dict[str, Wire] = {
     "int4": Coded(INT4),
     "sign": Coded(SIGN, rounds_by_chance=False, needs_feedback=True),
 }
-"""The wires that a setting may name."""
+"""Wire formats that a setting may name."""
 
 
 def register_wire(name: str, wire: Wire) -> None:
-    """Make a wire known by a name; the same one again changes nothing.
+    """Register a wire format by name; registering the same one again has no effect.
 
     Raises:
         RecipeError: Another one has that name.

@@ -1,4 +1,4 @@
-"""What every other room speaks in: tasks, modules, logical axes, measures, state, errors."""
+"""Shared vocabulary of all packages: tasks, modules, logical axes, measures, state and errors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Logical axes read from the annotations: the one place where a parameter's shape is written.
+"""Logical axes read from annotations, the only place where a parameter's shape is written.
 
-`w_up: Float[Array, "embed ffn"]` is read here as the axes ("embed", "ffn"). All else is derived: the shape that is
-initialised, the sharding, the bytes that are planned, the decay mask.
+`w_up: Float[Array, "embed ffn"]` has the axes ("embed", "ffn"). Everything else is derived from them: the
+initial shape, the sharding, the planned bytes and the weight-decay mask.
 """
 
 import functools
@@ -16,7 +16,8 @@ from .protocols import Axes
 
 
 def annotation_axes(annotation: Any) -> Axes | None:
-    """The dimension names of a jaxtyping annotation, `X | None` included; None if it is not an array annotation.
+    """Return the dimension names of a jaxtyping annotation or of `X | None`; None if it is not an array
+    annotation.
 
     >>> from jaxtyping import Array, Float
     >>> annotation_axes(Float[Array, "embed ffn"] | None)
@@ -34,13 +35,13 @@ def annotation_axes(annotation: Any) -> Axes | None:
 
 @functools.cache
 def class_axes(cls: type) -> dict[str, Axes]:
-    """Field name to logical axes, for the fields of `cls` that are arrays."""
+    """Return field name to logical axes for the array fields of `cls`."""
     hints = typing.get_type_hints(cls)
     return {name: axes for name, hint in hints.items() if (axes := annotation_axes(hint)) is not None}
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A pytree path as a dotted name, the name under which a parameter is printed, matched and saved.
+    """Format a pytree path as a dotted name, under which a parameter is printed, matched and saved.
 
     >>> path_name(jax.tree_util.tree_flatten_with_path({"a": [1, 2]})[0][1][0])
     'a.1'
@@ -49,7 +50,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Dotted name to leaf, in the tree's order.
+    """Return dotted name to leaf, in tree order.
 
     >>> named_leaves({"a": [1, 2], "b": 3})
     {'a.0': 1, 'a.1': 2, 'b': 3}
@@ -58,12 +59,14 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def pair_axes(tree: Any, axes: Any) -> list[tuple[str, Any, Axes]]:
-    """(name, leaf, logical axes) for each leaf of `tree`, whose structure `axes` follows with a tuple at each leaf."""
+    """Return (name, leaf, logical axes) for each leaf of `tree`; `axes` has its structure, with a tuple at
+    each leaf.
+    """
     named, treedef = jax.tree_util.tree_flatten_with_path(tree)
     return [(path_name(path), leaf, tuple(a)) for (path, leaf), a in zip(named, treedef.flatten_up_to(axes))]
 
 
 def map_axes(function: Any, tree: Any, axes: Any) -> Any:
-    """Map `function(leaf, axes)` over the leaves of `tree`; the tree of results."""
+    """Map `function(leaf, axes)` over the leaves of `tree`, and return the tree of results."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     return treedef.unflatten([function(leaf, tuple(a)) for leaf, a in zip(leaves, treedef.flatten_up_to(axes))])

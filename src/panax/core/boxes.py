@@ -1,7 +1,8 @@
-"""Boxes of neighbouring numbers that lie on one device on every usual mesh: what numbers in few bits share a scale by.
+"""Quantization blocks: neighboring elements that share a scale, stored on one device on every usual mesh.
 
-A scale for the next 256 numbers in storage would be another one on another mesh, and the same run would round otherwise there. So
-the sides of a box are chosen by the array's logical shape alone, and leave each dimension enough boxes to be split over devices.
+If a scale covered the next 256 elements in storage order, it would cover other elements on another mesh, and
+the same run would round differently there. Block shapes therefore depend only on the array's logical shape,
+and leave each dimension enough blocks to be sharded over devices.
 """
 
 import math
@@ -13,17 +14,19 @@ from .logical import is_copies, traits_of
 from .protocols import Axes
 
 LEAST, BOX, SMALLEST = 4096, 256, 16
-"""What travels as codes: arrays of at least so many numbers, in boxes of at most and at least so many."""
+"""Minimum number of elements of an array that is quantized, and maximum and minimum number of elements of a
+block.
+"""
 
 
 class QuantBlocks(NamedTuple):
-    """How an array is cut in boxes.
+    """Partition of an array into quantization blocks.
 
     Attributes:
-        whole: The array's shape, on all devices.
-        box: The sides of a box.
-        sides: Those on this mesh: smaller where it splits a dimension further than boxes leave room for, so that it rounds
-            otherwise than other meshes.
+        whole: Shape of the global array.
+        box: Shape of a block.
+        sides: Shape of a block on this mesh. It is smaller if the mesh shards a dimension into more parts
+            than blocks allow for, so rounding then differs from other meshes.
     """
 
     whole: tuple[int, ...]
@@ -32,10 +35,11 @@ class QuantBlocks(NamedTuple):
 
 
 def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlocks | None:
-    """The boxes of what travels as codes; None for an array that is too small, or too odd in shape.
+    """Return the quantization blocks of an array; None if it is too small or its dimensions divide too
+    poorly.
 
     Args:
-        shape: Of a device's shard.
+        shape: Shape of a device's shard.
         axes: The array's logical axes.
     """
     parts = [math.prod(layout.sizes[axis] for axis in dim) for dim in layout.storage(axes)]
@@ -49,13 +53,14 @@ def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlock
 
 
 def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:
-    """The sides of a box of at most `most` numbers, a power of two.
+    """Return the shape of a block of at most `most` elements, a power of two.
 
-    It takes powers of two from dimensions that rest whole, the last one first, and then in turn from those that rest split: along
-    one that is split at rest alone (such as embed) at least 8 boxes are left, along one that is computed in parts 2.
+    Powers of two are taken from unsharded dimensions, the last one first, and then in turn from sharded ones.
+    A dimension that is sharded only in storage (such as embed) keeps at least 8 blocks, one that is also
+    sharded in computation 2.
 
     Args:
-        own: The dimensions of one array, where `shape` is that of a stack of them.
+        own: Dimensions of a single array, if `shape` is that of a stack of arrays.
 
     >>> quant_block_shape((12, 512, 384), ("layer", "embed", "kv_latent"), (1, 2), 256)
     (1, 2, 128)

@@ -1,4 +1,4 @@
-"""`CollectingTask`: a task that makes its own data with its own parameters, inside the compiled step."""
+"""`CollectingTask`: a task that generates its own data with its parameters, inside the compiled step."""
 
 import abc
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from .task import Task
 
 
 class Collected(NamedTuple):
-    """What one collection gives.
+    """Result of one rollout (`collect`).
 
     Attributes:
-        experience: What the batches of the updates are drawn from, any pytree. It is constant while updates are made, and
-            dropped after them unless it is part of `kept` too.
-        kept: The part of the model state that updates neither read nor change, such as environments and replay buffers: it does
-            not travel through them.
-        state: The rest of the model state, which `loss` sees and may change.
-        metrics: Of the collection. A `DataChecks` that found something keeps all updates from being made, and the run stops.
+        experience: The data from which update batches are drawn; any pytree. It is constant during the
+            updates, and dropped after them unless it is also part of `kept`.
+        kept: The part of the model state that updates neither read nor change, such as environments and
+            replay buffers; it is not carried through them.
+        state: The rest of the model state, which `loss` reads and may change.
+        metrics: Metrics of the collection. A failed `DataChecks` prevents all updates, and the run stops.
     """
 
     experience: Any
@@ -32,23 +32,24 @@ class Collected(NamedTuple):
 
 
 class CollectingTask(Task):
-    """A task whose step collects data, and then makes several updates from it. How reinforcement learning trains.
+    """A task with steps that collect data and then make several updates from it, as in reinforcement
+    learning.
 
-    One step is one compiled call: `collections` times `collect`, each followed by `updates` updates by the experiment's
-    optimizer. An update differentiates `loss` of what `minibatch` gives, with everything that an update has elsewhere:
-    clipping, the guard, frozen parameters, averages. So an agent says how it acts and what it minimises, and has no loop of its
-    own.
+    One step is one compiled call: `collections` times `collect`, each followed by `updates` updates by the
+    experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with everything that updates
+    have elsewhere: clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts
+    and what it minimizes, and needs no loop.
 
-    What is carried from step to step (environments, running statistics, replay buffers, target networks) is model state, a
-    mapping at its top: it lies on the mesh by `state_axes`, is saved in checkpoints, and resumes. Leaves with one entry for each
-    environment have the logical axis `environment` first.
+    Everything carried from step to step (environments, running statistics, replay buffers, target networks)
+    is model state, a mapping at the top level: it is sharded by `state_axes`, saved in checkpoints and
+    restored. Leaves with one entry per environment have `environment` as their first logical axis.
 
-    The batch that the step is given has the leaf `row` alone: the number of each environment among all of them, laid out over the
-    mesh as rows of any batch are. Random bits that are drawn from `key` and this number are the same on every mesh, and after
+    The batch passed to the step has a single leaf, `row`: the global index of each environment, sharded like
+    the rows of any batch. Random bits derived from `key` and this index are the same on every mesh and after
     every interruption.
 
-    The optimizer's schedule counts updates, not steps: a run has `num_steps * collections * updates` of them. `TrainState.step`
-    counts steps; in `loss` the key is another one for each update.
+    The optimizer's schedule counts updates, not steps: a run has `num_steps * collections * updates` of them.
+    `TrainState.step` counts steps; `loss` gets a different key for each update.
     """
 
     mesh_axes = frozenset({"replica", "fsdp", "expert"})
@@ -56,26 +57,26 @@ class CollectingTask(Task):
     @property
     @abc.abstractmethod
     def rows(self) -> int:
-        """How many environments there are, all devices together."""
+        """Number of environments over all devices."""
 
     @property
     @abc.abstractmethod
     def evaluation_rows(self) -> int:
-        """How many rows an evaluation has: `loss` outside of training sees them as the leaf `row`."""
+        """Number of rows of an evaluation: `loss` outside of training receives them as the leaf `row`."""
 
     @property
     def collections(self) -> int:
-        """Collections in one step."""
+        """Number of collections per step."""
         return 1
 
     @property
     @abc.abstractmethod
     def updates(self) -> int:
-        """Updates after each collection."""
+        """Number of updates after each collection."""
 
     @property
     def stops_early(self) -> bool:
-        """Whether `goes_on` may be false."""
+        """True if updates may stop early within a step, for example at a KL target (`goes_on`)."""
         return False
 
     @property
@@ -84,51 +85,55 @@ class CollectingTask(Task):
 
     @abc.abstractmethod
     def collect(self, params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Collected:
-        """Act, and say what was seen.
+        """Act in the environments and return the collected experience.
 
         Args:
-            batch: Its leaf `row` is (environment,).
-            key: Another one for each collection of a run.
+            batch: Its leaf `row` has the shape (environment,).
+            key: Different for each collection of a run.
         """
 
     @abc.abstractmethod
     def minibatch(self, experience: Any, state: ModelState, index: jax.Array, key: jax.Array) -> Batch:
-        """The batch of update number `index` after a collection.
+        """Return the batch of update `index` after a collection.
 
         Args:
             index: From 0 to `updates` - 1.
-            key: The collection's, the same for all of its updates.
+            key: The collection's key, the same for all of its updates.
         """
 
     def goes_on(self, scalars: Mapping[str, Any]) -> jax.Array:
-        """Whether an update with these losses and metrics is made; if not, none is made after it before the next collection."""
+        """Return whether to apply an update with these losses and metrics; if not, no further update follows
+        until the next collection.
+        """
         raise NotImplementedError
 
     def updated(self, params: Params, state: ModelState) -> ModelState:
-        """The state after an update that led to these parameters; where target networks follow."""
+        """Return the state after an update to these parameters, for example with target networks moved toward
+        them.
+        """
         return state
 
     def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
-        """None: `init` draws what a run begins with. What it keeps is then known to fit."""
+        """Return None, since `init` draws the initial state; check that the state fits in memory."""
         self.check_memory(shardings[1])
         return None
 
     def check_memory(self, shardings: Any, runs: tuple[int, ...] = ()) -> None:
-        """Raise an error where what it keeps does not fit its devices' memory; called before the first state is made.
+        """Check that the model state fits in device memory; called before the first state is created.
 
         Args:
-            shardings: Of the model state, one for each leaf.
-            runs: The sizes of further axes before a leaf's own, where several runs lie side by side.
+            shardings: Shardings of the model state, one per leaf.
+            runs: Sizes of additional leading axes if several runs are stacked.
 
         Raises:
-            RecipeError: It does not fit; says by how much, and what to lower.
+            RecipeError: It does not fit; the message names the excess and the setting to lower.
         """
 
     def check_rows(self, batch: Batch) -> None:
-        """Raise an error where the data is not this task's own.
+        """Check that the batch has one row per environment.
 
         Raises:
-            RecipeError: It has another number of rows.
+            RecipeError: It has a different number of rows.
         """
         if batch[NUMBER].shape != (self.rows,):
             raise RecipeError(

@@ -1,4 +1,4 @@
-"""Random bits that are a hash of counters: the same for an element wherever it lies, computed where they are used."""
+"""Counter-based random bits: a hash of counters, computed where used and independent of the device."""
 
 import zlib
 
@@ -8,23 +8,26 @@ from jaxtyping import Array, Float, UInt32
 
 
 def mix(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Finaliser of MurmurHash3: a bijection of 32-bit words in which each input bit flips half of the output's."""
+    """Apply the finalizer of MurmurHash3, a bijection of 32-bit words; each input bit flips half of the
+    output bits.
+    """
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)
 
 
 def to_centered_uniform(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
-    """Numbers spread evenly between -1 and 1, neither of them nor 0 included, from 32 random bits each."""
+    """Map 32 random bits each to evenly spaced floats strictly between -1 and 1, excluding 0."""
     signed = (bits >> 8).astype(jnp.int32) - 2**23
     return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
 def bits_of_places(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:
-    """32 random bits for each element of an array, by the array's name, a count (such as of updates), and the element's place.
+    """Return 32 random bits per array element, from the array's name, a count (such as of updates) and the
+    element's index.
 
     Args:
-        places: For each dimension the index in the whole array, of shapes that broadcast to the array's.
+        places: For each dimension, the index in the global array, in shapes that broadcast to the array's.
     """
     h = mix(jnp.asarray(count).astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode())))
     for dim, place in enumerate(places):

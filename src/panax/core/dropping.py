@@ -1,7 +1,8 @@
-"""Dropout whose mask depends on (key, global row, position, feature) and on nothing else.
+"""Dropout with a mask that depends only on (key, global row, position, feature).
 
-So the same seed drops the same elements on any mesh, with any number of micro-batches, and again in the backward pass of
-a rematerialised layer. Bits are a hash of counters, computed where they are used: nothing is stored or communicated.
+The same seed drops the same elements on any mesh, with any number of micro-batches, and again in the backward
+pass of a rematerialized layer. Bits are a hash of counters, computed where used: nothing is stored or
+communicated.
 """
 
 import jax
@@ -22,9 +23,9 @@ def dropout(
 
     Args:
         rate: In [0, 1).
-        key: Of this step, layer and place.
-        row: Each row's index in the global batch.
-        place: Each position's index in its whole row; 0, 1, 2, ... by default.
+        key: Key of this step, layer and use.
+        row: Index of each row in the global batch.
+        place: Index of each position in its whole row; 0, 1, 2, ... by default.
     """
     if rate == 0.0:
         return x
@@ -35,7 +36,7 @@ def dropout(
 def uniform(
     shape: tuple[int, ...], key: jax.Array, row: Int[Array, " batch"], place: Int[Array, " seq"] | None = None
 ) -> Float[Array, "batch seq feature"]:
-    """Numbers in [0, 1), float32, of the shape `batch seq feature`, by the same arguments as `dropout` takes."""
+    """Return float32 values in [0, 1) of shape `batch seq feature`; the arguments are those of `dropout`."""
     words = jax.random.bits(key, (4,), jnp.uint32)
     position = (jnp.arange(shape[1]) if place is None else place).astype(jnp.uint32)[None, :, None]
     feature = jax.lax.broadcasted_iota(jnp.uint32, shape, 2)

@@ -1,6 +1,8 @@
-"""Errors a user can cause, which the command line shows as one message and an exit code, without a traceback.
+"""Errors that a user can cause; the command line prints them as one message with an exit code, without a
+traceback.
 
-`ValueError`, `TypeError` and `OSError` stay what they are for a library caller; these types exist where a caller branches.
+They derive from `ValueError`, `OSError` or `RuntimeError` for library callers; separate types exist only
+where a caller branches on them.
 """
 
 import difflib
@@ -8,67 +10,69 @@ from collections.abc import Iterable
 
 
 class PanaxError(Exception):
-    """Something outside the program is wrong. The message says what was expected, what came, and what to do."""
+    """An error outside the program. The message states what was expected, what was found, and the fix."""
 
     exit_code = 1
 
 
 class RecipeError(PanaxError, ValueError):
-    """A recipe, a field or a value in it can't be used."""
+    """A recipe, or a field or value in it, is invalid."""
 
     exit_code = 2
 
 
 class LayoutError(PanaxError, ValueError):
-    """A mesh, a rule or a dimension that does not fit the others."""
+    """A mesh, a rule or a dimension does not fit the others."""
 
     exit_code = 2
 
 
 class DataError(PanaxError, ValueError):
-    """A corpus, a file or a record can't be read or holds nothing to train on."""
+    """A corpus, file or record cannot be read or holds nothing to train on."""
 
     exit_code = 3
 
 
 class CheckpointError(PanaxError, OSError):
-    """A checkpoint can't be written, read, or is of another model."""
+    """A checkpoint cannot be written or read, or belongs to a different model."""
 
     exit_code = 4
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written: cut short, changed, or incomplete. An older one may be whole."""
+    """A checkpoint differs from what was written: truncated, changed or incomplete. An older one may be
+    intact.
+    """
 
 
 class StoreError(PanaxError, OSError):
-    """A disk or an object store refuses to read or write; retries were made where they could help."""
+    """A disk or object store refuses to read or write, after retries where these could help."""
 
     exit_code = 4
 
 
 class TrainingError(PanaxError, RuntimeError):
-    """The run can't go on: too many non-finite steps, or a recompilation that would make every step slow."""
+    """The run cannot continue: too many non-finite steps, or a recompilation that would slow all steps."""
 
     exit_code = 5
 
 
 class HookError(TrainingError):
-    """A hook raised; the run has been saved, where it had begun."""
+    """A hook raised; the run was saved if it had started."""
 
 
 class JoinError(TrainingError):
-    """The processes of a job did not all come, or are not alike."""
+    """The processes of a job did not all join, or do not match."""
 
 
 class LaunchError(PanaxError, RuntimeError):
-    """Processes can't be placed, started or joined; or they failed more often than the policy allows."""
+    """Processes cannot be placed, started or joined, or they failed more often than the policy allows."""
 
     exit_code = 6
 
 
 def kind_of(value: object) -> str:
-    """A value's type with its article.
+    """Return the name of a value's type with its article.
 
     >>> kind_of(3), kind_of("x")
     ('an int', 'a str')
@@ -78,7 +82,7 @@ def kind_of(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known word closest to `name`, or lists them all.
+    """Return a clause that suggests the known name closest to `name`, or lists all of them.
 
     >>> nearest("quikstart", ["quickstart", "gpt2"])
     "did you mean 'quickstart'?"

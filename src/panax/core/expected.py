@@ -1,7 +1,7 @@
-"""What a program does not show of itself, said beside it for whoever plans.
+"""Annotations for the planner of facts that a traced program does not show.
 
-A loop whose length is known only when it runs, and a choice between branches, don't say how often they do what; a collective does
-not say for what it sends.
+These are the trip count of a loop that is known only at run time, the frequency of each branch, and the
+payload of a collective. They are stored in name scopes.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _SHARES = re.compile(r"shares:([\d.,]+)")
 
 
 def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextManager[Any]:
-    """Declare how often the `while_loop` that is traced inside turns.
+    """Declare the expected and maximum trip count of the `while_loop` traced inside.
 
     >>> def loop(x):
     ...     with declare_trip_count(0, 7):
@@ -29,7 +29,7 @@ def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextMa
 
 
 def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]:
-    """Declare how often each branch of the `cond` or `switch` that is traced inside is taken, on the device that does most.
+    """Declare how often each branch of the `cond` or `switch` traced inside is taken, on the busiest device.
 
     >>> def choice(x):
     ...     with declare_branch_probs(0.25, 0.75):
@@ -41,7 +41,7 @@ def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]
 
 
 def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Declare what the collectives that are traced inside send.
+    """Declare what the collectives traced inside send.
 
     >>> def send(x):
     ...     with tag_comm("weights"):
@@ -53,18 +53,18 @@ def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def cargo_of_stack(name_stack: str) -> str | None:
-    """What collectives send, by the innermost declaration in a name stack; None without any."""
+    """Return what collectives send, from the innermost declaration in a name stack, if any."""
     found = _CARGO.findall(name_stack)
     return found[-1] if found else None
 
 
 def trip_count_of_stack(name_stack: str) -> tuple[int, int] | None:
-    """(expected, most) of the innermost declaration in a name stack; None without any."""
+    """Return (expected, maximum) trip count from the innermost declaration in a name stack, if any."""
     found = _TURNS.findall(name_stack)
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
 def branch_probs_of_stack(name_stack: str) -> Sequence[float] | None:
-    """Of each branch, by the innermost declaration in a name stack; None without any."""
+    """Return the frequency of each branch from the innermost declaration in a name stack, if any."""
     found = _SHARES.findall(name_stack)
     return tuple(map(float, found[-1].split(","))) if found else None

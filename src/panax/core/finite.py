@@ -1,7 +1,7 @@
-"""The least, the greatest and the order of measured figures, of which some may be NaN or infinite.
+"""Minimum, maximum and order of measured values, some of which may be NaN or infinite.
 
-Python's `min`, `max` and `sorted` give what the order of the figures happens to give where one is NaN: `min([nan, 1.0])` is NaN,
-`min([1.0, nan])` is 1.0. Here a figure that is not finite never wins, and stands last.
+With a NaN, Python's `min`, `max` and `sorted` depend on the order of their input: `min([nan, 1.0])` is NaN,
+`min([1.0, nan])` is 1.0. Here a non-finite value never wins, and sorts last.
 """
 
 import math
@@ -15,14 +15,14 @@ _NOTHING: Any = object()
 
 
 def least(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
-    """The value with the smallest finite figure; the first one where no figure is finite.
+    """Return the item with the smallest finite value; the first item if no value is finite.
 
     Args:
-        key: The figure of a value: a number, or a tuple of them. None: the value is the figure.
-        default: What is returned where there are no values.
+        key: Maps an item to its value, a number or a tuple of numbers. By default the item is the value.
+        default: Returned if there are no items.
 
     Raises:
-        ValueError: There are no values, and no default.
+        ValueError: There are no items and no default.
 
     >>> least([math.nan, 2.0, 1.0]), least([math.nan]), least([(math.nan, "a"), (3.0, "b")], key=lambda pair: pair[0])
     (1.0, nan, (3.0, 'b'))
@@ -31,7 +31,8 @@ def least(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default
 
 
 def greatest(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
-    """The value with the largest finite figure; the first one where no figure is finite. As `least` in all else.
+    """Return the item with the largest finite value; the first item if no value is finite. Arguments as in
+    `least`.
 
     >>> greatest([math.inf, 1.0, 2.0, math.nan])
     2.0
@@ -41,7 +42,7 @@ def greatest(values: Iterable[T], *, key: Callable[[T], Any] | None = None, defa
 
 
 def ascending(values: Iterable[T], *, key: Callable[[T], Any] | None = None) -> list[T]:
-    """The values by their figures, the smallest first; those that are not finite last, in the order they came in.
+    """Return the items in ascending order of value; those that are not finite come last, in input order.
 
     >>> ascending([math.nan, 3, -math.inf, 1])
     [1, 3, nan, -inf]

@@ -1,22 +1,27 @@
-"""What a task says of a table whose rows are given out while it is trained."""
+"""Specification of an embedding table with rows that are assigned to keys during training."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Growing:
-    """A table whose rows belong to whatever keys the data bring: a vocabulary in the model state says which row is whose.
+    """A table with rows assigned to the keys in the data; a vocabulary in the model state stores the
+    assignment.
 
-    A key is 64 bits, two words of uint32, and two zeros are none. The rows are blocks of `ways`; a key's hash names its block.
+    A key is 64 bits, as two uint32 words; two zeros mean no key. Rows are grouped into blocks of `ways`, and
+    a key's hash selects its block.
 
     Attributes:
-        table: The parameter's name.
-        vocabulary: What the vocabulary is called in the model state, a mapping: `keys`, uint32 (row, 2), whose each row is, and
-            `asked`, int32 (row), the step in which it was asked for last, -1 where it is nobody's.
-        leaves: Of the batch, those that hold keys, uint32 (batch, ids, 2); a step sees row numbers in their place.
-        ways: Rows of a block.
-        idle_steps: A key loses its row to a new one once it was not asked for in more steps than these.
-        scale: The first numbers of a row are uniform from -`scale` to `scale`.
+        table: Name of the parameter.
+        vocabulary: Name of the vocabulary in the model state. It is a mapping of `keys`, uint32 (row, 2), the
+            key of each row, and `asked`, int32 (row), the last step in which it was requested, -1 if the row
+            is free.
+        leaves: Leaves of the batch that hold keys, uint32 (batch, ids, 2); a step receives row ids in their
+            place.
+        ways: Rows per block.
+        idle_steps: A key may lose its row to a new one after it was not requested for more than this many
+            steps.
+        scale: Initial values of a row are uniform in [-`scale`, `scale`].
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""How more is installed into this very environment, for hints: it depends on how this copy of Panax came here."""
+"""Install commands for this environment, used in hints; they depend on how Panax was installed."""
 
 import functools
 import importlib.metadata
@@ -13,7 +13,8 @@ DISTRIBUTION = "panax-jax"
 
 
 def install_command(extra: str) -> str:
-    """The command that installs one of the extras of pyproject.toml: by a clone's own program where a clone is installed.
+    """Return the command that installs an extra of pyproject.toml; a clone's install script if a clone is
+    installed.
 
     >>> "torch" in install_command("torch")
     True
@@ -32,7 +33,7 @@ def install_command(extra: str) -> str:
 
 
 def package(*names: str) -> str:
-    """The command that installs packages of others into this environment.
+    """Return the command that installs third-party packages into this environment.
 
     >>> package("tensorboard").endswith("pip install tensorboard")
     True
@@ -41,20 +42,22 @@ def package(*names: str) -> str:
 
 
 def _pip() -> str:
-    # What `pip` on the terminal's path belongs to is not known.
+    # `pip` on the PATH may belong to another environment.
     python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
     return f"{shlex.quote(python)} -m pip install"
 
 
 @functools.cache
 def _origin() -> str:
-    """Where this copy was installed from, as pip has noted it (PEP 610); empty for a package index."""
+    """Return the URL that this copy was installed from, as recorded by pip (PEP 610); empty for a package
+    index.
+    """
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         found = json.loads(text or "{}")
         url = str(found.get("url", "")) if isinstance(found, dict) else ""
     except (importlib.metadata.PackageNotFoundError, ValueError, RecursionError):
-        # Run from a folder on the path: its clone, if it is one.
+        # Imported from a directory on sys.path: return it if it is a clone.
         clone = Path(__file__).parents[3]
         return clone.as_uri() if (clone / "install.py").is_file() else ""
     return url

@@ -1,4 +1,4 @@
-"""What Panax takes of JAX that is private to it: the one file that may. Read in jax 0.10.2 and 0.12.0."""
+"""Uses of private JAX APIs; the only file that may contain any. Written against jax 0.10.2 and 0.12.0."""
 
 import copy
 import ctypes
@@ -17,16 +17,18 @@ _PARAMETERS = (
 )  # fmt: skip
 
 original = compiler.compile_or_get_cached
-"""JAX's own way to an executable: from its persistent cache, if that is on, or compiled."""
+"""JAX's function that returns an executable: from its persistent cache if enabled, otherwise compiled."""
 
 
 def backend_runs() -> bool:
-    """Whether JAX has found its devices: from then on processes can't be joined any more."""
+    """Return whether JAX has initialized its devices, after which processes can no longer join."""
     return xla_bridge.backends_are_initialized()
 
 
 def connect_over_loopback() -> bool:
-    """Have processes on CPUs connect over loopback, and not by this host's name; False where this JAX connects them otherwise."""
+    """Make processes on CPUs connect over loopback instead of this host's name; return False if this JAX
+    version connects differently.
+    """
     library = getattr(xla_bridge, "_jax", None)
     make = getattr(library, "make_gloo_tcp_collectives", None)
     if library is None or make is None:
@@ -36,9 +38,11 @@ def connect_over_loopback() -> bool:
 
 
 def leave_preemption_to_the_end() -> None:
-    """At exit, don't wait for JAX's preemption service: where SIGTERM came after the last step, it waits for processes that left.
+    """Do not wait for JAX's preemption service at exit: after a SIGTERM past the last step, it waits for
+    processes that have left.
 
-    What it uses stays until the process ends, since a thread of it may go on; the client is shut down as ever.
+    Its resources stay allocated until the process ends, since one of its threads may continue; the client is
+    shut down as usual.
     """
     state = distributed.global_state
     manager, client = state.preemption_sync_manager, state.client
@@ -50,12 +54,16 @@ def leave_preemption_to_the_end() -> None:
 
 
 def coordination() -> Any:
-    """The client of the job's coordination service, with a key-value store; None for a process alone."""
+    """Return the client of the job's coordination service, which has a key-value store; None for a single
+    process.
+    """
     return distributed.global_state.client
 
 
 def replace_compiling(compile_: Callable[..., Any]) -> bool:
-    """Have JAX call this in place of `original`, with the same arguments; False where this JAX calls it otherwise."""
+    """Make JAX call this instead of `original`, with the same arguments; return False if this JAX version's
+    signature differs.
+    """
     if tuple(inspect.signature(original).parameters) != _PARAMETERS:
         return False
     compiler.compile_or_get_cached = compile_
@@ -63,20 +71,23 @@ def replace_compiling(compile_: Callable[..., Any]) -> bool:
 
 
 def is_plain(backend: Any, host_callbacks: Any) -> bool:
-    """Whether a program runs on devices of this process, and is the same whenever it is compiled from the same text.
+    """Return whether a program runs on devices of this process and compiles to the same result from the same
+    text.
 
-    Programs for devices that are not here can't be read back, Python callbacks are addresses in this process, and a profile
-    that guides optimisation changes the program.
+    Programs for devices that are not attached cannot be deserialized, Python callbacks are addresses in this
+    process, and profile-guided optimization changes the program.
     """
     guided = config.enable_pgle.value or config.compilation_cache_expect_pgle.value
     return type(backend) is xla_client.Client and not host_callbacks and not guided
 
 
 def key_of(computation: Any, devices: np.ndarray, options: Any, backend: Any) -> str | None:
-    """A hash of all that decides a program but the machine, the same in every process; None where JAX can't make one.
+    """Return a hash of everything that determines a program except the machine, equal in every process; None
+    if JAX cannot compute one.
 
-    JAX's own has the machine's topology in it, which for CPUs names the process that asks, and would make others wait for a
-    program that never comes. A program of one device has the same key on each.
+    JAX's own cache key contains the machine's topology. On CPUs this identifies the requesting process, so
+    other processes would wait for a program that never arrives. A program of one device has the same key on
+    each device.
     """
     if devices.size == 1 and options.device_assignment is not None:
         options = copy.deepcopy(options)
@@ -85,22 +96,22 @@ def key_of(computation: Any, devices: np.ndarray, options: Any, backend: Any) ->
         if backend.platform != "cpu":
             return compilation_cache.get_cache_key(computation, devices, options, backend)
         found = hashlib.sha256()
-        # An enumeration in 0.10.2, a flag in 0.12.0.
+        # An enum in 0.10.2, a bool in 0.12.0.
         ignored: Any = cache_key.IgnoreCallbacks.NO if hasattr(cache_key, "IgnoreCallbacks") else False
         cache_key._hash_computation(found, computation, ignored)
         cache_key._hash_platform(found, backend)
         cache_key._hash_xla_flags(found, cache_key.get_flag_prefixes())
         cache_key._hash_serialized_compile_options(found, options)
         return found.hexdigest()
-    except RuntimeError:  # JAX's own way then is to go without its cache
+    except RuntimeError:  # JAX itself skips its cache in this case.
         return None
 
 
 def compile_uncached(backend: Any, computation: Any, executable_devices: Any, options: Any, host_callbacks: Any) -> Any:
-    """An executable, whatever caches hold."""
+    """Compile an executable, bypassing all caches."""
     return compiler.backend_compile_and_load(backend, computation, executable_devices, options, host_callbacks)
 
 
 def load_executable(backend: Any, program: bytes, executable_devices: Any, options: Any) -> Any:
-    """The executable that `serialize` gave as bytes, on these devices."""
+    """Deserialize an executable onto these devices."""
     return backend.deserialize_executable(program, executable_devices, options)

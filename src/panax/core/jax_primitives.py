@@ -1,8 +1,10 @@
-"""Reads and defines JAX primitives: the one module that knows how their parameters are named. Read in jax 0.10.2 and 0.12.0.
+"""Reads and definitions of JAX primitives: the only module that depends on their parameter names. Written
+against jax 0.10.2 and 0.12.0.
 
-A traced program is a list of equations, each with a primitive and its parameters. JAX changes names and forms of parameters
-without notice (the counts of a `scan` went in 0.12), so everything else asks the functions below. Where a figure follows from
-the shapes in the program, it is taken from there. A form that isn't known raises `UnknownForm`.
+A traced program is a list of equations, each with a primitive and its parameters. JAX changes names and forms
+of parameters without notice (the counts of a `scan` were removed in 0.12), so all other code calls the
+functions below. A value that follows from the shapes in the program is derived from these. An unknown form
+raises `UnknownForm`.
 """
 
 import functools
@@ -28,10 +30,10 @@ _CALLS = {
     "checkpoint": "jaxpr",
     "custom_partitioning": "call",
 }
-"""Primitives that do nothing but call a program, and the parameter that holds it."""
+"""Primitives that only call a program, and the parameter that holds it."""
 
 _EXPANDED = "call_hi_primitive"
-"""A primitive that is expanded into others when it is lowered; `jnp.searchsorted` is one from jax 0.12 on."""
+"""A primitive that is expanded into others when lowered; `jnp.searchsorted` is one from jax 0.12 on."""
 
 REMATERIALIZED = frozenset({"remat2", "checkpoint"})
 """Calls that recompute their program in the backward pass."""
@@ -52,7 +54,7 @@ def read_parameter(equation: Any, *names: str) -> Any:
     """Return the parameter of an equation that has one of these names.
 
     Raises:
-        UnknownForm: None of the names is there.
+        UnknownForm: None of the names is present.
     """
     for name in names:
         if name in equation.params:
@@ -75,7 +77,8 @@ def eliminate_dead_code(program: ClosedJaxpr) -> Jaxpr:
 
 
 def called_jaxpr(equation: Any) -> Jaxpr | None:
-    """Return the program that a call, a custom derivative or a rematerialization runs; None for any other primitive.
+    """Return the program that a call, custom derivative or rematerialization runs; None for any other
+    primitive.
 
     >>> called = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0)
     >>> [inner.primitive.name for inner in called_jaxpr(called.eqns[0]).eqns]
@@ -114,13 +117,13 @@ def _traced(operation: Any, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Jaxpr:
 
 
 class ShardMap(NamedTuple):
-    """A `shard_map`: what each device runs.
+    """A `shard_map`: the program that each device runs.
 
     Attributes:
-        jaxpr: Its program, with the shapes of one device.
+        jaxpr: The program, with the shapes of one device.
         sizes: Mesh axis to size.
-        in_specs: Of each operand, the mesh axes of its dimensions.
-        out_specs: Of each result.
+        in_specs: For each operand, the mesh axes of its dimensions.
+        out_specs: The same for each result.
     """
 
     jaxpr: Jaxpr
@@ -130,7 +133,7 @@ class ShardMap(NamedTuple):
 
 
 def is_shard_map(equation: Any) -> bool:
-    """Return True if the primitive is `shard_map`."""
+    """Return whether the primitive is `shard_map`."""
     return equation.primitive.name == "shard_map"
 
 
@@ -148,11 +151,11 @@ def read_shard_map(equation: Any) -> ShardMap:
 
 
 class ScanArity(NamedTuple):
-    """How the operands of a `scan`, which are also its body's inputs, are divided; the scanned arrays come last.
+    """How the operands of a `scan`, also the inputs of its body, are divided; the scanned arrays come last.
 
     Attributes:
-        consts: Operands that each turn reads.
-        carry: Operands that each turn replaces; they are the first results too.
+        consts: Number of operands that every iteration reads.
+        carry: Number of operands that every iteration replaces; they are also the first results.
     """
 
     consts: int
@@ -160,17 +163,18 @@ class ScanArity(NamedTuple):
 
 
 def scan_body(equation: Any) -> Jaxpr:
-    """Return the program of one turn of a `scan`."""
+    """Return the program of one iteration of a `scan`."""
     return open_jaxpr(read_parameter(equation, "jaxpr"))
 
 
 def scan_length(equation: Any) -> int:
-    """Return the number of turns of a `scan`."""
+    """Return the number of iterations of a `scan`."""
     return read_parameter(equation, "length")
 
 
 def scan_arity(equation: Any) -> ScanArity:
-    """Count a scan's constants and its carry, from the shapes: a scanned array has one dimension more outside of the body.
+    """Count a scan's constants and carry from shapes: a scanned array has one more dimension outside of the
+    body.
 
     >>> def total(x):
     ...     return jax.lax.scan(lambda carry, row: (carry + row, row), 0.0, x)
@@ -189,7 +193,7 @@ def scan_arity(equation: Any) -> ScanArity:
 
 
 def _extra_dimensions(equation: Any, outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Count the arrays, the last ones, that have one dimension less inside of a loop's body."""
+    """Count the trailing arrays that have one dimension less inside of a loop's body."""
     ranks = [_rank(a) - _rank(b) for a, b in zip(outside, inside)]
     count = sum(ranks)
     if len(outside) != len(inside) or ranks != [0] * (len(ranks) - count) + [1] * count:
@@ -205,8 +209,8 @@ class WhileArity(NamedTuple):
     """How the operands of a `while` are divided.
 
     Attributes:
-        cond_consts: The first operands, which the condition reads.
-        body_consts: The next, which the body reads; the rest is carried.
+        cond_consts: Number of leading operands that the condition reads.
+        body_consts: Number of operands after these that the body reads; the remaining ones are carried.
     """
 
     cond_consts: int
@@ -214,12 +218,12 @@ class WhileArity(NamedTuple):
 
 
 def while_condition(equation: Any) -> Jaxpr:
-    """Return the program that decides whether a `while` takes another turn."""
+    """Return the program that decides whether a `while` runs another iteration."""
     return open_jaxpr(read_parameter(equation, "cond_jaxpr"))
 
 
 def while_body(equation: Any) -> Jaxpr:
-    """Return the program of one turn of a `while`."""
+    """Return the program of one iteration of a `while`."""
     return open_jaxpr(read_parameter(equation, "body_jaxpr"))
 
 
@@ -247,18 +251,18 @@ def cond_branches(equation: Any) -> tuple[Jaxpr, ...]:
 
 
 def collective_axes(equation: Any) -> tuple[str, ...]:
-    """Return the mesh axes that a collective, or an `axis_index`, goes over."""
+    """Return the mesh axes of a collective or an `axis_index`."""
     axes = read_parameter(equation, "axes", "axis_name")
     return tuple(axes) if isinstance(axes, tuple | list | frozenset) else (axes,)
 
 
 def gathered_dim(equation: Any) -> int:
-    """Return the dimension that an `all_gather` puts the devices' arrays along."""
+    """Return the dimension along which an `all_gather` concatenates or stacks."""
     return read_parameter(equation, "all_gather_dimension")
 
 
 def gathers_into_dim(equation: Any) -> bool:
-    """Return True if an `all_gather` concatenates along a dimension that is there; False if it makes one."""
+    """Return whether an `all_gather` concatenates along an existing dimension; otherwise it adds one."""
     return bool(read_parameter(equation, "tiled"))
 
 
@@ -268,7 +272,7 @@ def scattered_dim(equation: Any) -> int:
 
 
 def exchanged_dims(equation: Any) -> tuple[int, int]:
-    """Return the dimension that an `all_to_all` cuts, and the one that it concatenates along."""
+    """Return the dimensions that an `all_to_all` splits, and that it concatenates along."""
     return read_parameter(equation, "split_axis"), read_parameter(equation, "concat_axis")
 
 
@@ -281,7 +285,9 @@ def permutation_pairs(equation: Any) -> Sequence[tuple[int, int]]:
 
 
 def contracted_dims(equation: Any) -> tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]:
-    """Return ((summed dims of the left, of the right), (batch dims of the left, of the right)) of a `dot_general`."""
+    """Return ((contracted dims of the left, of the right), (batch dims of the left, of the right)) of a
+    `dot_general`.
+    """
     return read_parameter(equation, "dimension_numbers")
 
 
@@ -296,17 +302,17 @@ def reduced_dims(equation: Any) -> Sequence[int]:
 
 
 def slice_sizes(equation: Any) -> Sequence[int]:
-    """Return the size of what a `dynamic_slice` reads."""
+    """Return the shape of the slice that a `dynamic_slice` reads."""
     return read_parameter(equation, "slice_sizes")
 
 
 def transposed_dims(equation: Any) -> Sequence[int]:
-    """Return, of each dimension of a `transpose`'s result, the operand's dimension that it is."""
+    """Return, for each dimension of a `transpose`'s result, the operand's dimension."""
     return read_parameter(equation, "permutation")
 
 
 def broadcast_dims(equation: Any) -> Sequence[int]:
-    """Return, of each dimension of a `broadcast_in_dim`'s operand, the result's dimension that it becomes."""
+    """Return, for each dimension of a `broadcast_in_dim`'s operand, the result's dimension."""
     return read_parameter(equation, "broadcast_dimensions")
 
 
@@ -316,12 +322,12 @@ def squeezed_dims(equation: Any) -> Sequence[int]:
 
 
 def stacked_dim(equation: Any) -> int:
-    """Return the dimension that a `stack` makes or an `unstack` takes apart."""
+    """Return the dimension that a `stack` adds or an `unstack` removes."""
     return read_parameter(equation, "axis")
 
 
 def converted_dtype(equation: Any) -> Any:
-    """Return the dtype that a `convert_element_type` gives."""
+    """Return the result dtype of a `convert_element_type`."""
     return read_parameter(equation, "new_dtype")
 
 
@@ -334,9 +340,9 @@ class PallasKernel(NamedTuple):
     """A Pallas kernel.
 
     Attributes:
-        jaxpr: The program of one point of its grid.
-        grid: Its size in each dimension.
-        flops: As its author declared; None without a declaration.
+        jaxpr: The program of one grid point.
+        grid: Size of the grid in each dimension.
+        flops: FLOPs declared by its author, if any.
     """
 
     jaxpr: Jaxpr
@@ -354,7 +360,7 @@ def read_kernel(equation: Any) -> PallasKernel:
     )
 
 
-# Primitives of our own
+# Definition of primitives
 
 
 def define_primitive(
@@ -369,9 +375,9 @@ def define_primitive(
 
     Args:
         compute: The result as a JAX function of the operands, with the parameters as keywords.
-        infer: The result's abstract value, from the operands' abstract values.
+        infer: The result's abstract value from the operands' abstract values.
         batch: (operands, batched dimension of each) to (result, its batched dimension), for `vmap`.
-        differentiate: (operands, tangents) to (result, its tangent); None if it isn't differentiated.
+        differentiate: (operands, tangents) to (result, its tangent); None if it is not differentiable.
     """
     primitive = Primitive(name)
     primitive.def_impl(compute)

@@ -1,8 +1,8 @@
-"""Which mesh axes an array's logical axes lie on, as the model sees it while it is traced.
+"""The mesh axes of an array's logical axes, as visible to the model while it is traced.
 
-The model names axes; the mesh room decides where they lie. Between the two stands this context: `contract`, `gather` and
-`all_gather_sequence` ask it which mesh axes to communicate over. Without one (a laptop, a test, the debugger, a task that
-is left to automatic sharding) everything is on one device, as far as the model can see.
+The model names logical axes; `panax.mesh` decides how they are sharded. This context connects the two:
+`contract`, `gather` and `all_gather_sequence` ask it for the mesh axes to communicate over. Without it (a
+laptop, a test, the debugger, a task left to automatic sharding) the model sees a single device.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ MeshAxes = tuple[str, ...]
 
 @runtime_checkable
 class Layout(Protocol):
-    """A mesh and its two rule dictionaries."""
+    """A mesh and its two sharding rules, for computation and for storage."""
 
     @property
     def mesh(self) -> jax.sharding.Mesh: ...
@@ -33,27 +33,29 @@ class Layout(Protocol):
 
     @property
     def target(self) -> Target:
-        """What the mesh is made of, which need not be attached."""
+        """The hardware of the mesh, which need not be attached."""
         ...
 
     @property
     def zero(self) -> str:
-        """ "1", "2" or "3": what of a step is sharded; see `mesh.Rules`."""
+        """ZeRO stage, "1", "2" or "3": which parts of a step are sharded; see `mesh.Rules`."""
         ...
 
     @property
     def each(self) -> MeshAxes:
-        """The mesh axes along which each device works by itself: they count as of size 1, and nothing is sent over them."""
+        """Mesh axes along which each device works independently: they count as size 1, and nothing is sent
+        over them.
+        """
         ...
 
     @property
     def overlap(self) -> bool:
-        """Whether gathers and scatters along the sequence are run as rings beside their products."""
+        """True if gathers and scatters along the sequence run as rings that overlap with their matmuls."""
         ...
 
     @property
     def gathered_as(self) -> str:
-        """ "same", "int8" or "float8": what weights travel as; see `mesh.Rules`."""
+        """Format in which weights are gathered, "same", "int8" or "float8"; see `mesh.Rules`."""
         ...
 
     @property
@@ -62,30 +64,35 @@ class Layout(Protocol):
         ...
 
     def of_each(self, axis: str) -> "Layout":
-        """The same mesh as one device along `axis` sees it, which works by itself."""
+        """Return the same mesh as seen by one device along `axis`, which works independently."""
         ...
 
     def without(self, axis: str) -> "Layout":
-        """The same mesh with nothing laid along `axis`: what a pipeline's stage sees of its own layers."""
+        """Return the same mesh with nothing sharded along `axis`: a pipeline stage's view of its layers."""
         ...
 
     def with_whole_rows(self) -> "Layout":
-        """The same mesh, where the axes that split rows' positions compute alike: parameters rest as they are."""
+        """Return the same mesh with whole rows: axes that shard a row's positions compute alike; parameters
+        stay sharded as they are.
+        """
         ...
 
     def with_rows_over(self, axis: str) -> "Layout":
-        """The same mesh with rows split over `axis` too: what a pipeline's stage sees of its share of the loss."""
+        """Return the same mesh with rows also sharded over `axis`: a pipeline stage's view of its share of
+        the loss.
+        """
         ...
 
     def compute(self, axes: Axes) -> tuple[MeshAxes, ...]:
-        """The mesh axes above size 1 that each dimension is split over while it is computed with."""
+        """Return, for each dimension, the mesh axes above size 1 that shard it in computation."""
         ...
 
     def storage(self, axes: Axes, shape: tuple[int, ...] | None = None) -> tuple[MeshAxes, ...]:
-        """The same for a parameter between its uses.
+        """Return, for each dimension, the mesh axes above size 1 that shard a parameter between uses.
 
         Args:
-            shape: Of the whole array; without it, axes that split what they can are taken to divide.
+            shape: Shape of the whole array. Without it, axes that shard only what divides are assumed to
+                divide.
         """
         ...
 
@@ -100,21 +107,21 @@ _traced: ContextVar[_Traced] = ContextVar("panax_layout", default=_NOWHERE)
 
 
 def current_layout() -> Layout | None:
-    """The layout that is being traced for; None where what is traced sees one device, or whole arrays."""
+    """Return the layout that is being traced for; None if the traced code sees one device or whole arrays."""
     layout, whole = _traced.get()
     return None if layout is None or whole or layout.mesh.size == 1 else layout
 
 
 def current_target() -> Target:
-    """The target of the layout that is being traced for, else JAX's default device."""
+    """Return the target of the layout that is being traced for, or of JAX's default device."""
     layout = _traced.get().layout
     return target_of(jax.extend.backend.get_default_device()) if layout is None else layout.target
 
 
 def arrays_are_local() -> bool:
-    """Whether the arrays that are traced now lie on one device each; else XLA's partitioner may split them, but no custom call.
+    """Return whether each traced array is on a single device, as assumed without a layout.
 
-    Without a layout they do, as far as anybody can see.
+    Otherwise XLA's partitioner may shard them, which it cannot do with custom calls.
     """
     layout, whole = _traced.get()
     return layout is None or layout.mesh.size == 1 or not whole
@@ -122,7 +129,7 @@ def arrays_are_local() -> bool:
 
 @contextlib.contextmanager
 def use_layout(layout: Layout | None) -> Iterator[None]:
-    """Trace what is inside for `layout`."""
+    """Trace code inside for `layout`."""
     token = _traced.set(_Traced(layout))
     try:
         yield
@@ -132,7 +139,9 @@ def use_layout(layout: Layout | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_arrays() -> Iterator[None]:
-    """Trace what is inside for the same target, without its mesh: whole arrays, which XLA's partitioner splits."""
+    """Trace code inside for the same target without its mesh: on whole arrays, which XLA's partitioner
+    shards.
+    """
     token = _traced.set(_traced.get()._replace(whole=True))
     try:
         yield
@@ -141,12 +150,15 @@ def whole_arrays() -> Iterator[None]:
 
 
 def axis_size(axis: str) -> int:
-    """The size of a mesh axis; 1 outside of a mesh."""
+    """Return the size of a mesh axis; 1 outside of a mesh."""
     layout = current_layout()
     return 1 if layout is None else layout.sizes.get(axis, 1)
 
 
 def row_order() -> RowOrder:
-    """Which positions of a row the devices of the context axis hold; zigzag outside of a mesh, where it makes no difference."""
+    """Return which positions of a row the devices of the context axis hold.
+
+    It is zigzag outside of a mesh, where it makes no difference.
+    """
     layout = current_layout()
     return "zigzag" if layout is None else layout.row_order

@@ -1,6 +1,7 @@
-"""Names of a package that are imported when they are first asked for.
+"""Lazy imports of a package's names.
 
-A supervisor that checks a layout, or a worker that only reads data, should not wait for jax, nor hold a device.
+A supervisor that checks a layout, or a worker that only reads data, should neither wait for jax to be
+imported nor hold a device.
 """
 
 import importlib
@@ -14,11 +15,11 @@ from .errors import nearest
 
 
 def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
-    """A module-level `__getattr__` for `package`, whose `dir` has these names too: interpreters complete them.
+    """Return a module-level `__getattr__` for `package`, and add its names to `dir` for completion.
 
     Args:
-        where: Sub-module to the names that it defines.
-        rooms: Sub-modules that are asked for as such.
+        where: Submodule to the names that it defines.
+        rooms: Submodules that are attributes of the package themselves.
     """
     modules = {name: module for module, names in where.items() for name in names}
 
@@ -26,7 +27,7 @@ def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str
         if name in rooms:
             return importlib.import_module(f"{package}.{name}")
         if name not in modules:
-            # As after `import panax.data`, which one may have forgotten.
+            # Import the submodule, as `import panax.data` would have done.
             if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
                 return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}; {nearest(name, {*modules, *rooms})}")
@@ -40,6 +41,6 @@ def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str
 
 
 def _public(module: ModuleType) -> Iterator[str]:
-    """What `__all__` names, and what Python itself looks for in a module."""
+    """Yield the names in `__all__`, and dunder names that Python itself looks up in a module."""
     yield from getattr(module, "__all__", ())
     yield from (name for name in module.__dict__ if name.startswith("__") and name.endswith("__"))

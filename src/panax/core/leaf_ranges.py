@@ -1,7 +1,8 @@
-"""The values that the leaves of a batch may hold: checked where a batch enters, by the same words for inputs and targets.
+"""Value ranges of the leaves of a batch, checked on entry with the same rules for inputs and targets.
 
-A number out of range does not look wrong on a device: a target that names no word has the logit 0, a label of 5 makes a log loss
-that falls for ever, an 8-bit id wraps around. So a task declares what each leaf may hold (`Task.leaf_ranges`).
+A value out of range does not look wrong on a device: a target id outside of the vocabulary has a logit of 0,
+a label of 5 makes a log loss decrease forever, an 8-bit id wraps around. A task therefore declares the
+allowed values of each leaf (`Task.leaf_ranges`).
 """
 
 import math
@@ -16,23 +17,24 @@ from .errors import DataError
 from .measures import NO_FAULT, DataChecks, as_fault
 
 NUMBER = "row"
-"""The leaf of every batch that holds each row's index in the global batch: the step adds it where the source does not."""
+"""Leaf of every batch with each row's index in the global batch; the step adds it if the source does not."""
 
 MASK = "loss_mask"
-"""The leaf that says by how much a row or a position counts."""
+"""Leaf with the weight of each row or position in the loss."""
 
 
 class LeafRange(NamedTuple):
-    """The values that one leaf of a batch may hold.
+    """The allowed values of one leaf of a batch.
 
     Attributes:
-        low: The least value.
-        high: The largest value, included.
-        whole: The leaf holds integers, such as ids and labels.
-        counted_by: The leaf of weights; a value is only checked where its weight is not 0. None: every value is.
-        advice: What the user can do about a value outside.
-        checked: False for features, which may be any number: one that is not finite makes the loss NaN, and the guard skips the
-            step. They are widened alike.
+        low: Minimum value.
+        high: Maximum value, inclusive.
+        whole: True if the leaf holds integers, such as ids and labels.
+        counted_by: Leaf of weights; a value is only checked if its weight is nonzero. None to check every
+            value.
+        advice: Fix to suggest to the user for a value out of range.
+        checked: False for features, which may have any value: a non-finite one makes the loss NaN, and the
+            guard skips the step. They are widened all the same.
     """
 
     low: float = -math.inf
@@ -44,7 +46,7 @@ class LeafRange(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The range, for messages.
+        """The range as text, for messages.
 
         >>> LeafRange(0, 9, whole=True).words, LeafRange(0.0).words, LeafRange().words
         ('0 to 9', '0 or more', 'finite numbers')
@@ -57,25 +59,25 @@ class LeafRange(NamedTuple):
 
 
 def ids(count: int, *, counted_by: str | None = None, least: int = 0, advice: str = "") -> LeafRange:
-    """The range of ids below `count`.
+    """Return the range of ids below `count`.
 
     Args:
-        least: The smallest id; -1 where that stands for none.
-        advice: The setting that would allow more of them.
+        least: The smallest id; -1 if that means no id.
+        advice: The setting that would allow larger ids.
     """
     found = "correct the data" + (f", or {advice}" if advice else "")
     return LeafRange(least, count - 1, whole=True, counted_by=counted_by, advice=found)
 
 
 NUMBERS = LeafRange(checked=False)
-"""The range of features: any numbers."""
+"""Range of features: any value."""
 
 WEIGHTS = LeafRange(0.0, advice="give 0 to leave something out, and a positive weight otherwise")
-"""The range of a leaf of weights, such as `loss_mask`."""
+"""Range of weights, such as `loss_mask`."""
 
 
 def as_leaf_range(allowed: range | LeafRange) -> LeafRange:
-    """A `range` of whole numbers as a `LeafRange`."""
+    """Convert a `range` of integers to a `LeafRange`."""
     return allowed if isinstance(allowed, LeafRange) else ids(allowed.stop, least=allowed.start)
 
 
@@ -83,7 +85,7 @@ Ranges = Mapping[str, range | LeafRange]
 
 
 def check_ranges(batch: Mapping[str, np.ndarray], ranges: Ranges) -> None:
-    """Check that each leaf holds what the task allows.
+    """Check that each leaf holds values that the task allows.
 
     Raises:
         DataError: A leaf holds another value, or values of another type.
@@ -115,7 +117,8 @@ def _check_type(name: str, leaf: np.ndarray, allowed: LeafRange) -> None:
 
 
 def _outside(leaf: np.ndarray, allowed: LeafRange) -> np.ndarray:
-    # Most batches are in order: two passes without a temporary array tell. NaN is the least and the largest of its array.
+    # Most batches are valid, which two passes without a temporary array show. With a NaN, min and max are
+    # NaN.
     low, high = leaf.min(), leaf.max()
     if low >= allowed.low and high <= allowed.high and (allowed.whole or np.isfinite([low, high]).all()):
         return np.zeros((1,) * leaf.ndim, np.bool_)
@@ -124,7 +127,7 @@ def _outside(leaf: np.ndarray, allowed: LeafRange) -> np.ndarray:
 
 
 def _beside(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange) -> np.ndarray:
-    """The weights with the leaf's number of dimensions."""
+    """Return the weights with the leaf's number of dimensions."""
     if weight.shape != leaf.shape[: weight.ndim]:
         raise DataError(
             f"the batch's leaf {allowed.counted_by!r} has the shape {weight.shape}, and {name!r} {leaf.shape}; expected one "
@@ -144,9 +147,9 @@ def _outside_message(name: str, leaf: np.ndarray, outside: np.ndarray, allowed: 
 
 
 def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[str, np.ndarray]:
-    """The batch with 64-bit integers, and unsigned ids, as int32; others stay.
+    """Convert 64-bit integers and unsigned ids to int32; other leaves are unchanged.
 
-    A value with a range that does not fit is clipped, and so stays outside of its range.
+    A value of a leaf with a range that does not fit into int32 is clipped, so it stays out of range.
 
     Raises:
         DataError: A value without a range does not fit.
@@ -170,10 +173,11 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
 
 
 def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | None:
-    """Check a batch on the devices, for a job of several processes: what one process's rows hold, all of them learn.
+    """Check a batch on the devices, for a job of several processes: all of them learn of an invalid row in
+    any process.
 
     Returns:
-        A check for each leaf that has a range; None without any.
+        One check per leaf that has a range; None without any.
     """
     checks, worst = [], []
     for name, given in ranges.items():
@@ -197,10 +201,10 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | 
 
 
 def widen(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
-    """The batch with ids, labels and counts as int32, and weights and other numbers as float32.
+    """Convert ids, labels and counts to int32, and weights and other values to float32.
 
-    Arithmetic in the type of a narrow leaf wraps around: the row 257 is row 1 in uint8. A batch travels as it is, and is widened
-    on the device. Leaves without a range, such as pixels, stay.
+    Arithmetic in a narrow type wraps around: row 257 is row 1 in uint8. A batch is sent in its narrow type
+    and widened on the device. Leaves without a range, such as pixels, are unchanged.
     """
     found = dict(batch)
     for name, given in ranges.items():
@@ -214,9 +218,9 @@ def widen(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
 
 
 def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
-    """The batch, in which rows that count nothing ask for nothing: their ids are -1 where that stands for none.
+    """Set the ids of rows with zero weight to -1, in leaves that allow -1 for no id.
 
-    Rows that fill a batch up hold zeros, and row 0 of a table would count as used in each step.
+    Padding rows hold zeros, so row 0 of a table would otherwise count as used in each step.
     """
     mask = batch.get(MASK)
     found = dict(batch)

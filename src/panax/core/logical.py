@@ -1,7 +1,7 @@
-"""Logical axes: what each one means, where it lies by default, and the traits that general code acts by. Plain Python.
+"""Logical axes: their meaning, default sharding and traits. Plain Python.
 
-General code asks for a role or a trait, and compares no names. The axes of the layers that Panax ships are registered by
-`layers/axes.py`, when `panax` is imported; a model with other axes registers its own.
+General code asks for a role or a trait, never compares names. The axes of Panax's layers are registered by
+`layers/axes.py` when `panax` is imported; a model with other axes registers its own.
 """
 
 import dataclasses
@@ -13,16 +13,18 @@ from typing import Any
 from .errors import LayoutError, nearest
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
-"""Every mesh axis, slowest network first."""
+"""All mesh axes, slowest network first."""
 
 MeshAxes = tuple[str, ...]
 
 EACH: Mapping[str, MeshAxes] = MappingProxyType({f"each_{axis}": (axis,) for axis in MESH_AXES})
-"""Logical axes of what each device along a mesh axis keeps for itself. They lie there whatever the rules say."""
+"""Logical axes of values that each device along a mesh axis stores independently; their sharding ignores the
+rules.
+"""
 
 
 class Role(enum.Enum):
-    """What general code looks a logical axis up for; at most one axis has each."""
+    """Role by which general code looks up a logical axis; at most one axis has each."""
 
     ROWS = "rows of a batch"
     POSITIONS = "positions in a row"
@@ -32,7 +34,7 @@ class Role(enum.Enum):
 
 
 class Undivided(enum.Enum):
-    """What becomes of a dimension that its mesh axes don't divide."""
+    """What happens to a dimension that its mesh axes do not divide."""
 
     REFUSED = "an error, with the sizes that would divide"
     REPLICATED = "replicated over all of them"
@@ -43,20 +45,28 @@ class Undivided(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalAxis:
-    """What one dimension of an array is, and how it may be laid out.
+    """The meaning of an array dimension, and how it may be sharded.
 
     Attributes:
         meaning: For readers.
-        compute: The mesh axes that split it by default while it is computed with.
-        storage: Those that split it where a parameter rests: all of `compute` first. None for the same ones.
-        parallel: Layers compute its parts side by side, and sums over it are scattered into the residual stream: so it is split
-            over the mesh axes that split the stream's positions further than those of a row, and over no others.
-        may_be_whole: Of a parallel axis: each device may also compute all of it.
-        single: Why no more than one mesh axis may split it, for the error message; empty where several may.
-        in_float32: A parameter with this axis is gathered in float32 where weights are gathered once a step.
-        read_out: A weight that ends in it reads something out of the model's width, and does not grow with it.
-        copies: A parameter is many of a kind along it, as layers and experts are; optimizers see each by itself.
-        table: A parameter that begins with it is a table: a step reads and changes only the rows that its batch asks for.
+        compute: Mesh axes that shard it by default in computation.
+        storage: Mesh axes that shard it by default in a stored parameter: all of `compute` first. By default
+            the same ones.
+        undivided: What happens if its mesh axes do not divide it.
+        role: The role by which general code finds it, if any.
+        parallel: True if layers compute its parts on different devices, and sums over it are scattered into
+            the residual stream. It is then sharded over exactly the mesh axes that shard the stream's
+            positions further than those of a row.
+        may_be_whole: For a parallel axis, True if each device may also compute all of it.
+        single: Why at most one mesh axis may shard it, for the error message; empty if several may.
+        in_float32: True if a parameter with this axis is gathered in float32 when weights are gathered once
+            per step.
+        read_out: True if a weight that ends in it maps the model's width to an output, and does not grow with
+            the width.
+        copies: True if a parameter holds many items of one kind along it, such as layers or experts;
+            optimizers treat each item separately.
+        table: True if a parameter that begins with it is an embedding table: a step reads and changes only
+            the rows that its batch requests.
 
     >>> LogicalAxis("memory", "slots of a memory", compute=("tensor",), parallel=True).storage
     ('tensor',)
@@ -101,22 +111,22 @@ _storage: dict[str, MeshAxes] = {}
 _roles: dict[Role, str] = {}
 
 LOGICAL_AXES: Mapping[str, LogicalAxis] = MappingProxyType(_axes)
-"""Every registered axis by its name."""
+"""Axis name to axis, for every registered axis."""
 
 COMPUTE: Mapping[str, MeshAxes] = MappingProxyType(_compute)
-"""The default rules of computation; a logical axis that is not named is replicated."""
+"""Default sharding in computation; a logical axis that is not listed is replicated."""
 
 STORAGE: Mapping[str, MeshAxes] = MappingProxyType(_storage)
-"""The default rules of what rests."""
+"""Default sharding in storage."""
 
 
 def register_axes(*axes: LogicalAxis) -> None:
-    """Make logical axes known, with their traits and default rules.
+    """Register logical axes with their traits and default sharding.
 
-    Registering the same axis again changes nothing.
+    Registering the same axis again has no effect.
 
     Raises:
-        LayoutError: An axis of that name has other traits, or another axis has its role.
+        LayoutError: An axis of the same name has other traits, or another axis has its role.
     """
     for axis in axes:
         known = _axes.get(axis.name)
@@ -143,7 +153,7 @@ def register_axes(*axes: LogicalAxis) -> None:
 
 
 def axis_of(role: Role) -> str:
-    """The name of the axis that has a role.
+    """Return the name of the axis that has a role.
 
     >>> axis_of(Role.ROWS)
     'batch'
@@ -155,24 +165,26 @@ _UNKNOWN = LogicalAxis("unknown", "an axis that nobody registered")
 
 
 def traits_of(name: str | None) -> LogicalAxis:
-    """The axis of a name; one without any traits where it is not registered."""
+    """Return the axis of a name; one without any traits if it is not registered."""
     return _axes.get(name or "", _UNKNOWN)
 
 
 def is_copies(name: str | None) -> bool:
-    """Whether a parameter is many of a kind along a logical axis."""
+    """Return whether a parameter holds many items of one kind along a logical axis."""
     return traits_of(name).copies
 
 
 def is_table(axes: tuple[str | None, ...]) -> bool:
-    """Whether a parameter with these logical axes is a table, whose gradient is formed and applied as rows."""
+    """Return whether a parameter with these logical axes is a table, with a gradient that is computed and
+    applied by rows.
+    """
     return bool(axes) and traits_of(axes[0]).table
 
 
 def axes_of_rows(arrays: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:
-    """The logical axes of each leaf of a batch of which rows alone are split.
+    """Return the logical axes of each leaf of a batch in which only rows are sharded.
 
     Args:
-        arrays: Whatever has a rank, `ndim`.
+        arrays: Objects that have a rank, `ndim`.
     """
     return {name: (axis_of(Role.ROWS), *(None,) * (array.ndim - 1)) for name, array in arrays.items()}

@@ -1,6 +1,7 @@
-"""What a loss is multiplied with before it is differentiated, so that gradients in float16 are not too small for it.
+"""Loss scaling: the factor on a loss before differentiation, so that float16 gradients do not underflow.
 
-The step decides (`train/loss_scaling.py`) and divides the gradients again; whoever differentiates a loss asks here for it.
+The step chooses the factor (`train/loss_scaling.py`) and divides the gradients by it; code that
+differentiates a loss reads it here.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ _scale: ContextVar[jax.Array | None] = ContextVar("panax_loss_scale", default=No
 
 @contextlib.contextmanager
 def use_loss_scale(scale: jax.Array | None) -> Iterator[None]:
-    """Trace gradients inside for a loss that is multiplied with `scale`; None for none."""
+    """Trace gradients inside for a loss multiplied by `scale`; None for an unscaled loss."""
     token = _scale.set(scale)
     try:
         yield
@@ -25,6 +26,8 @@ def use_loss_scale(scale: jax.Array | None) -> Iterator[None]:
 
 
 def objective_of(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:
-    """What is differentiated: the total loss, multiplied with the scale that is set; arguments as of `total_loss`."""
+    """Compute the total loss multiplied by the current loss scale, as it is differentiated; arguments as in
+    `total_loss`.
+    """
     total, scale = total_loss(losses, weights), _scale.get()
     return total if scale is None else total * scale

@@ -1,7 +1,7 @@
-"""Losses and metrics as sums that merge exactly, over micro-batches, replicas and evaluation batches.
+"""Losses and metrics as sums that merge exactly over micro-batches, replicas and evaluation batches.
 
-A mean of means is wrong as soon as batches hold different numbers of tokens. So a `Task` returns sums with their weights,
-and the one division happens where all sums have met.
+A mean of means is wrong as soon as batches hold different numbers of tokens. A `Task` therefore returns sums
+with their weights, and a single division follows once all sums are merged.
 """
 
 import math
@@ -19,20 +19,21 @@ from .errors import DataError
 Scalar = Float[Array, ""]
 
 Values = Float[Array, "..."]
-"""What a metric counts: a number, or one for each layer, expert or the like."""
+"""Value of a metric: a scalar, or one value per layer, expert or the like."""
 
 
 Numbers = Num[Array, "..."]
-"""The same, of whole numbers too."""
+"""The same, also of integers."""
 
 
 class Loss(eqx.Module):
-    """One named term of the objective: `coefficient * sum / weight`, with sum and weight over the whole global batch.
+    """One named term of the objective: `coefficient * sum / weight`, with sum and weight over the whole
+    global batch.
 
     Attributes:
-        sum: Added over tokens, rows or whatever the weight counts.
-        weight: What the sum is divided by, once. It may depend on the batch but not on the parameters.
-        coefficient: The term's share in the total.
+        sum: Sum over tokens, rows or whatever the weight counts.
+        weight: Divisor of the sum, applied once. It may depend on the batch but not on the parameters.
+        coefficient: Factor of the term in the total loss.
     """
 
     sum: Scalar
@@ -41,7 +42,7 @@ class Loss(eqx.Module):
 
     @property
     def mean(self) -> Scalar:
-        """`sum / weight`; zero where nothing was counted, NaN where the weight is not a sum of weights."""
+        """`sum / weight`; zero if nothing was counted, NaN if the weight is negative or NaN."""
         return _ratio(self.sum, self.weight)
 
     def merge(self, other: "Loss") -> "Loss":
@@ -52,7 +53,7 @@ Losses = Mapping[str, Loss]
 
 
 class Mean(eqx.Module):
-    """A metric that is averaged by weight."""
+    """A metric averaged by weight."""
 
     sum: Values
     weight: Values
@@ -66,7 +67,7 @@ class Mean(eqx.Module):
 
 
 class Sum(eqx.Module):
-    """A metric that is added up, such as a count of tokens: float32, or whole numbers below 2**31 in all."""
+    """A metric that is summed, such as a count of tokens: float32, or integers with a total below 2**31."""
 
     value: Numbers
 
@@ -75,7 +76,7 @@ class Sum(eqx.Module):
 
 
 class Maximum(eqx.Module):
-    """A metric of which the largest is kept."""
+    """A metric that is reported as its maximum."""
 
     value: Numbers
 
@@ -84,11 +85,11 @@ class Maximum(eqx.Module):
 
 
 class RocHistogram(eqx.Module):
-    """How often examples of each class have a score in each of equal bins of [0, 1]: the area under the ROC curve, as a sum.
+    """Histogram of scores in equal bins of [0, 1] per class, from which the area under the ROC curve follows.
 
     Attributes:
-        value: Counts, negative examples first; exact, and the same in any order.
-        weight: The same as sums of the examples' weights, NaN where a score was.
+        value: Counts, negative examples first; exact, and independent of order.
+        weight: The same as sums of the examples' weights; NaN if a score was NaN.
     """
 
     value: Int[Array, "2 bin"]
@@ -105,9 +106,9 @@ class RocHistogram(eqx.Module):
         """Count a batch's examples.
 
         Args:
-            probability: In [0, 1]; of NaN there is no area.
+            probability: Scores in [0, 1]; with a NaN there is no area.
             label: Above 0.5 for positive examples.
-            counted: Each example's weight; 0 leaves it out.
+            counted: Weight of each example; 0 omits it.
         """
         place = jnp.clip(jnp.nan_to_num(probability) * bins, 0, bins - 1).astype(jnp.int32)
         flat = jnp.where(counted != 0, place + bins * (label > 0.5).astype(jnp.int32), 2 * bins)
@@ -119,13 +120,13 @@ class RocHistogram(eqx.Module):
         return RocHistogram(self.value + other.value, self.weight + other.weight)
 
     def figures(self) -> dict[str, float]:
-        """The area, where two scores of a bin count as equal, and by how much that can be wrong at most; on the host.
+        """Compute the area, with scores in the same bin counted as equal, and its maximum error; on the host.
 
-        Half of the pairs of a bin that are ordered the other way is the bound, as 0.5 of each was counted. A pair counts by the
-        product of its weights.
+        The error bound is half of the pairs within a bin: all of them could be ordered either way, and 0.5 of
+        each was counted. A pair counts by the product of its weights.
         """
         counts, weights = (np.asarray(each).astype(np.float64) for each in (self.value, self.weight))
-        # Weights of 1 are counted, since their float32 sums end at 2**24.
+        # If all weights are 1, use the integer counts: a float32 sum of ones stops growing at 2**24.
         negative, positive = counts if np.array_equal(counts.astype(np.float32), weights) else weights
         pairs = negative.sum() * positive.sum()
         if not pairs or math.isnan(pairs):
@@ -136,12 +137,12 @@ class RocHistogram(eqx.Module):
 
 
 class MeanWithInterval(eqx.Module):
-    """The mean of independent numbers with what is known of it: their spread, and an interval of confidence.
+    """The mean of independent values with their standard deviation and a confidence interval.
 
     Attributes:
-        count: How many numbers.
-        mean: Theirs.
-        squares: The sum of their squared distances from it.
+        count: Number of values.
+        mean: Mean of the values.
+        squares: Sum of their squared deviations from the mean.
     """
 
     count: Scalar
@@ -150,10 +151,10 @@ class MeanWithInterval(eqx.Module):
 
     @classmethod
     def of(cls, numbers: Float[Array, " batch"], counted: Float[Array, " batch"]) -> "MeanWithInterval":
-        """Count a batch's numbers.
+        """Count a batch's values.
 
         Args:
-            counted: 1, or 0 to leave a number out.
+            counted: 1, or 0 to omit a value.
         """
         count = counted.sum()
         mean = jnp.where(counted > 0, numbers, 0.0).sum() / jnp.maximum(count, 1.0)
@@ -174,9 +175,11 @@ class MeanWithInterval(eqx.Module):
         )
 
     def figures(self) -> dict[str, float]:
-        """The standard deviation, and half the width of the mean's 95 % interval of confidence; NaN of fewer than two numbers.
+        """Compute the standard deviation and the half-width of the mean's 95 % confidence interval, on the
+        host; NaN for fewer than two values.
 
-        Student's t, by Cornish and Fisher's expansion: within 1 % of the true width from 4 numbers on. On the host.
+        The interval uses Student's t by the Cornish-Fisher expansion, within 1 % of the exact width from 4
+        values on.
         """
         count, squares = float(self.count), float(self.squares)
         if count < 2:
@@ -186,7 +189,7 @@ class MeanWithInterval(eqx.Module):
 
 
 def _student(freedom: float, z: float = 1.959964) -> float:
-    """The 97.5 % quantile of Student's distribution (Abramowitz and Stegun, 26.7.5).
+    """Compute the 97.5 % quantile of Student's t-distribution (Abramowitz and Stegun, 26.7.5).
 
     >>> [round(_student(n), 2) for n in (3.0, 10.0, 100.0)]
     [3.18, 2.23, 1.98]
@@ -202,24 +205,25 @@ def _student(freedom: float, z: float = 1.959964) -> float:
 
 
 NO_FAULT = -jnp.inf
-"""The worst value of a check that found nothing."""
+"""Worst value of a check that found nothing."""
 
 _MINUS_INFINITY = float(np.finfo(np.float32).min)
-"""Stands for minus infinity where a check finds that."""
+"""Replaces minus infinity as an offending value."""
 
 
 def as_fault(value: Values) -> Values:
-    """An offending value as a check's worst one, also minus infinity, which alone would say that nothing was found."""
+    """Return an offending value for a check, with minus infinity (nothing found) replaced."""
     return jnp.where(value == NO_FAULT, jnp.asarray(_MINUS_INFINITY, value.dtype), value)
 
 
 class DataChecks(eqx.Module):
-    """What a compiled step found wrong with its data, and can't raise: it is not applied, and who reads the step raises.
+    """Invalid data found inside a compiled step, which cannot raise: the step is not applied, and its caller
+    raises.
 
     Attributes:
-        worst: For each check the worst offending value, `NO_FAULT` where there is none.
-        checks: What is wrong where one fails; the value follows it.
-        advice: What the user can do.
+        worst: For each check the worst offending value, or `NO_FAULT`.
+        checks: Message of each failed check, followed by the value.
+        advice: Fix to suggest to the user.
     """
 
     worst: Values
@@ -232,14 +236,14 @@ class DataChecks(eqx.Module):
 
     @property
     def any(self) -> Array:
-        """Whether a check failed."""
+        """True if a check failed."""
         return (self.worst != NO_FAULT).any()
 
     def merge(self, other: "DataChecks") -> "DataChecks":
         return DataChecks(jnp.maximum(self.worst, other.worst), self.checks, self.advice)
 
     def refuse(self, where: str) -> None:
-        """Raise what the checks found; waits for the devices.
+        """Raise an error for failed checks; waits for the devices.
 
         Raises:
             DataError: A check failed.
@@ -256,7 +260,8 @@ Metrics = Mapping[str, Metric]
 
 def _ratio(total: Values, weight: Values) -> Values:
     mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
-    # A weight that is negative or NaN comes from a broken mask. Its root is NaN: the result must not look as if it were right.
+    # A negative or NaN weight comes from a broken mask. Its square root is NaN, so the result is NaN and not
+    # plausible.
     return mean + 0.0 * jnp.sqrt(weight)
 
 
@@ -273,11 +278,12 @@ RESERVED = frozenset(
         "averaged",
     )
 )
-"""What a step or an evaluation reports itself."""
+"""Names that a step or an evaluation reports itself."""
 
 
 def is_reserved(name: str) -> bool:
-    """True if a step or an evaluation reports something of this name itself, which a metric would hide.
+    """Return whether a step or an evaluation itself reports something of this name, which a metric would
+    hide.
 
     >>> is_reserved("loss"), is_reserved("train_loss")
     (True, False)
@@ -286,25 +292,25 @@ def is_reserved(name: str) -> bool:
 
 
 def counted_fields(measure: Any) -> tuple[str, ...]:
-    """The fields of a loss or metric that merge: not a loss's coefficient, nor what is static."""
+    """Return the fields of a loss or metric that are merged: all but static ones and a loss's coefficient."""
     fields = type(measure).__dataclass_fields__
     return tuple(name for name, field in fields.items() if name != "coefficient" and not field.metadata.get("static"))
 
 
 def keeps_largest(measure: Any) -> bool:
-    """True if the measure merges by its largest value, not by a sum."""
+    """Return whether the measure merges by maximum instead of by sum."""
     return isinstance(measure, Maximum | DataChecks)
 
 
 def neutral_value(measure: Any, dtype: Any) -> Any:
-    """The value that changes nothing when it is merged."""
+    """Return the identity element of the measure's reduction."""
     if not keeps_largest(measure):
         return np.zeros((), dtype)[()]
     return np.asarray(-np.inf, dtype)[()] if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def is_measure(x: Any) -> bool:
-    """Whether a pytree node is a loss or a metric."""
+    """Return whether a pytree node is a loss or a metric."""
     return isinstance(x, Loss | Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks)
 
 
@@ -314,9 +320,9 @@ def merge_measures(a: Any, b: Any) -> Any:
 
 
 def merge_stacked(stacked: Any, count: int) -> Any:
-    """Merge a tree of measures whose arrays carry a leading axis of `count` micro-batches."""
+    """Merge a tree of measures with arrays that have a leading axis of `count` micro-batches."""
 
-    # By a loop: unrolled, each measure would be some equations for each micro-batch.
+    # Scanned, since an unrolled loop would add equations for each measure and micro-batch.
     def merge(merged: Any, part: Any) -> tuple[Any, None]:
         return merge_measures(merged, part), None
 
@@ -325,10 +331,11 @@ def merge_stacked(stacked: Any, count: int) -> Any:
 
 
 def total_loss(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:
-    """The objective: the sum over terms of `coefficient * sum / weight`.
+    """Compute the objective: the sum over terms of `coefficient * sum / weight`.
 
     Args:
-        weights: What to divide by, where these losses are only a part of the global batch; their own weights otherwise.
+        weights: Divisors to use if these losses cover only a part of the global batch; by default their own
+            weights.
     """
     total = jnp.float32(0.0)
     for name, loss in losses.items():

@@ -1,4 +1,4 @@
-"""`Module`: a frozen pytree whose annotations say everything about its parameters.
+"""`Module`: a frozen pytree with annotations that fully describe its parameters.
 
     class FeedForward(Module):
         w_up: Float[Array, "embed ffn"] = parameter(normal("embed"))
@@ -6,8 +6,8 @@
 
     feed_forward = FeedForward.create(key, {"embed": 256, "ffn": 1024})
 
-The shape is written once. `create` takes the sizes of the logical axes and draws each array with the key that the
-field's name gives, so adding a parameter changes no other one's initial value.
+Shapes are written once. `create` takes the sizes of the logical axes and initializes each array with a key
+derived from the field's name, so adding a parameter does not change the initial values of others.
 """
 
 import contextlib
@@ -29,11 +29,13 @@ Initializer = Callable[[jax.Array, tuple[int, ...], Axes], jax.Array]
 
 
 def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initializer:
-    """Nearly normal with standard deviation `gain / sqrt(product of the fan-in axes)`, or `std` where given.
+    """Initialize nearly normally, with standard deviation `std`, or `gain / sqrt(product of the fan-in axes)`
+    by default.
 
-    The sum of four uniform 16-bit integers (Irwin-Hall: within 3.46 deviations, excess kurtosis -0.3), scaled by one product.
-    Sums of integers are exact, so a value is bitwise the same on every mesh and backend; an inverse error function is not: its
-    last bit depends on how the compiler splits the array into vectors.
+    Values are the sum of four uniform 16-bit integers (Irwin-Hall: within 3.46 standard deviations, excess
+    kurtosis -0.3), scaled by one multiplication. Integer sums are exact, so values are bitwise equal on every
+    mesh and backend. An inverse error function is not: its last bit depends on how the compiler vectorizes
+    the array.
     """
 
     def draw(key: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
@@ -50,22 +52,22 @@ def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initial
 
 
 def constant(value: float) -> Initializer:
-    """The same value everywhere."""
+    """Initialize every element to the same value."""
     return lambda key, shape, axes: jnp.full(shape, value, jnp.float32)
 
 
 def parameter(init: Initializer) -> Any:
-    """A field that holds a parameter, with how it is drawn."""
+    """Declare a field that holds a parameter, with its initializer."""
     return eqx.field(metadata={"init": init})
 
 
 def stacked(axis: str) -> Any:
-    """A field whose modules all carry one more leading axis of this name: a stack of layers."""
+    """Declare a field of modules that have an additional leading axis of this name: a stack of layers."""
     return eqx.field(metadata={"stacked": axis})
 
 
 def name_key(key: jax.Array, name: str) -> jax.Array:
-    """A key for `name`, the same whatever other names there are."""
+    """Derive a key for `name`, independent of other names."""
     return jax.random.fold_in(key, int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little"))
 
 
@@ -74,16 +76,16 @@ AModule = TypeVar("AModule", bound="Module")
 
 @dataclass_transform(field_specifiers=(eqx.field, parameter, stacked))
 class Module(eqx.Module):
-    """A pytree of parameters and static settings; see this file's head for how one is declared."""
+    """A pytree of parameters and static settings; see the module docstring for how to declare one."""
 
     @classmethod
     def create(cls: type[AModule], key: jax.Array, sizes: Mapping[str, int], **fields: Any) -> AModule:
-        """Draw the parameters, given the size of each logical axis.
+        """Initialize the parameters, given the size of each logical axis.
 
         Args:
             sizes: Logical axis to size.
-            fields: Static settings and sub-modules; also `None` for a parameter that this instance goes without,
-                or an `Initializer` to draw it otherwise than the class says.
+            fields: Static settings and submodules; also `None` for a parameter that this instance does not
+                have, or an `Initializer` that replaces the declared one.
         """
         declared = class_axes(cls)
         for field in cls.__dataclass_fields__.values():
@@ -97,9 +99,10 @@ class Module(eqx.Module):
 
 
 def logical_axes(module: Any) -> Any:
-    """The logical axes of every array in a module: the module's own structure with a tuple at each leaf.
+    """Return the logical axes of every array in a module, as a tree of the module's structure with a tuple at
+    each leaf.
 
-    Works on abstract modules (of `jax.ShapeDtypeStruct`) as on real ones.
+    Abstract modules (of `jax.ShapeDtypeStruct`) work too.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(module)
     return treedef.unflatten([_axes_at(module, path) for path, _ in paths])
@@ -122,7 +125,7 @@ def _axes_at(node: Any, path: tuple[Any, ...]) -> Axes:
 
 
 def stack(key: jax.Array, count: int, make: Callable[[jax.Array], Any]) -> Any:
-    """`count` modules made with a key each, their arrays stacked along a new first axis."""
+    """Create `count` modules with a key each, and stack their arrays along a new leading axis."""
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
     return jax.lax.map(make, keys) if _in_turn.get() else jax.vmap(make)(keys)
 
@@ -132,9 +135,11 @@ _in_turn: ContextVar[bool] = ContextVar("panax_draw_in_turn", default=False)
 
 @contextlib.contextmanager
 def draw_in_turn(wanted: bool) -> Iterator[None]:
-    """Within it the modules of a `stack` are drawn one after the other, with the random bits of one of them in memory.
+    """Initialize the modules of a `stack` inside one by one if `wanted`, with the random bits of one of them
+    in memory.
 
-    The values are the same. Where devices hold different layers of a stack, each would draw all of them.
+    The values are the same. It helps if devices hold different layers of a stack, since each would otherwise
+    generate all of them.
     """
     token = _in_turn.set(wanted)
     try:

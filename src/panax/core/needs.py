@@ -1,15 +1,18 @@
-"""What a task asks of a mesh besides that arrays divide over it. Plain values: a supervisor reads them without jax."""
+"""Requirements of a task on a mesh, in addition to dimensions that divide. Plain values, readable without
+jax.
+"""
 
 from typing import NamedTuple
 
 
 class Pipelined(NamedTuple):
-    """What a pipeline divides of a model.
+    """How a pipeline partitions a model.
 
     Attributes:
-        units: Adjacent layers that stay on one stage count as one.
-        chunks: Groups of units on each stage.
-        repeats: Equal, adjacent parts that the stored layers fall into: periods of a model's only stack; 0 where it has more.
+        units: Number of units; adjacent layers that must stay on one stage count as one.
+        chunks: Groups of units per stage.
+        repeats: Number of equal, adjacent parts of the stored layers: periods of a model with a single stack;
+            0 with several stacks.
     """
 
     units: int
@@ -17,7 +20,8 @@ class Pipelined(NamedTuple):
     repeats: int
 
     def rest_on(self, stages: int) -> bool:
-        """Whether each of `stages` computes equal, adjacent layers, which can then rest on it between steps.
+        """Return whether each of `stages` computes equal, adjacent layers, which can then be stored there
+        between steps.
 
         >>> Pipelined(126, 1, 126).rest_on(16), Pipelined(126, 1, 126).rest_on(18)
         (False, True)
@@ -29,12 +33,12 @@ class AllToAllRequirement(NamedTuple):
     """A number of parts that are exchanged whole over a mesh axis, which must divide it.
 
     Attributes:
-        what: Of what, in words for an error: "ulysses attention exchanges whole heads".
-        parts: What they are called.
-        total: How many a whole layer has.
-        axis: The mesh axis over which they are exchanged; of size 1, nothing is asked.
-        beside: A mesh axis that splits them already.
-        otherwise: What else a user may do.
+        what: What is exchanged, for an error message: "ulysses attention exchanges whole heads".
+        parts: Name of the parts.
+        total: Number of parts of a whole layer.
+        axis: Mesh axis over which they are exchanged; at size 1 there is no requirement.
+        beside: Mesh axis that already shards them.
+        otherwise: An alternative fix for the user.
     """
 
     what: str

@@ -1,6 +1,7 @@
-"""The classes that a file may name: what a checkpoint's description is built from, and nothing else is.
+"""Registry of the classes that a file may name: a checkpoint's description is built from these and no others.
 
-A class registers itself. Panax registers its own by the module that defines each, which is imported when a file names it.
+A class registers itself. Panax registers its classes by the module that defines each, which is imported when
+a file names the class.
 """
 
 import dataclasses
@@ -13,13 +14,14 @@ _classes: dict[str, type | str] = {}
 
 
 def register_serializable(cls: type[_Class]) -> type[_Class]:
-    """Let files describe this dataclass: a task, or what one holds. Works as a decorator.
+    """Register a dataclass, such as a task or a setting in one, so that files can describe it. Works as a
+    decorator.
 
-    Only its fields are read from the file, so its `__post_init__` should check them.
+    Only its fields are read from the file, so its `__post_init__` should validate them.
 
     Raises:
         TypeError: It is not a dataclass.
-        ValueError: Another class of its name is registered.
+        ValueError: Another class of the same name is registered.
 
     >>> @register_serializable
     ... @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ def register_serializable(cls: type[_Class]) -> type[_Class]:
     if not described:
         raise TypeError(f"{cls!r} is not a dataclass; a file describes a class by its fields")
     known = _classes.get(cls.__name__, cls)
-    # A cell of a notebook that runs again defines its class again.
+    # Rerunning a notebook cell redefines its class.
     if not isinstance(known, type) or (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"a readable class {cls.__name__!r} is registered already ({known}); rename one")
     _classes[cls.__name__] = cls
@@ -40,12 +42,14 @@ def register_serializable(cls: type[_Class]) -> type[_Class]:
 
 
 def readable_in(module: str, *names: str) -> None:
-    """Let files describe dataclasses of a module that is not imported yet."""
+    """Register dataclasses of a module that is not imported yet."""
     _classes.update(dict.fromkeys(names, module))
 
 
 def readable(name: str) -> type | None:
-    """The class that a file means; None where there is none of that name, and nothing is imported then."""
+    """Return the class registered under a name, importing its module; None for an unknown name, without any
+    import.
+    """
     found = _classes.get(name)
     if isinstance(found, str):
         found = _classes[name] = getattr(importlib.import_module(found), name)
@@ -53,5 +57,5 @@ def readable(name: str) -> type | None:
 
 
 def readable_names() -> list[str]:
-    """What a file may name."""
+    """Return all registered names."""
     return list(_classes)

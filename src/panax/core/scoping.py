@@ -1,7 +1,8 @@
-"""Names for the place in the model that is being traced: in the profile, and in the errors.
+"""Names of the model part being traced, used in profiles and errors.
 
-`with scope("layers.3"), scope("attention"):` names the operations for a profiler, and whatever is raised inside carries
-"in layers.3.attention", so that a shape error or a NaN says where it happened without a reading of the traceback.
+`with scope("layers.3"), scope("attention"):` names the operations for a profiler, and any exception raised
+inside carries "in layers.3.attention", so a shape error or a NaN shows its location without reading the
+traceback.
 """
 
 import contextlib
@@ -15,19 +16,19 @@ _debugging: ContextVar[bool] = ContextVar("panax_debugging", default=False)
 
 
 def current_scope() -> str:
-    """The dotted path of the enclosing scopes; empty outside of any."""
+    """Return the dotted path of the enclosing scopes; empty outside of any."""
     return ".".join(_path.get())
 
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name what is traced inside; an exception that leaves the innermost scope is given its path as a note."""
+    """Name the code traced inside; an exception that leaves the innermost scope gets its path as a note."""
     token = _path.set((*_path.get(), name))
     try:
         with jax.named_scope(name):
             yield
     except Exception as error:
-        # Only the innermost scope speaks: the first one that the exception passes.
+        # Only the innermost scope, the first one that the exception passes, adds a note.
         if not any(note.startswith("in model part ") for note in getattr(error, "__notes__", ())):
             error.add_note(f"in model part {current_scope()!r}")
         raise
@@ -36,9 +37,10 @@ def scope(name: str) -> Iterator[None]:
 
 
 def debugging() -> bool:
-    """True in the forward pass of `--debug`, where every value in the model is real: `float(x)`, NumPy and pdb work.
+    """Return True in the forward pass of `--debug`, in which every value in the model is concrete:
+    `float(x)`, NumPy and pdb work.
 
-    Guard with it what only makes sense on real values, so that the same model file also trains compiled:
+    Guard code that needs concrete values with it, so that the same model file also trains compiled:
     `if panax.debugging(): print(float(x.mean()))`.
     """
     return _debugging.get()
@@ -46,7 +48,7 @@ def debugging() -> bool:
 
 @contextlib.contextmanager
 def real_values() -> Iterator[None]:
-    """Declare that what runs inside runs eagerly on real values."""
+    """Declare that the code inside runs eagerly on concrete values."""
     token = _debugging.set(True)
     try:
         yield

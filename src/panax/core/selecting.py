@@ -1,4 +1,4 @@
-"""Parameters chosen by what a user writes: prefixes of their names, patterns, and single layers of stacked ones."""
+"""Selection of parameters by name prefix, by pattern, or by layer within stacked arrays."""
 
 import fnmatch
 import re
@@ -9,23 +9,23 @@ from .errors import RecipeError
 _LAYERS = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 LayerParameters = Mapping[int, Mapping[str, tuple[str, int]]]
-"""For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there."""
+"""For each layer, parameter name within the layer to (name of the stacked array, the layer's index in it)."""
 
 Chosen = Mapping[str, frozenset[int] | None]
-"""Parameter name to the indices of the layers that are meant in its stack; None for all of it."""
+"""Parameter name to the selected layer indices in its stack; None for the whole parameter."""
 
 
 def choose(pattern: str, names: Iterable[str], layers: LayerParameters, setting: str) -> Chosen:
-    """The parameters that a pattern means.
+    """Return the parameters that a pattern selects.
 
     Args:
-        pattern: A name or a prefix of names (`embedding`), one with `*`, or single layers: `layers.3`, `layers.0-5`,
-            `layers.3.attention`.
-        layers: Where each layer's parameters are stacked; empty for a model that stacks none.
-        setting: What the pattern was given for, to begin an error with.
+        pattern: A name or a prefix of names (`embedding`), one with `*`, or single layers: `layers.3`,
+            `layers.0-5`, `layers.3.attention`.
+        layers: Where each layer's parameters are stacked; empty for a model without stacks.
+        setting: The setting that the pattern was given for, with which errors begin.
 
     Raises:
-        RecipeError: It means no parameter.
+        RecipeError: It selects no parameter.
 
     >>> choose("a", ["a.w", "a.b", "ab"], {}, "frozen")
     {'a.w': None, 'a.b': None}
@@ -43,14 +43,14 @@ def choose(pattern: str, names: Iterable[str], layers: LayerParameters, setting:
 
 
 def within(name: str, pattern: str) -> bool:
-    """Whether a parameter is the one of a name, lies below it, or fits a pattern with `*`."""
+    """Return whether a parameter's name equals a pattern, is below it, or matches it if it contains `*`."""
     if "*" in pattern:
         return fnmatch.fnmatchcase(name, pattern)
     return name == pattern or name.startswith(pattern.rstrip(".") + ".")
 
 
 def _of_layers(pattern: str, layers: LayerParameters, names: list[str], setting: str) -> list[tuple[str, int]]:
-    """The stacked arrays, and the index in each, that a pattern `layers.N` means."""
+    """Return the stacked arrays, and the index in each, that a pattern `layers.N` selects."""
     match = _LAYERS.fullmatch(pattern.rstrip("."))
     if match is None or not layers:
         single = "; single layers are layers.0, layers.1-3, layers.0.attention" if layers else ""

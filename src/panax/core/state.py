@@ -1,4 +1,4 @@
-"""`TrainState`: all that a step reads and writes on the device, and all that a checkpoint holds of it."""
+"""`TrainState`: everything that a step reads and writes on the device, and that a checkpoint stores of it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from .protocols import ModelState, Params
 
 
 class StepGuard(eqx.Module):
-    """What the step remembers to tell a spike from a large but normal gradient.
+    """State of the step guard, which distinguishes a gradient spike from a large but normal gradient.
 
     Attributes:
-        skipped: Updates that were not applied since the run began.
-        skipped_in_a_row: The same since the last update that was applied.
-        usual_norm: Running mean of the gradient norms of the applied updates; 0 before the first.
-        scale: What the loss is multiplied with before it is differentiated; None where it is not, as in all but float16.
-        scaled_well: Updates that were applied since the scale last changed; None as well.
+        skipped: Updates skipped since the run began.
+        skipped_in_a_row: Updates skipped since the last applied update.
+        usual_norm: Running mean of the gradient norms of applied updates; 0 before the first.
+        scale: Loss scale; None if the loss is not scaled, as in all dtypes but float16.
+        scaled_well: Updates applied since the scale last changed; None if the loss is not scaled.
     """
 
     skipped: Int[Array, ""]
@@ -31,29 +31,33 @@ class StepGuard(eqx.Module):
 
     @classmethod
     def create(cls, scale: float | None = None) -> "StepGuard":
-        """What is remembered before the first step.
+        """Return the state before the first step.
 
         Args:
-            scale: Of the loss; None where it is not scaled.
+            scale: Initial loss scale; None if the loss is not scaled.
         """
         scaling = () if scale is None else (jnp.float32(scale), jnp.int32(0))
         return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0.0), *scaling)
 
 
 class TrainState(eqx.Module):
-    """A pytree; donated to every step, which returns the next one in its place.
+    """Training state, a pytree that is donated to every step, which returns its successor.
 
     Attributes:
-        step: Steps taken, those skipped by the guard included: it is the count of batches consumed.
-        params: Trainable and frozen parameters, in one tree.
-        model_state: What the model carries besides (see `Task`).
-        optimizer_state: Exists for trainable parameters only; tables have their own in `tables`.
-        key: The run's key; each step folds its number into it and leaves it as it is.
-        averaged: An exponential moving average of the trainable parameters, in float32 or wider; None where none is kept.
-        replicas: Where replicas take local steps, what each of them keeps for itself; `params` is then what they agreed on last.
-        delayed: Where gradients are one step late, those of the last batch.
-        tables: By the name of a table that trains, what its optimizer keeps of its rows; None without tables.
-        owed: By parameter, what compressed sums of gradients have left out so far, on each replica; None without error feedback.
+        step: Steps taken, including those skipped by the guard: the number of batches consumed.
+        params: Trainable and frozen parameters in one tree.
+        model_state: Other state of the model (see `Task`).
+        optimizer_state: State for trainable parameters only; that of tables is in `tables`.
+        key: The run's key; each step folds its number into it and does not change it.
+        guard: State of the step guard.
+        averaged: Exponential moving average of the trainable parameters, in float32 or wider; None if
+            disabled.
+        replicas: If replicas take local steps, their separate state; `params` is then the result of the last
+            synchronization.
+        delayed: If gradients are applied one step late, those of the last batch.
+        tables: Name of each trainable table to its per-row optimizer state; None without tables.
+        owed: Residual of each parameter's compressed gradient reduction (error feedback), per replica; None
+            without error feedback.
     """
 
     step: Int[Array, ""]
@@ -69,12 +73,14 @@ class TrainState(eqx.Module):
     tables: Mapping[str, Mapping[str, Array]] | None = None
 
     def with_params(self, params: Params) -> "TrainState":
-        """This state with other parameters of the same structure, such as those another step has trained meanwhile."""
+        """Return this state with other parameters of the same structure, such as those trained meanwhile by
+        another step.
+        """
         return dataclasses.replace(self, params=params)
 
     @property
     def judged_params(self) -> Params:
-        """The parameters that an evaluation and an export take: the averaged ones, where there are any."""
+        """Parameters for evaluation and export: the averaged ones, if any."""
         return self.params if self.averaged is None else with_averages(self.params, self.averaged)
 
     @property
@@ -84,17 +90,17 @@ class TrainState(eqx.Module):
 
 
 def wide(dtype: Any) -> Any:
-    """What an average of numbers of this type is kept in: a bfloat16 would round small changes of it away."""
+    """Return the dtype in which values of `dtype` are averaged: bfloat16 would round small changes away."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
 def averages_of(params: Params) -> Params:
-    """A first average: the parameters themselves, in arrays of their own."""
+    """Return initial averages: copies of the parameters."""
     return jax.tree.map(lambda p: jnp.array(p, wide(p.dtype), copy=True), params)
 
 
 def with_averages(params: Params, averaged: Params) -> Params:
-    """Parameters of which those that are averaged are replaced by their averages, in the parameters' own types."""
+    """Replace parameters by their averages where these exist, in the parameters' dtypes."""
     return jax.tree.map(
         lambda a, p: p if a is None else a.astype(p.dtype), averaged, params, is_leaf=lambda a: a is None
     )

@@ -1,7 +1,8 @@
-"""What a program is compiled for: a chip by its platform, vendor and architecture, and what its compiler is good at.
+"""Compilation target: a chip by platform, vendor and architecture, with traits of its compiler.
 
-The target is the mesh's, which need not be attached. Code for all platforms reads `Target.traits` and compares no platform names;
-a PJRT plug-in that Panax has never heard of works under its own name, with the traits of an unknown chip.
+The target is that of the mesh, which need not be attached. Platform-independent code reads `Target.traits`
+and never compares platform names; a PJRT plug-in unknown to Panax works under its own name, with the traits
+of an unknown chip.
 """
 
 import dataclasses
@@ -14,25 +15,28 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """How programs for a platform are best written; the defaults are those of a chip that nothing is known of.
+    """How programs for a platform are best written; the defaults are those of an unknown chip.
 
     Attributes:
-        own_memory: A device has its own memory; without it, devices share the host's.
+        own_memory: Devices have separate memory; otherwise they share the host's.
         unrolled_layers: Stacks of up to this many layers run faster unrolled than as a loop.
-        cheap_branches: A branch costs less than computing both sides. On an accelerator the host may wait for the condition.
+        cheap_branches: A branch costs less than computing both sides. On an accelerator the host may wait for
+            the condition.
         keeps_barriers: XLA respects `optimization_barrier` when it merges equal operations.
-        optimises_small: All optimisations pay for programs of many small kernels too: the one that draws the first state, and the
-            steps of tasks that collect their own data.
-        permutes_apart: A permutation of values among some devices of a mesh waits for no others.
-        scatters_in_order: A scatter that adds does so in the order of its rows, not by atomic additions in any order.
-        ragged_exchange: XLA has an all-to-all whose parts differ in size.
-        experts_in_one_loop: The float32 feed-forward of all experts runs faster as one loop over chunks of rows.
-        flat_matmuls: A float32 contraction runs faster as a multiplication of two matrices.
-        scores_in_cache: Float32 attention scores that are computed at a time; None for all rows at once.
-        rings: Its devices know their coordinates in an interconnect, along whose rings a mesh axis should lie.
-        fast_domain: Devices that the fast network joins, where nothing better is known; None for all of them.
-        logits_bytes: Float32 logits that are computed at a time in a cross-entropy. Larger chunks read and write the head's
-            gradient less often.
+        optimises_small: Full optimization also pays off for programs of many small kernels: initialization of
+            the state, and steps of tasks that collect their own data.
+        permutes_apart: A permutation among some devices of a mesh does not wait for the others.
+        scatters_in_order: A scatter-add processes its rows in order, not by atomic additions in any order.
+        ragged_exchange: XLA has an all-to-all with parts of different sizes.
+        experts_in_one_loop: The float32 feed-forward of all experts runs faster as one loop over chunks of
+            rows.
+        flat_matmuls: A float32 contraction runs faster as a matmul of two matrices.
+        scores_in_cache: Number of float32 attention scores to compute at a time; None for all rows at once.
+        rings: Devices have coordinates in an interconnect, and a mesh axis should follow its rings.
+        fast_domain: Number of devices joined by the fast network, unless something more precise is known;
+            None for all.
+        logits_bytes: Bytes of float32 logits to compute at a time in a cross-entropy. Larger chunks read and
+            write the head's gradient less often.
     """
 
     own_memory: bool = True
@@ -57,22 +61,23 @@ _TRAITS = {
     "cpu": Traits(
         own_memory=False,
         scatters_in_order=True,
-        # A loop copies everything that the backward pass needs into stacked buffers, with one core: a third of a float32 step.
+        # A loop copies all residuals of the backward pass into stacked buffers on one core: a third of a
+        # float32 step.
         unrolled_layers=12,
-        # A selection reads and writes the whole state once more: twice the update's time.
+        # A select reads and writes the whole state once more: twice the update's time.
         cheap_branches=True,
-        # jax 0.10 to 0.12: XLA on CPU drops barriers first, and with them `jax.checkpoint`.
+        # jax 0.10 to 0.12: XLA on CPU removes barriers first, which defeats `jax.checkpoint`.
         keeps_barriers=False,
-        # Compiling took longer than everything else about the first state; PPO's step took a quarter less to compile, and as long
-        # to run.
+        # Compilation took longer than the rest of state initialization; with this, PPO's step compiled in a
+        # quarter less time and ran as fast.
         optimises_small=False,
-        # jax 0.10: a step whose stages differ in whether they permute hangs.
+        # jax 0.10: a step hangs if some stages permute and others do not.
         permutes_apart=False,
         experts_in_one_loop=True,
         flat_matmuls=True,
-        # 4 MiB: about the fastest of 0.25 to 16 MiB.
+        # 4 MiB: about the fastest from 0.25 to 16 MiB.
         scores_in_cache=2**20,
-        # 2,048 tokens of 16,384 words in bfloat16: 185 ms at 32 MiB, 246 ms at 128 MiB.
+        # 2,048 tokens, a vocabulary of 16,384, bfloat16: 185 ms at 32 MiB, 246 ms at 128 MiB.
         logits_bytes=2**25,
     ),
 }
@@ -93,11 +98,11 @@ class Target:
     """A number of devices of one kind.
 
     Attributes:
-        platform: "cpu", "gpu", "tpu", or the name of another PJRT plug-in. "cuda" and "rocm" become "gpu" with their vendor; a
-            "gpu" without a vendor is NVIDIA's.
-        vendor: "nvidia", "amd", "intel" or "google"; empty where it is not known.
-        architecture: The chip as its maker names it: "h100", "mi300x", "v5e"; empty where it is not known.
-        devices: Of the mesh, over all processes.
+        platform: "cpu", "gpu", "tpu", or the name of another PJRT plug-in. "cuda" and "rocm" become "gpu"
+            with their vendor; a "gpu" without a vendor is NVIDIA's.
+        vendor: "nvidia", "amd", "intel" or "google"; empty if unknown.
+        architecture: The vendor's name of the chip: "h100", "mi300x", "v5e"; empty if unknown.
+        devices: Number of devices in the mesh, over all processes.
 
     >>> Target("cuda")
     Target(platform='gpu', vendor='nvidia', architecture='', devices=1)
@@ -119,7 +124,8 @@ class Target:
 
     @property
     def matmul_precisions(self) -> Mapping[str, str]:
-        """What it can multiply float32 operands in, and JAX's name for each (`jax_default_matmul_precision`).
+        """Precisions in which it can multiply float32 operands, each with JAX's name for it
+        (`jax_default_matmul_precision`).
 
         >>> list(Target("tpu").matmul_precisions), list(Target("gpu", architecture="h100").matmul_precisions)
         (['float32', 'bfloat16'], ['float32', 'tf32', 'bfloat16'])
@@ -132,12 +138,12 @@ class Target:
 
     @property
     def default_matmul_precision(self) -> str:
-        """Which of these XLA takes where nothing is set: the fastest that is usual there."""
+        """The precision that XLA uses by default: the fastest that is customary on the platform."""
         return {"tpu": "bfloat16"}.get(self.platform, "tf32" if "tf32" in self.matmul_precisions else "float32")
 
     @property
     def multiplies_bfloat16(self) -> bool | None:
-        """Whether it multiplies bfloat16 by instructions of its own; None of CPUs, where that is the processor's."""
+        """True if it has bfloat16 matmul instructions; None for CPUs, where it depends on the processor."""
         if self.platform == "cpu":
             return None
         return self.platform == "tpu" or (self.platform == "gpu" and self.architecture not in _WITHOUT_TF32)
@@ -148,7 +154,7 @@ class Target:
 
 
 def target_of(device: Any, devices: int = 1) -> Target:
-    """The target of a JAX device, attached or only described."""
+    """Return the target of a JAX device, attached or only described."""
     return _derived(device.platform, getattr(device, "device_kind", ""), devices)
 
 
@@ -159,7 +165,7 @@ def _derived(platform: str, kind: str, devices: int) -> Target:
 
 
 def architecture_of(kind: str) -> str:
-    """The architecture in a device kind as JAX gives it.
+    """Return the architecture named in a JAX device kind.
 
     >>> [architecture_of(kind) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "TPU v5 lite", "TPU7x", "cpu")]
     ['h100', 'a100', 'v5e', 'v7x', '']

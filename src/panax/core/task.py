@@ -1,7 +1,7 @@
 """`Task`: what is trained, as the step sees it.
 
-A built-in decoder, a PyTorch module traced to JAX, a pipeline that interleaves forwards with backwards and a pair of
-adversaries all stand behind this one line. The step knows nothing else of a model.
+A built-in decoder, a PyTorch module traced to JAX, a pipeline that interleaves forward and backward passes,
+and a generative adversarial pair all implement this interface, the only view of a model that the step has.
 """
 
 import abc
@@ -24,13 +24,13 @@ from .watching import MetricMonitor
 
 
 class DataFacts(NamedTuple):
-    """What a task may take from the data it is trained on.
+    """Properties of the training data that a task may adopt.
 
     Attributes:
-        vocab_size: Of the tokenizer; None where there is none.
-        sequence_length: The most tokens in a row; None where rows have no length.
-        num_classes: Of the labels; None where there are none, or it is not known.
-        num_ids: How many ids each leaf of ids may hold, where the data says.
+        vocab_size: Size of the tokenizer's vocabulary; None without a tokenizer.
+        sequence_length: Maximum number of tokens in a row; None if rows have no length.
+        num_classes: Number of label classes; None if there are no labels or it is unknown.
+        num_ids: For each leaf of ids, the number of ids that it may hold, if the data states it.
     """
 
     vocab_size: int | None = None
@@ -40,7 +40,7 @@ class DataFacts(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What one pass over a (micro-)batch yields."""
+    """Result of one pass over a (micro-)batch."""
 
     losses: Losses
     state: ModelState
@@ -51,14 +51,14 @@ MatmulPrecision = Literal["float32", "tf32", "bfloat16"]
 
 
 class Gradients(NamedTuple):
-    """What one pass forward and backward over all micro-batches yields.
+    """Result of a forward and backward pass over all micro-batches.
 
     Attributes:
-        gradients: Of the total loss, each term divided by its global weight; the structure of the parameters with None
-            where one is frozen.
-        losses: Merged over the micro-batches.
-        rows: Of tables, by parameter name, the gradients of the rows that were read; these have None in `gradients`. None
-            without tables.
+        gradients: Gradients of the total loss, each term divided by its global weight; in the structure of
+            the parameters, with None for frozen ones.
+        losses: Losses merged over the micro-batches.
+        rows: For each table by parameter name, the gradients of the rows that were read; tables have None in
+            `gradients`. None without tables.
     """
 
     gradients: Params
@@ -78,19 +78,20 @@ ADAPTERS = {
     "equinox": "equinox.task",
     "haiku": "haiku.task",
 }
-"""Libraries of models, and what makes a task of one; whichever is named first."""
+"""Model libraries, and the adapter that converts their models to a task; the first match is suggested."""
 
 
 class Task(abc.ABC):
     """A model with its objective.
 
-    `params` is what gradients and optimizer moments exist for; `state` is whatever else the model carries from one step
-    to the next (BatchNorm statistics, a router's bias, ranges of low-precision numbers): any pytree of arrays, empty for most.
+    `params` is what gradients and optimizer state exist for; `state` is everything else that the model
+    carries from one step to the next (BatchNorm statistics, a router's bias, ranges for low precision): any
+    pytree of arrays, empty for most models.
     """
 
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
-        """What to write where a model of another library is given in a task's place; None where that is not known."""
+        """Return the code to write if another library's model is passed as a task; None if unknown."""
         for kind in type(value).__mro__:
             for library, adapter in ADAPTERS.items():
                 if f"{kind.__module__}.".startswith(f"{library}."):
@@ -98,45 +99,56 @@ class Task(abc.ABC):
         return None
 
     mesh_axes: frozenset[str] = frozenset({"replica", "fsdp", "expert"})
-    """The mesh axes on which this task computes correctly; another one of size above 1 is an error."""
+    """Mesh axes on which this task computes correctly; any other axis of size above 1 is an error."""
 
     names_axes: bool = False
-    """True where `loss` uses every parameter by `contract`, `gather` and the like, so that on a mesh it can be traced for one
-    device: it then sees shards, its own rows and positions, and returns sums over these. Otherwise it sees whole arrays, and XLA
-    partitions it: right on any mesh, with the communication that XLA finds."""
+    """True if `loss` uses every parameter through `contract`, `gather` and the like, so that it can be traced
+    for one device of a mesh. It then sees shards and its local rows and positions, and returns sums over
+    these. Otherwise it sees whole arrays, and XLA partitions it: correct on any mesh, with the communication
+    that XLA finds.
+    """
 
     generates: bool = False
-    """Whether `generate` continues rows of tokens."""
+    """True if `generate` continues rows of tokens."""
 
     splits_residual: bool = True
-    """Whether the residual stream's positions are split over the mesh axes that split heads and widths. Where they are not, as
-    where a row's positions don't divide, `contract` adds partial sums up whole, and what lies in the residual stream is computed
-    alike on all devices of such an axis: `split_cotangent` then stands before the loss. Of tasks that name their axes."""
+    """True if the positions of the residual stream are sharded over the mesh axes that shard heads and
+    widths. If not, for example because a row's positions do not divide, `contract` all-reduces partial sums,
+    and the residual stream is computed alike on all devices of such an axis: the loss must then be passed
+    through `split_cotangent`. Only for tasks that name their axes.
+    """
 
     batch_axes: Mapping[str, Axes] = MappingProxyType({})
-    """The logical axes of a batch's leaves, where a source knows less of them: one around a loader splits rows alone."""
+    """Logical axes of a batch's leaves, if a source knows less of them: one around a loader shards rows only.
+    """
 
     @property
     def growing(self) -> tuple[Growing, ...]:
-        """Tables whose rows are given out to keys in the data while it is trained; their vocabularies are in the model state."""
+        """Tables with rows that are assigned to keys in the data during training; their vocabularies are in
+        the model state.
+        """
         return ()
 
     @property
     def leaf_ranges(self) -> Mapping[str, range | LeafRange]:
-        """The values that leaves of a batch may hold, such as labels and weights; another one is an error before the step.
+        """Values that leaves of a batch may hold, such as labels and weights; any other value is an error
+        before the step.
 
-        Integers with a range are widened to int32 before `loss` sees them, other numbers to float32.
+        Integers with a range are widened to int32 before `loss` sees them, other values to float32.
         """
         return {}
 
     required_leaves: frozenset[str] = frozenset()
-    """The leaves without which a batch can't be trained on."""
+    """Leaves that a batch must have for training."""
 
     other_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    """What other libraries call each leaf of a batch: where one of these names is found instead, an error suggests the leaf."""
+    """Other libraries' names of each leaf of a batch: if one of these is found instead, an error suggests the
+    leaf.
+    """
 
     def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A batch that comes with other libraries' names as this task's own leaves; on the host, before it is sent.
+        """Convert a batch with other libraries' leaf names to this task's leaves; on the host, before it is
+        sent.
 
         Raises:
             DataError: The names are ambiguous.
@@ -144,87 +156,98 @@ class Task(abc.ABC):
         return batch
 
     def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
-        """The axes of a converted batch, from those of the batch as it comes."""
+        """Return the axes of a converted batch, given those of the original batch."""
         return axes
 
     unit: str = "examples"
-    """What a row of a batch without positions is called where speed is reported."""
+    """Name of a row without positions where throughput is reported."""
 
     @property
     def units_per_row(self) -> int:
-        """How many of them a step makes of one row."""
+        """Number of such units that a step makes of one row."""
         return 1
 
     sums_over_rows: bool = True
-    """Whether its losses are sums of what each row gives by itself. One that compares rows with each other changes if a batch is
-    worked on in parts: then micro-batches, local steps and islands are refused."""
+    """True if its losses are sums over independent rows. A task that compares rows with each other changes if
+    a batch is processed in parts, so micro-batches, local steps and islands are rejected.
+    """
 
     num_runs: int = 1
-    """How many runs its parameters are of, side by side: its losses are their sums, and what is reported is their mean."""
+    """Number of independent runs that its parameters hold: its losses are the sums over runs, reports show
+    the mean.
+    """
 
     separate_runs: bool = False
-    """Whether its parameters are of several runs side by side, so that the norm of all of them means nothing."""
+    """True if the parameters hold several independent runs (vmapped seeds), so a global gradient norm is
+    meaningless.
+    """
 
     @property
     def updates_per_step(self) -> int:
-        """How many updates of the parameters a step makes: what the optimizer's schedule counts."""
+        """Number of parameter updates per step, which the optimizer's schedule counts."""
         return 1
 
     weight_dtype: Any = jnp.float32
-    """What weights are gathered in where that is done once a step (`rules.zero`)."""
+    """Dtype in which weights are gathered if that is done once per step (`rules.zero`)."""
 
     @property
     def scales_loss(self) -> bool:
-        """Whether its gradients pass through float16, so that the loss is scaled before it is differentiated."""
+        """True if its gradients pass through float16, so that the loss is scaled before differentiation."""
         return False
 
     compute_dtype: str = "float32"
-    """What activations and products are in. "auto" leaves it to the devices; a program has it filled in."""
+    """Dtype of activations and matmuls. "auto" leaves it to the devices; in a program it is resolved."""
 
     def with_compute_dtype(self, dtype: str) -> "Task":
-        """This task, computing in `dtype` if it left that to the devices."""
+        """Return this task with `dtype` in place of "auto"."""
         return self if self.compute_dtype != "auto" else dataclasses.replace(self, compute_dtype=dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     matmul_precision: MatmulPrecision | None = None
-    """What float32 operands are multiplied in while it is trained and evaluated; None for what the platform does by default. Of
-    tasks that compute in float32."""
+    """Precision of matmuls with float32 operands in training and evaluation; None for the platform's default.
+    Only for tasks that compute in float32.
+    """
 
     remat_policies: tuple[str, ...] = ()
-    """What `rematerialize` takes: from the policy that keeps most for the backward pass to the one that computes most again."""
+    """Policies that `rematerialize` accepts, from the one that saves most for the backward pass to the one
+    that recomputes most.
+    """
 
     notes: tuple[str, ...] = ()
-    """What a run should say of this task before it begins."""
+    """Notes on this task that a run prints before it begins."""
 
     @property
     def read_outs(self) -> tuple[str, ...]:
-        """Names of weights that read the model's output out of its width, stored with what comes out first."""
+        """Names of weights that map the model's width to its output, stored with the output dimension
+        leading.
+        """
         return ()
 
     @property
     def narrower(self) -> "Task | None":
-        """The same task with a narrower model, whose learning rate and first numbers this one takes over by muP; None where its
-        settings are its own."""
+        """The same task with a narrower model, from which this one transfers its learning rate and initial
+        scale by muP; None if its settings are its own.
+        """
         return None
 
     frozen_parameters: tuple[str, ...] = ()
-    """Names of parameters that the model itself holds fixed; an experiment's `frozen` adds to them."""
+    """Names of parameters that the model itself freezes; an experiment's `frozen` adds to them."""
 
     def adapted(self, facts: DataFacts) -> "Task":
-        """This task with what it left open taken from the data.
+        """Return this task with its open settings taken from the data.
 
         Raises:
-            RecipeError: The two don't fit.
+            RecipeError: The task and the data do not match.
         """
         return self
 
     def axes_of(self, source_axes: Mapping[str, Axes]) -> dict[str, Axes]:
-        """The logical axes of each leaf of a batch.
+        """Return the logical axes of each leaf of a batch.
 
         Args:
-            source_axes: What the source says of them.
+            source_axes: Axes as given by the source.
 
         Raises:
-            RecipeError: The two differ in how many dimensions a leaf has.
+            RecipeError: The task and the source differ in a leaf's number of dimensions.
         """
         for name, own in self.batch_axes.items():
             if len(source_axes.get(name, own)) != len(own):
@@ -236,33 +259,34 @@ class Task(abc.ABC):
 
     @property
     def row_order(self) -> AcceptedOrder:
-        """Which positions of a row a device may hold where a context axis splits rows; see `RowOrder`.
+        """Which positions of a row a device may hold if a context axis shards rows; see `RowOrder`.
 
-        A recurrence, a convolution and all else that reads its neighbours takes contiguous ones. "any" is laid out in zigzag. Of
-        tasks that name their axes."""
+        A recurrence, a convolution and anything else that reads neighboring positions needs contiguous ones.
+        "any" is laid out in zigzag order. Only for tasks that name their axes.
+        """
         return "any"
 
     @property
     def pipelined(self) -> Pipelined | None:
-        """What a pipeline divides; None where the task has none."""
+        """How a pipeline partitions it; None if it cannot be pipelined."""
         return None
 
     @property
     def exchanges(self) -> tuple[AllToAllRequirement, ...]:
-        """What its layers exchange whole over a mesh axis."""
+        """Requirements of all-to-alls in its layers."""
         return ()
 
     def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
-        """For each table by its parameter's name, all row numbers that this (micro-)batch asks it for; -1 where there is none.
+        """Return all row ids that this (micro-)batch reads of each table, by parameter name; -1 means no row.
 
-        A table is a parameter whose first logical axis says so, as `row` does. It is never differentiated whole: the rows
-        named here are gathered once per step, take the parameter's place (`spmd.GatheredRows`) while `loss` is traced, and
-        are what gradients exist for. Empty, the default, where there is no table.
+        A table is a parameter with a first logical axis such as `row`. It is never differentiated as a whole:
+        the rows named here are gathered once per step, replace the parameter (`spmd.GatheredRows`) while
+        `loss` is traced, and are what gradients exist for. Empty, the default, without tables.
         """
         return {}
 
     def check_mesh(self, placement: Any) -> None:
-        """Check, before a step is compiled, that the task computes on a mesh what it computes on one device.
+        """Check, before a step is compiled, that the task computes the same on a mesh as on one device.
 
         Args:
             placement: The `panax.mesh.Placement` of the step.
@@ -273,55 +297,64 @@ class Task(abc.ABC):
         return
 
     def layer_parameters(self, params: Params) -> Mapping[int, Mapping[str, tuple[str, int]]]:
-        """For each layer its parameters by their names in it: the name of the stacked array, and the layer's index there.
+        """Return, for each layer, parameter name within the layer to (name of the stacked array, the layer's
+        index in it).
 
-        Empty, the default, where no array holds several layers.
+        Empty, the default, if no array holds several layers.
         """
         return {}
 
     def watch(self) -> MetricMonitor | None:
-        """What follows those of its metrics that are arrays, for one run; None, the default, where nothing reads them."""
+        """Return a monitor of its array metrics for one run; None, the default, if nothing reads them."""
         return None
 
     def flops_per_token(self, length: int) -> float | None:
-        """FLOPs of a forward and backward pass for one token in a row of `length`; None if not known."""
+        """Return the FLOPs of a forward and backward pass for one token in a row of `length`; None if
+        unknown.
+        """
         return None
 
     def flops_per_example(self) -> float | None:
-        """FLOPs of a forward and backward pass for one row of a batch without positions; None if not known."""
+        """Return the FLOPs of a forward and backward pass for one row of a batch without positions; None if
+        unknown.
+        """
         return None
 
     def rematerialize(self, policy: str) -> "Task":
-        """This task with another of its `remat_policies`."""
+        """Return this task with another of its `remat_policies`."""
         raise ValueError(
             f"{type(self).__name__} has no choice of what its backward pass computes again, and not {policy!r}"
         )
 
     def for_debugging(self) -> "Task":
-        """This task as the debugger runs it: nothing between the user and the model's own Python code."""
+        """Return this task as run by the debugger, with nothing between the user and the model's own Python
+        code.
+        """
         return self
 
     @abc.abstractmethod
     def init(self, key: jax.Array) -> tuple[Params, ModelState]:
-        """Draw parameters and initial state. Called once, inside one jitted function."""
+        """Initialize parameters and state. Called once, inside one jitted function."""
 
     def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
-        """The first parameters and state of a model whose weights exist already, each shard placed on its device alone.
+        """Return the initial parameters and state of a model with existing weights, each shard placed only on
+        its device.
 
-        None where `init` draws them. Where they are given, `init` says only their shapes.
+        None if `init` creates them. If they are given, only the shapes of `init` are used.
 
         Args:
-            shardings: Of the parameters and of the state, one for each leaf.
+            shardings: Shardings of the parameters and of the state, one per leaf.
         """
         return None
 
     @abc.abstractmethod
     def loss(self, params: Params, state: ModelState, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        """Losses and metrics of one (micro-)batch, as sums.
+        """Compute losses and metrics of one (micro-)batch, as sums.
 
         Args:
             batch: Its leaf `row` holds each row's index in the global batch.
-            key: The step's key, the same for all micro-batches: fold `row` into it for bits that differ between them.
+            key: The step's key, the same for all micro-batches: fold `row` into it for bits that differ
+                between them.
             train: False in evaluation: no dropout, statistics frozen.
         """
 
@@ -336,12 +369,12 @@ class Task(abc.ABC):
         temperature: float = 1.0,
         top_k: int = 0,
     ) -> Int[Array, "batch generated"]:
-        """Continue each row by `count` tokens; of a task that generates.
+        """Continue each row by `count` tokens, for tasks with `generates`.
 
         Args:
-            prompt: Without padding; at least one token.
-            temperature: 0 always takes the likeliest token.
-            top_k: Draw among the likeliest so many; 0 among all.
+            prompt: Tokens without padding; at least one per row.
+            temperature: 0 always takes the most likely token.
+            top_k: Sample among the k most likely tokens; 0 for all.
 
         Raises:
             RecipeError: The task does not generate, or the rows would be too long for its model.
@@ -350,26 +383,27 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:
-        """The logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
+        """Return the logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
 
     def meaning_axes(self, params: Params) -> Any:
-        """The logical axes that say what each parameter is, a matrix, a bias or a stack of them: what an optimizer reads.
+        """Return logical axes that tell an optimizer what each parameter is: a matrix, a bias or a stack of
+        them.
 
-        Those of its placement, the default, unless these can be chosen without regard to what it is.
+        By default those of `parameter_axes`, unless these can be chosen regardless of what a parameter is.
         """
         return self.parameter_axes(params)
 
     def state_axes(self, state: ModelState) -> Any:
-        """The logical axes of each leaf of the model state; replicated unless told."""
+        """Return the logical axes of each leaf of the model state; replicated by default."""
         return jax.tree.map(lambda leaf: (None,) * leaf.ndim, state)
 
     def loss_weights(
         self, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array
     ) -> Mapping[str, Scalar]:
-        """Each loss's weight summed over all micro-batches, needed before the first backward pass.
+        """Return each loss's weight summed over all micro-batches, needed before the first backward pass.
 
-        Derived from `loss`, of which the compiler drops all that the weights don't need. Override it where the weights are
-        read from the batch more plainly.
+        It is derived from `loss`; the compiler drops everything that the weights do not need. Override it if
+        the weights can be read from the batch more directly.
         """
 
         def weigh(batch: Batch) -> dict[str, Scalar]:
@@ -380,14 +414,16 @@ class Task(abc.ABC):
     def gradients(
         self, params: Params, state: ModelState, micro_batches: Batch, key: jax.Array, trainable: Any
     ) -> Gradients | None:
-        """Gradients of the total loss over all micro-batches; None, the default, where the step is to differentiate `loss`.
+        """Return gradients of the total loss over all micro-batches; None, the default, to let the step
+        differentiate `loss`.
 
-        The task owns the loop over micro-batches, not the step: a pipeline interleaves forwards and backwards of several of
-        them, and a traced graph returns gradients itself. What the step does by default is `panax.spmd.accumulate_grads`. What
-        differentiates a loss takes `core.loss_scale.objective_of`, so that it is scaled where the task `scales_loss`.
+        The task, not the step, owns the loop over micro-batches: a pipeline interleaves the passes of several
+        of them, and a traced graph returns gradients itself. The step's default is
+        `panax.spmd.accumulate_grads`. Code that differentiates a loss must use
+        `core.loss_scale.objective_of`, so that the loss is scaled if the task `scales_loss`.
 
         Args:
-            micro_batches: Every leaf with one more leading axis, the micro-batches in order.
-            trainable: A tree of bools like `params`.
+            micro_batches: Batch leaves with an additional leading axis, one entry per micro-batch, in order.
+            trainable: A tree of bools with the structure of `params`.
         """
         return None

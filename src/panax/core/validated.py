@@ -1,6 +1,7 @@
-"""Settings that are checked when they are built, whoever builds them: a recipe, the command line, a checkpoint, a notebook.
+"""Settings that are validated on construction, whether in a recipe, on the command line, from a checkpoint or
+in a notebook.
 
-A dataclass does not look at what it is given: `norm="rmsnorm"` would train another model without a word.
+A plain dataclass accepts any value: `norm="rmsnorm"` would silently train a different model.
 """
 
 import dataclasses
@@ -19,14 +20,16 @@ from .errors import RecipeError, kind_of, nearest
 
 
 class Validated:
-    """A base of frozen dataclasses: each field is compared with its annotation before the class's own `__post_init__` runs.
+    """Base of frozen dataclasses that checks each field against its annotation before the class's own
+    `__post_init__`.
 
-    Words are those of a `Literal`; numbers are finite numbers; a list becomes a tuple where one is meant, NumPy's scalars
-    become Python's. What can't be compared (`Any`, arrays, protocols) is left to the class.
+    Strings must be one of a `Literal`'s, and floats finite; a list is converted to a tuple if the annotation
+    is one, and NumPy scalars to Python's. Annotations that cannot be checked (`Any`, arrays, protocols) are
+    left to the class.
     """
 
     infinite_fields: ClassVar[frozenset[str]] = frozenset()
-    """The fields in which a number may be infinite."""
+    """Fields in which a value may be infinite."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -36,7 +39,7 @@ class Validated:
             @functools.wraps(own)
             def checked_first(self: Any) -> None:
                 check_fields(self)
-                # The class's own words for a number that is too large come first.
+                # The class's own message for a value that is too large takes precedence.
                 own(self)
                 check_finite(self)
 
@@ -48,10 +51,10 @@ class Validated:
 
 
 def check_finite(settings: Any) -> None:
-    """Refuse infinite numbers in the fields of a dataclass.
+    """Check that no field of a dataclass is infinite.
 
     Raises:
-        RecipeError: Names the field.
+        RecipeError: A field is; the message names it.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -62,10 +65,11 @@ def check_finite(settings: Any) -> None:
 
 
 def check_fields(settings: Any) -> None:
-    """Compare a dataclass's fields with their annotations.
+    """Check a dataclass's fields against their annotations, converting lists and NumPy scalars.
 
     Raises:
-        RecipeError: A field holds something else; names the field, what was expected, and the nearest word.
+        RecipeError: A field does not match; the message names the field, the expected type and the nearest
+            allowed string.
     """
     hints = _hints(type(settings))
     for field in dataclasses.fields(settings):
@@ -91,7 +95,7 @@ def _shown(value: Any) -> str:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """NumPy's scalars as Python's, lists as tuples where the annotation has one."""
+    """Convert NumPy scalars to Python's, and lists to tuples if the annotation has one."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list) and any(get_origin(each) is tuple or each is tuple for each in _alternatives(hint)):
@@ -104,7 +108,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _problem(value: Any, hint: Any) -> str | None:
-    """What is wrong with a value, and what to do; None if nothing is."""
+    """Return what is wrong with a value, and the fix; None if nothing is."""
     alternatives = _alternatives(hint)
     problems = [_problem_of_one(value, each) for each in alternatives]
     if None in problems:
@@ -186,7 +190,7 @@ def _problem_of_class(value: Any, cls: type) -> str | None:
     try:
         if isinstance(value, cls):
             return None
-    except TypeError:  # a protocol that can't be asked
+    except TypeError:  # A protocol without runtime checks.
         return None
     if inspect.isclass(value):
         return f"expected {_a(cls)}, and this is a class: write {value.__name__}(...)"

@@ -1,4 +1,4 @@
-"""`MetricMonitor`: follows those of a task's metrics that are arrays, from one record of a run to the next."""
+"""`MetricMonitor`: monitoring of a task's array metrics from one record of a run to the next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -8,13 +8,13 @@ from jaxtyping import Float
 
 
 class HeatMap(NamedTuple):
-    """Figures that are shown as a heat map.
+    """Values to show as a heat map.
 
     Attributes:
         values: As multiples of the mean of their row.
         rows: The number of each row.
-        row: What a row is called.
-        column: What a column is called; columns are counted from 0.
+        row: Name of a row.
+        column: Name of a column; columns are counted from 0.
     """
 
     values: Float[np.ndarray, "row column"]
@@ -24,12 +24,12 @@ class HeatMap(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What a watch found since the last record.
+    """Findings of a monitor since the last record.
 
     Attributes:
-        scalars: By their full names.
-        heat_maps: By theirs.
-        warnings: A sentence each.
+        scalars: By full name.
+        heat_maps: By full name.
+        warnings: One sentence each.
     """
 
     scalars: Mapping[str, float] = {}
@@ -39,12 +39,12 @@ class Watched(NamedTuple):
 
 @runtime_checkable
 class MetricMonitor(Protocol):
-    """Takes the array metrics of each step, and gives figures of all of them once a record."""
+    """Receives the array metrics of each step, and summarizes them once per record."""
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Take one step's metrics that are arrays, by name: those that are not of this watch too."""
+        """Receive one step's array metrics by name, including those that this monitor does not follow."""
         ...
 
     def take(self) -> Watched:
-        """What there is to say of the steps since the last call."""
+        """Return the findings since the last call."""
         ...

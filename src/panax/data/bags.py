@@ -24,19 +24,19 @@ from .files import BadRecordError, unreadable
 
 LARGEST_ID = 2**31 - 1
 EMPTY = -1
-"""What fills up a bag: no id."""
+"""Padding of a bag: no id."""
 NO_KEY = 0
-"""What fills up a bag of keys."""
+"""Padding of a bag of keys."""
 
 _PARTS = {"month": 12, "day": 31, "weekday": 7, "hour": 24}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IntegerIds(Validated):
-    """Values that are ids already: whole numbers from 0 on.
+    """Values that are already ids: integers from 0.
 
     Attributes:
-        rows: How many ids there are; a value of this or more is a bad record. None: one more than the largest value.
+        rows: Number of ids; a value of this or more is a bad record. None: one more than the largest value.
     """
 
     rows: int | None = None
@@ -48,7 +48,9 @@ class IntegerIds(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hashed(Validated):
-    """A value's id is its hash, with the column's name, modulo `buckets`; values that meet in one share a vector."""
+    """Ids by hashing: the hash of the column's name and the value, modulo `buckets`; values that collide
+    share a vector.
+    """
 
     buckets: int
 
@@ -59,16 +61,19 @@ class Hashed(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountVocabulary(Validated):
-    """Ids by counts: the most frequent value is 0; values that are rarer than `min_count` share the buckets behind the others.
+    """Ids by frequency: the most frequent value is 0; values rarer than `min_count` share hash buckets after
+    the others.
 
-    It is counted once, over all usable and unusable rows of the files, and kept in the cache under a hash of files and settings.
+    Values are counted once, over all rows of the files including bad ones; the counts are cached under a hash
+    of the files and settings.
 
     Attributes:
-        min_count: A value has an id of its own from so many occurrences on.
-        most: At most so many ids of their own, the most frequent; None: no bound.
-        hash_buckets: Ids that the other values share by their hashes, also those that come later.
-        counted_in: The files that are counted, as a table's `paths`: those that a model was trained on, for a table that it is
-            evaluated on, so that an id means the same value in both. (): the table's own.
+        min_count: Minimum number of occurrences of a value with a separate id.
+        most: Maximum number of separate ids, for the most frequent values; None: no limit.
+        hash_buckets: Number of ids that all other values share by hash, including values unseen so far.
+        counted_in: The files to count, like a table's `paths`. For a table that a model is evaluated on,
+            these are the files that it was trained on, so that ids mean the same values in both. (): the
+            table's files.
     """
 
     min_count: int = 1
@@ -84,10 +89,11 @@ class CountVocabulary(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calendar(Validated):
-    """A part of a date in ISO 8601 (`2013-01-31 06:00:00`), or of seconds since 1970: months, days and hours from 0 on.
+    """A part of a date in ISO 8601 (`2013-01-31 06:00:00`), or of seconds since 1970; months, days and hours
+    count from 0.
 
     Attributes:
-        zone: Whose date it is, such as "America/New_York"; a date that names no zone is in UTC.
+        zone: Time zone of the date part, such as "America/New_York"; a date without a zone is in UTC.
     """
 
     part: Literal["month", "day", "weekday", "hour"]
@@ -104,7 +110,7 @@ class Calendar(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HashedIds(Validated):
-    """64 bits of a hash of the value, with the column's name: what a table that grows gives its rows out to."""
+    """64-bit hashes of the column's name and the value, the keys of a growing table's rows."""
 
 
 Ids = IntegerIds | Hashed | CountVocabulary | Calendar | HashedIds
@@ -112,20 +118,22 @@ Ids = IntegerIds | Hashed | CountVocabulary | Calendar | HashedIds
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bag(Validated):
-    """A column of categories as bags of ids: a leaf int32 (batch, capacity), filled up with -1. An empty value is an empty bag.
+    """A categorical column as bags of ids: a leaf int32 (batch, capacity), padded with -1. An empty value is
+    an empty bag.
 
-    With `ids=HashedIds()` the leaf is uint32 (batch, capacity, 2), the lower word first, filled up with zeros.
+    With `ids=HashedIds()` the leaf is uint32 (batch, capacity, 2), the lower word first, padded with zeros.
 
     Attributes:
-        column: The column; values are single ones, Parquet lists, or text with a `separator`.
-        ids: How a value becomes an id.
-        leaf: What the batch's leaf is called; "": the column's name.
-        capacity: The most ids a bag may have.
-        too_long: What becomes of a longer one: its row is a bad record, or its first or last ids are kept.
-        separator: Where text is cut into values; "": it is one value.
-        weights: A column with as many numbers, cut alike: the leaf `LEAF_weights`, float32, 0 where there is no id. "": none.
-        log_share: Whether to give the leaf `LEAF_log_share` too, float32 (batch): the logarithm of the share of all rows that
-            have this row's first id, which a softmax over a batch's items is corrected by.
+        column: Name of the column; its values are single values, Parquet lists, or text split by `separator`.
+        ids: How a value is mapped to an id.
+        leaf: Name of the batch's leaf; "": the column's name.
+        capacity: Maximum number of ids in a bag.
+        too_long: Handling of longer bags: the row is a bad record, or the bag keeps its first or last ids.
+        separator: Text that separates values; "": the text is one value.
+        weights: A column with one weight per id, split in the same way, for the leaf `LEAF_weights`, float32,
+            0 for padding. "": none.
+        log_share: Also provide the leaf `LEAF_log_share`, float32 (batch): the logarithm of the share of all
+            rows that have this row's first id, for the sampling-bias correction of an in-batch softmax.
     """
 
     column: str
@@ -158,7 +166,7 @@ class Bag(Validated):
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """All that the batch has of it."""
+        """Names of the batch's leaves that this column provides."""
         more = (("weights", bool(self.weights)), ("log_share", self.log_share))
         return (self.name, *(f"{self.name}_{what}" for what, is_there in more if is_there))
 
@@ -167,7 +175,7 @@ class Bag(Validated):
         return (self.column, self.weights) if self.weights else (self.column,)
 
     def values(self, value: Any) -> list[Any]:
-        """One row's values; [] where it is empty."""
+        """Split one row's value into values; [] if it is empty."""
         if is_empty(value):
             return []
         if isinstance(value, list | tuple | np.ndarray):
@@ -178,7 +186,7 @@ class Bag(Validated):
 
 
 def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
-    """Raise a RecipeError where two leaves of a batch have one name."""
+    """Raise a RecipeError if two leaves of a batch have the same name."""
     seen = set(taken)
     for bag in bags:
         for leaf in bag.leaves:
@@ -188,15 +196,15 @@ def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
 
 
 class IdEncoder:
-    """A bag's column while files are read: from a row's values to its ids.
+    """The encoder of a bag's column while files are read, from a row's values to its ids.
 
     Attributes:
-        most: The largest id that was met, where values are ids.
-        num_cut: How many rows had more values than the bag has room for.
+        most: The largest id found so far, if values are ids.
+        num_cut: Number of rows with more values than the bag's capacity.
     """
 
     def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
-        """Take the ids of `words`, where the bag has a vocabulary."""
+        """Encode `bag`; `words` has the ids, if the bag has a vocabulary."""
         self.bag, self.most, self.num_cut = bag, EMPTY, 0
         self._spellings = Spellings()
         self._words = words
@@ -221,10 +229,11 @@ class IdEncoder:
                 return 0
 
     def row(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
-        """The ids of one row, filled up to the capacity, and their weights, if there are any.
+        """Return the ids of one row, padded to the capacity, and their weights, if there are any.
 
         Raises:
-            BadRecordError: A value has no id, there are too many, or as many weights as ids are not there.
+            BadRecordError: A value has no id, there are too many values, or the numbers of weights and ids
+                differ.
         """
         bag, values = self.bag, self.bag.values(value)
         found = self._weights(values, weights, where) if bag.weights else []
@@ -254,7 +263,7 @@ class IdEncoder:
         return found
 
     def notes(self) -> list[str]:
-        """What a user should know of the values that were read."""
+        """Return notes for the user on the values that were read."""
         spelled = (
             self._spellings.note(self.bag.column)
             if isinstance(self.bag.ids, Hashed | CountVocabulary | HashedIds)
@@ -267,7 +276,7 @@ class IdEncoder:
         return [line for line in (cut if self.num_cut else None, spelled) if line is not None]
 
     def _of(self, value: Any, where: str) -> int:
-        # True and 1 are one key of a dictionary, and two texts.
+        # True and 1 are the same dictionary key, but different texts.
         is_bool = isinstance(value, bool)
         try:
             if not is_bool:
@@ -316,15 +325,16 @@ class IdEncoder:
 
 
 def hash_of(column: str, text: str) -> int:
-    """64 bits of a column's value, the same on every machine."""
+    """Return a 64-bit hash of a column's value, the same on every machine."""
     return xxhash.xxh64_intdigest(f"{column}\0{text}".encode())
 
 
 def seconds_of(value: Any, column: str, where: str) -> float:
-    """A time as seconds: a number as it is, a date in ISO 8601 since 1970, in UTC where it names no zone.
+    """Convert a time to seconds: a number unchanged, an ISO 8601 date as seconds since 1970 (UTC if it has no
+    zone).
 
     Raises:
-        BadRecordError: It is neither.
+        BadRecordError: The value is neither.
     """
     try:
         if isinstance(value, datetime.datetime):
@@ -342,7 +352,9 @@ def seconds_of(value: Any, column: str, where: str) -> float:
 
 
 def count_values(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
-    """Count a block's values of a bag that has a vocabulary; those that can't be used are left to their row's reading."""
+    """Count a block's values of a bag with a vocabulary; invalid values are ignored here and reported when
+    rows are read.
+    """
     for value in values:
         for each in bag.values(value):
             try:
@@ -352,7 +364,8 @@ def count_values(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
 
 
 def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """Of each row the logarithm of the share of rows whose first id is its own; rows without one are counted together.
+    """Compute for each row the log of the share of rows with the same first id; rows without an id count
+    together.
 
     >>> np.exp(log_shares(np.array([[3], [3], [-1], [0]], np.int32))).tolist()
     [0.5, 0.5, 0.25, 0.25]
@@ -363,7 +376,7 @@ def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
 
 
 def ids_by_count(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list[str]:
-    """The values with ids of their own, in the order of these: by count, then by text.
+    """List the values with separate ids, in the order of the ids: by count, then by text.
 
     >>> ids_by_count({"a": 1, "b": 3, "c": 3}, CountVocabulary(min_count=2))
     ['b', 'c']
@@ -374,7 +387,7 @@ def ids_by_count(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list
 
 
 def write_words(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
-    """Write each bag's words, in a folder of the cache."""
+    """Write each bag's vocabulary to a directory of the cache."""
     (directory / "words.json").write_text(json.dumps(words, ensure_ascii=True), encoding="utf-8")
     write_sealed(
         directory / "header.json", {"num_words": {leaf: len(each) for leaf, each in words.items()}}, ["words.json"]
@@ -382,10 +395,10 @@ def write_words(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
 
 
 def read_words(directory: Path, root: Path) -> dict[str, dict[str, int]]:
-    """Each bag's words with their ids.
+    """Read each bag's vocabulary, as values with their ids.
 
     Raises:
-        DataError: The entry is damaged.
+        DataError: The cache entry is damaged.
     """
     read_sealed(directory / "header.json", root / SEEN)
     path = directory / "words.json"

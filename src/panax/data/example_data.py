@@ -1,4 +1,4 @@
-"""Examples to train on: what a recipe names, and what opening it gives."""
+"""Example data of a recipe: its config, and the sources that opening it returns."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,16 +25,17 @@ class ExampleData(Validated):
     """Images, rows of tables or arrays to train on.
 
     Attributes:
-        examples: Where they are; `Arrays`, or anything else with `open`, too.
-        batch_size: Examples in a global batch, over all devices together.
-        seed: What the order depends on.
-        held_out: About which fraction is kept from training, by a hash of each example's name: the same with every seed, and
-            what is added moves none of them. 0 for none.
-        split: How they are chosen: by that hash; the latest by `time`, as a table's column says; or the last event of each of
-            `Sequences`, for whom `held_out` is left out.
-        augmentation: How training images are changed at random; None for none. Held-out ones never are.
-        max_bad_records: So many examples that can't be used are passed over; more are an error.
-        cache_dir: Where tables and copies are kept. None: $PANAX_CACHE, else ~/.cache/panax.
+        examples: The examples: `Arrays`, or any config with `open`.
+        batch_size: Examples in a global batch, over all devices.
+        seed: Seed of the order.
+        held_out: Approximate fraction held out from training, by a hash of each example's name: independent
+            of the seed, and added examples move none to the other side. 0 for none.
+        split: How held-out examples are chosen: by that hash; the latest by a table's `time` column; or the
+            last event of each of `Sequences`, in which case `held_out` must not be set.
+        augmentation: Random augmentation of training images; None for none. Held-out images are not
+            augmented.
+        max_bad_records: Up to this many unusable examples are skipped; more are an error.
+        cache_dir: Directory of cached tables and copies. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
     examples: (
@@ -69,10 +70,10 @@ class ExampleData(Validated):
             )
 
     def open(self) -> "OpenedExamples":
-        """Open the examples, or find their copy in the cache, and make the sources.
+        """Open the examples, or their cached copy, and build the sources.
 
         Raises:
-            DataError: They can't be read, there is none, too many are bad, or too few to hold some out.
+            DataError: Examples can't be read, there are none, too many are bad, or too few to hold some out.
         """
         examples = self.examples.open(cache_directory(self.cache_dir), self.max_bad_records)
         training, held_out = self._divided(examples)
@@ -97,7 +98,7 @@ class ExampleData(Validated):
 
     @property
     def _unchanged(self) -> Augmentation | None:
-        """For held-out images: the leaves of mixed ones, and nothing mixed."""
+        """Return the augmentation of held-out images: the leaves of mixed images, but nothing mixed."""
         mixing = None if self.augmentation is None else self.augmentation.mixing
         if mixing is None:
             return None
@@ -109,9 +110,9 @@ class OpenedExamples:
     """Open examples.
 
     Attributes:
-        train: Batches without an end, resumed exactly.
-        held_out: One pass over the held-out examples, its last batch filled up; None when there are none.
-        examples: All of them.
+        train: Endless batches, which resume exactly.
+        held_out: One pass over the held-out examples, its last batch padded; None if there are none.
+        examples: All examples.
     """
 
     train: ExampleSource
@@ -120,15 +121,17 @@ class OpenedExamples:
 
     @property
     def num_classes(self) -> int | None:
-        """Of the examples' labels; None where they don't say."""
+        """Number of classes of the examples' labels; None if unknown."""
         return getattr(self.examples, "num_classes", None)
 
     @property
     def account(self) -> tuple[str, ...]:
-        """What a user should know of how the examples were read: what is left out, cut, or written in two ways."""
+        """Notes for the user on how the examples were read: what is skipped, truncated, or spelled in two
+        ways.
+        """
         return tuple(getattr(self.examples, "notes", ()))
 
     @property
     def num_ids(self) -> Mapping[str, int]:
-        """How many ids leaves of ids may hold, by leaf, where the examples say."""
+        """Number of ids of each leaf of ids, if known."""
         return getattr(self.examples, "num_ids", {})

@@ -1,4 +1,6 @@
-"""The source of batches of examples: their order is a function of (seed, epoch), so that it goes on exactly anywhere."""
+"""The source of batches of examples; their order is a function of (seed, epoch), so it resumes exactly at any
+position.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
@@ -17,7 +19,9 @@ from .source import WantedRows, check_identity
 
 Example = dict[str, np.ndarray]
 Augment = Callable[[Example, np.random.Generator], Example]
-"""Changes one example, at random: the generator depends on the seed, the epoch and the example's number alone."""
+"""A random change of one example; the generator depends only on the seed, the epoch and the example's
+index.
+"""
 
 MASK = "loss_mask"
 _AUGMENT = 0x6175676D656E74
@@ -25,13 +29,13 @@ _IMAGE = 0x696D616765
 
 
 class ExampleSource:
-    """Global batches of examples, the same whatever the devices and processes are.
+    """Source of global batches of examples, independent of the number of devices and processes.
 
-    Each batch has the examples' leaves, and `loss_mask`, float32 (batch): 1, and 0 for the rows that fill up the last batch.
-    Without an end, a batch that reaches past an epoch goes on in the next one.
+    Each batch has the examples' leaves, and `loss_mask`, float32 (batch): 1, or 0 for padding rows of the
+    last batch. An endless source continues a batch that reaches past an epoch with examples of the next one.
 
     Attributes:
-        num_batches: How many batches there are; None without an end.
+        num_batches: Number of batches; None if endless.
 
     >>> from panax.data.examples import Arrays
     >>> source = ExampleSource(Arrays({"x": np.arange(5)}), batch_size=2, epochs=1)
@@ -51,12 +55,13 @@ class ExampleSource:
         augment: Augment | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        """Draw batches of `batch_size` examples, for `epochs` epochs or without an end.
+        """Draw batches of `batch_size` examples, for `epochs` epochs or endlessly.
 
         Args:
-            seed: What the order, and what `augment` draws, depends on.
-            augment: Applied to each example when it is drawn; leaves keep their names, and every example's their shape.
-            augmentation: Of images, before `augment`.
+            seed: Seed of the order and of `augment`.
+            augment: Function applied to each example when it is drawn; it must keep the leaves' names and
+                return the same shapes for every example.
+            augmentation: Augmentation of images, applied before `augment`.
 
         Raises:
             RecipeError: `batch_size` or `epochs` is less than 1, a leaf is called `loss_mask`, or the examples are no images, or
@@ -93,16 +98,17 @@ class ExampleSource:
         return "exact"
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield batches from `position` on; from the beginning when it is None.
+        """Yield batches from `position` on, or from the beginning if it is None.
 
         Raises:
-            DataError: The position is of other examples, another seed or batch size, or is none at all. While they are
+            DataError: The position is invalid, or is of other examples, another seed or batch size. While
+                batches are
                 drawn: there are too many bad records.
         """
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """As `batches`, with only `rows` of each global batch."""
+        """Yield `batches` with only `rows` of each global batch."""
         return self._draw(0 if position is None else self._start(position), np.asarray(rows, np.int64))
 
     def _identity(self) -> dict[str, int | str]:
@@ -125,7 +131,9 @@ class ExampleSource:
             start += self.batch_size
 
     def _batch(self, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
-        """The wanted rows of the batch that begins at a place of the endless order; those from `end` on are empty."""
+        """Make the wanted rows of the batch that starts at index `start` of the endless order; rows from
+        `end` on are padding.
+        """
         places = start + wanted
         real = places < end
         made = self._examples(places, end) if self._mixing is None else self._mixed(self._mixing, start, wanted, end)
@@ -134,7 +142,9 @@ class ExampleSource:
         return {**made, MASK: real.astype(np.float32)}
 
     def _examples(self, places: npt.NDArray[np.int64], end: int) -> Example:
-        """The examples at these places, changed each; from `end` on they stand for the last one before it."""
+        """Read and augment the examples at these indices of the order; indices from `end` on repeat the last
+        one before it.
+        """
         epochs, index = np.divmod(np.where(places < end, places, end - 1), self.examples.num_examples)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
@@ -149,12 +159,12 @@ class ExampleSource:
         else:
             batch = self.examples.read(numbers)
         if not getattr(self.examples, "owns_memory", False):
-            # A class of the user's own may read into the same memory again, or give what it keeps.
+            # A user's class may reuse its buffer, or return arrays that it retains.
             batch = {name: np.array(leaf) for name, leaf in batch.items()}
         return batch if self._augment is None else self._augmented(batch, epochs, numbers)
 
     def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
-        """The wanted rows, each mixed with its partner, which is drawn besides where it is not wanted itself."""
+        """Mix each of the wanted rows with its partner, which is read too if it is not among them."""
         drawn = np.union1d(wanted, partners(wanted, self.batch_size))
         batch = self._examples(start + drawn, end)
         mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, partners(wanted, self.batch_size)))

@@ -1,4 +1,6 @@
-"""Examples by number: arrays in memory or memory-mapped, what a table or a folder of images is opened as, and their division."""
+"""Examples with random access: arrays in memory or memory-mapped, opened tables and images, and their
+splits.
+"""
 
 import hashlib
 import logging
@@ -25,17 +27,17 @@ from .mapped import check_mapped
 _BLOCK_BYTES = 2**24
 _LOG = logging.getLogger("panax.data")
 _WARNED, _THEN_EACH = 20, 1000
-"""Of so many bad records each is warned of, and of each thousandth after that."""
+"""Each of the first 20 bad records is warned about, then every thousandth."""
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """Examples that can be read in any order. A class of your own with these members will do.
+    """Interface of examples that can be read in any order; any class with these members will do.
 
     Attributes:
-        num_examples: How many there are.
+        num_examples: Number of examples.
         axes: The logical axes of each leaf of a batch, `batch` first.
-        fingerprint: A hash that changes when they do.
+        fingerprint: A hash that changes when the examples do.
     """
 
     num_examples: int
@@ -43,49 +45,49 @@ class Examples(Protocol):
     fingerprint: str
 
     def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
-        """Some of them, each a row of every leaf."""
+        """Read the examples with these indices; each is a row of every leaf."""
         ...
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """A hash of each, which stays the same when others are added: what a division goes by."""
+        """Return a hash of each example, for splits; it does not change when other examples are added."""
         ...
 
     def take(self, numbers: npt.NDArray[np.int64]) -> "Examples":
-        """Those of these numbers, as examples of their own."""
+        """Return the subset with these indices."""
         ...
 
 
 @runtime_checkable
 class ExampleFiles(Protocol):
-    """What a recipe names to get examples."""
+    """Interface of a recipe's config of examples."""
 
     def open(self, root: Path, max_bad_records: int) -> Examples:
-        """Open them; what takes long is kept in the cache directory `root`."""
+        """Open the examples; expensive results are cached in the directory `root`."""
         ...
 
 
 @runtime_checkable
 class AugmentedExamples(Protocol):
-    """Examples of images that can be changed while they are read."""
+    """Examples of images that can be augmented while they are read."""
 
     def read_augmented(
         self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
     ) -> dict[str, np.ndarray]:
-        """Some of them, each changed by what `generators` gives for its row."""
+        """Read the examples with these indices, each augmented with its row's generator in `generators`."""
         ...
 
 
 class Arrays:
-    """Examples from arrays with one first dimension: NumPy's (memory-mapped ones too), torch's or JAX's.
+    """Examples from arrays with a common first dimension: NumPy (also memory-mapped), torch or JAX arrays.
 
-    64-bit numbers become 32-bit; an integer that does not fit is an error.
+    64-bit values become 32-bit; an integer that does not fit is an error.
 
     >>> digits = Arrays({"image": np.zeros((5, 8, 8)), "label": np.arange(5)})
     >>> {name: leaf.dtype.name for name, leaf in digits.read(np.array([4, 0])).items()}
     {'image': 'float32', 'label': 'int32'}
     """
 
-    owns_memory = True  # of what is read: nothing else writes to it
+    owns_memory = True  # nothing else writes to arrays that were read
 
     def __init__(
         self,
@@ -103,20 +105,20 @@ class Arrays:
         """Take examples from `arrays`.
 
         Args:
-            arrays: By the names of a batch's leaves.
-            axes: Their logical axes, `batch` first. None: `batch`, and then None for each other dimension.
-            content: A hash of what they hold; None: it is computed, which reads them through.
-            numbers: Which rows are the examples; None: all.
-            num_classes: Of the leaf `label`, where a model is to take it from the data.
-            times: Of each row, for a division by time; no leaf.
-            num_ids: How many ids leaves of ids may hold, where a model is to take it from the data.
-            id_sets: Of leaves whose ids were given by counting, a hash of what each id stands for: two sources of one run are
-                compared by it.
-            notes: What a user should know of how the arrays were made.
+            arrays: Arrays by the names of the batch's leaves.
+            axes: Their logical axes, `batch` first. None: `batch`, then None for each other dimension.
+            content: A hash of their content; None computes it, which reads all of them.
+            numbers: Indices of the rows that are the examples; None for all.
+            num_classes: Number of classes of the leaf `label`, for a model that takes it from the data.
+            times: Time of each row, for a split by time; not a leaf.
+            num_ids: Number of ids of each leaf of ids, for a model that takes it from the data.
+            id_sets: For leaves with ids assigned by counts, a hash of the vocabulary; the sources of a run
+                are compared by it.
+            notes: Notes for the user on how the arrays were made.
 
         Raises:
-            RecipeError: There is none, or `axes` are of others.
-            DataError: They differ in their first dimension, or are no numbers.
+            RecipeError: There are no arrays, or `axes` has other names.
+            DataError: Their first dimensions differ, or they are not numeric.
         """
         if not arrays or not all(isinstance(name, str) for name in arrays):
             raise RecipeError(f"arrays={list(arrays)}; expected one or more arrays by name")
@@ -148,10 +150,10 @@ class Arrays:
     def read_augmented(
         self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
     ) -> dict[str, np.ndarray]:
-        """Some of them, each leaf `image` changed.
+        """Read the examples with these indices, with the leaf `image` augmented.
 
         Raises:
-            RecipeError: The images are not bytes, (height, width, channel) of 1 or 3 channels.
+            RecipeError: The images are not bytes of shape (height, width, channel) with 1 or 3 channels.
         """
         batch = self.read(numbers)
         image = batch.get("image")
@@ -175,7 +177,7 @@ class Arrays:
 
     @property
     def times(self) -> npt.NDArray[np.float64] | None:
-        """Of each example; None where there are none."""
+        """Return the time of each example, or None if there are no times."""
         if self._times is None or self._numbers is None:
             return self._times
         return self._times[self._numbers]
@@ -198,13 +200,13 @@ def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Genera
 
 
 def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
-    """Divide examples in training and held-out ones, by the hash of each: more examples leave these on their side.
+    """Split examples into training and held-out ones by hash; adding examples moves none to the other side.
 
     Args:
-        held_out: About which fraction to hold out; 0 for none.
+        held_out: Approximate fraction to hold out; 0 for none.
 
     Raises:
-        RecipeError: It is no fraction.
+        RecipeError: `held_out` is not a fraction.
         DataError: One side would be empty.
     """
     if not 0 <= held_out < 1:
@@ -221,13 +223,15 @@ def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Example
 
 
 def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
-    """Hold the latest examples out; those of one time stay together, so a little less than the fraction may be held out.
+    """Hold out the latest examples.
+
+    Those of equal time stay together, so slightly less than the fraction may be held out.
 
     Args:
-        held_out: About which fraction; 0 for none.
+        held_out: Approximate fraction to hold out; 0 for none.
 
     Raises:
-        RecipeError: It is no fraction, or the examples have no times.
+        RecipeError: `held_out` is not a fraction, or the examples have no times.
         DataError: One side would be empty.
     """
     if not 0 <= held_out < 1:
@@ -250,15 +254,15 @@ def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, 
 
 
 class Skipped:
-    """Bad records that were met, up to a limit; by any number of threads.
+    """Thread-safe list of the bad records found so far, up to a limit.
 
     Attributes:
-        bad: Them.
-        most: How many there may be.
+        bad: The bad records.
+        most: Maximum number of bad records.
     """
 
     def __init__(self, most: int, *, quiet: bool = False) -> None:
-        """Take at most so many, `quiet` without a word."""
+        """Accept at most `most` bad records; `quiet` suppresses the warnings."""
         self.bad: list[BadRecord] = []
         self.most = most
         self._quiet = quiet
@@ -266,20 +270,20 @@ class Skipped:
         self._lock = threading.Lock()
 
     def begin(self, bad: Sequence[BadRecord]) -> None:
-        """Count those that were met when the examples were prepared.
+        """Count the bad records found when the examples were prepared.
 
         Raises:
-            DataError: They are too many.
+            DataError: There are too many.
         """
         self.bad = [*bad]
         self._places = {record.where for record in bad}
         refuse(len(self.bad), self.most, self.bad)
 
     def add(self, record: BadRecord) -> None:
-        """Count one, if it was not met before.
+        """Count a bad record, if it is a new one.
 
         Raises:
-            DataError: It is one too many.
+            DataError: It exceeds the limit.
         """
         with self._lock:
             if record.where in self._places:
@@ -294,14 +298,14 @@ class Skipped:
 
 
 def describe_skipped_records(bad: Sequence[BadRecord]) -> list[str]:
-    """A line that says how many records are left out; none where there is none."""
+    """Return a line with the number of skipped records, or no line without any."""
     if not bad:
         return []
     return [f"{len(bad):,} records that can't be used are left out; the first is {bad[0].where}: {bad[0].reason}"]
 
 
 def hash_names(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each name, the same on every machine."""
+    """Return a 64-bit hash of each name, the same on every machine."""
     return np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64)
 
 

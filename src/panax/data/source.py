@@ -1,4 +1,4 @@
-"""The source of token batches: global batches in an order fixed by the seed, from any position on."""
+"""The source of token batches: global batches in an order fixed by the seed, starting at any position."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,26 +15,27 @@ from .packing import PackedRow, PackedRowSource
 TEXT_LEAVES = {
     "tokens": np.int32, "targets": np.int32, "loss_mask": np.float32, "segment": np.int32, "position": np.int32,
 }  # fmt: skip
-"""The leaves of a batch of text, each of rows by positions."""
+"""The leaves of a text batch, each (batch, seq)."""
 
 TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(PackedRow._fields, ("batch", "seq")))
 
 WantedRows = Sequence[int] | npt.NDArray[np.integer]
-"""Which rows of each global batch to make, by their place in it, rising."""
+"""Indices of the rows to make of each global batch, ascending."""
 
 
 @runtime_checkable
 class RowSource(Source, Protocol):
-    """A source that can make some rows of its global batches alone: for a process whose devices hold only those.
+    """A source that can make a subset of the rows of its global batches, for a process with devices that hold
+    only those.
 
     Attributes:
-        batch_size: Rows of each global batch.
+        batch_size: Number of rows of a global batch.
     """
 
     batch_size: int
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """As `batches`, with only `rows` of each; their other dimensions are those of the global batch."""
+        """Yield `batches` with only `rows` of each; other dimensions are those of the global batch."""
         ...
 
 
@@ -42,9 +43,9 @@ class DocumentCounts(NamedTuple):
     """How often the documents of a part have been seen.
 
     Attributes:
-        epochs: Passes over the part, the current one as the share of its rows that is done.
-        documents: Where each document begins in the part's token file, in tokens.
-        times: How often each has been seen to its end.
+        epochs: Number of passes over the part, the current one as the fraction of its rows that is done.
+        documents: Offset of each document in the part's token file, in tokens.
+        times: How often each document has been read to its end.
     """
 
     epochs: float
@@ -54,7 +55,9 @@ class DocumentCounts(NamedTuple):
 
 @runtime_checkable
 class Accounting(Protocol):
-    """A source that can tell from a position alone what has been seen up to it, by part; "" is the name of a lone one."""
+    """A source that computes how often documents were seen from a position alone, by part; a single part is
+    named "".
+    """
 
     def epochs(self, position: Position) -> Mapping[str, float]: ...
 
@@ -62,22 +65,23 @@ class Accounting(Protocol):
 
 
 class PackedSource:
-    """Global batches of token rows, the same whatever the devices and processes are.
+    """Source of global batches of token rows, independent of the number of devices and processes.
 
-    A batch has the leaves tokens, targets, segment, position (int32) and loss_mask (float32), each (batch, seq). Where
-    segment is 0 there is padding, and loss_mask is 0 too.
+    A batch has the leaves tokens, targets, segment, position (int32) and loss_mask (float32), each (batch,
+    seq). Padding has segment 0 and loss_mask 0.
 
-    Without an end, a batch that reaches past an epoch goes on in the next one, so that no batch is short. With
-    `epochs`, the last batch is filled up with rows of padding, so that its shape is that of the others.
+    An endless source continues a batch that reaches past an epoch with rows of the next one, so that no batch
+    is short. With `epochs`, the last batch is filled with padding rows, so that all batches have the same
+    shape.
 
     Attributes:
-        num_batches: How many batches there are; None without an end.
+        num_batches: Number of batches; None if endless.
     """
 
     owns_memory = True  # of each batch: nothing writes to it after it was yielded
 
     def __init__(self, rows: PackedRowSource, *, batch_size: int, epochs: int | None = None) -> None:
-        """Draw batches of `batch_size` rows, for `epochs` epochs or without an end.
+        """Draw batches of `batch_size` rows, for `epochs` epochs or endlessly.
 
         Raises:
             RecipeError: `batch_size` or `epochs` is less than 1.
@@ -99,15 +103,15 @@ class PackedSource:
         return "exact"
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield batches from `position` on; from the beginning when it is None.
+        """Yield batches from `position` on, or from the beginning if it is None.
 
         Raises:
-            DataError: The position is of another corpus, seed, sequence length or batch size, or is none at all.
+            DataError: The position is invalid, or is of another corpus, seed, sequence length or batch size.
         """
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """As `batches`, with only `rows` of each global batch.
+        """Yield `batches` with only `rows` of each global batch.
 
         Raises:
             DataError: As `batches` does.
@@ -115,11 +119,11 @@ class PackedSource:
         return self._draw(0 if position is None else self._start(position), np.asarray(rows, np.int64))
 
     def epochs(self, position: Position) -> Mapping[str, float]:
-        """Passes over the documents up to `position`."""
+        """Return the number of passes over the documents up to `position`."""
         return {"": self._start(position) / self.rows.num_rows}
 
     def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
-        """How often each document has been seen up to `position`: from the position alone, with no log kept."""
+        """Count how often each document has been seen up to `position`, computed from the position alone."""
         start = self._start(position)
         times = self.rows.times_seen(*divmod(start, self.rows.num_rows))
         return {"": DocumentCounts(start / self.rows.num_rows, self.rows.starts, times)}
@@ -158,14 +162,14 @@ class PackedSource:
 
 
 RESTORE = "; restore with the data the run began with, or start the data over"
-"""Default advice."""
+"""Default advice of `check_identity`'s message."""
 
 
 def check_identity(position: Position, ours: Mapping[str, object]) -> None:
-    """Refuse a position of another order.
+    """Check that a position is of this source's order.
 
     Raises:
-        DataError: A part of what decides the order is not ours.
+        DataError: A setting that determines the order differs.
     """
     names = {"fingerprint": "corpus", "sequence_length": "sequence length", "batch_size": "batch size"}
     for name, value in ours.items():
@@ -180,12 +184,12 @@ PADDING = -1
 
 
 class Places(NamedTuple):
-    """Where each row of a global batch comes from.
+    """The origin of each row of a global batch.
 
     Attributes:
-        part: Which of the sources of rows; `PADDING` for an empty row.
-        epoch: Of that part.
-        row: Which one of the epoch.
+        part: Index of the row source; `PADDING` for an empty row.
+        epoch: Epoch of that part.
+        row: Index of the row in the epoch.
     """
 
     part: npt.NDArray[np.int64]
@@ -194,13 +198,15 @@ class Places(NamedTuple):
 
 
 def assemble(parts: Sequence[PackedRowSource], places: Places, wanted: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
-    """The `wanted` rows of a global batch; they are as wide as the global batch is, so that each process makes one shape."""
+    """Read the `wanted` rows of a global batch, with the width of the global batch so that shapes agree on
+    all processes.
+    """
     width = max(parts[part].width(epoch, places.row[slots]) for part, epoch, slots in _groups(places))
     return read_places(parts, Places(*(leaf[wanted] for leaf in places)), width)
 
 
 def read_places(parts: Sequence[PackedRowSource], places: Places, width: int) -> dict[str, np.ndarray]:
-    """Rows of several parts and epochs, `width` tokens wide."""
+    """Read rows of several parts and epochs, padded to `width` tokens."""
     num_rows = len(places.part)
     batch: dict[str, np.ndarray] | None = None
     for part, epoch, slots in _groups(places):
@@ -218,7 +224,7 @@ def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
 
 
 def _groups(places: Places) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
-    """Rows of one part and one epoch of it, by their slots in the batch."""
+    """Yield (part, epoch, indices in the batch) of the rows that have a part and epoch in common."""
     if not len(places.part):
         return
     part, epoch = int(places.part[0]), int(places.epoch[0])

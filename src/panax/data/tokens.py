@@ -1,4 +1,4 @@
-"""Token files: a corpus as one memory-mapped array of ids, which opens at once whatever its size.
+"""Token files: a corpus as one memory-mapped array of ids, which opens instantly at any size.
 
 The format is a directory of plain little-endian arrays and one JSON header:
 
@@ -58,17 +58,17 @@ class TokenStore:
 
     Attributes:
         tokens: All ids, memory-mapped.
-        offsets: Where each document begins, and where the last one ends.
-        loss_mask: 1 where an id carries loss as a target; None when all do.
+        offsets: Start of each document, and the end of the last one.
+        loss_mask: 1 if an id carries loss as a target; None if all do.
         target_counts: How often each id is a target that carries loss.
-        vocab_size: One more than the largest id there may be.
-        end_of_document: The id that ends each document; None when they end without one.
-        num_blank_documents: How many documents of the corpus held nothing and were left out.
-        num_bad_records: How many records of the corpus could not be used and were skipped.
-        num_filtered_documents: How many documents of the corpus a filter left out.
-        num_empty_answers: How many prompts have an answer without text.
-        tokenizer: The fingerprint of the tokenizer that made the ids; "" where it is not known.
-        content: A hash of what the file holds.
+        vocab_size: One more than the largest possible id.
+        end_of_document: The id that ends each document; None if they end without one.
+        num_blank_documents: Number of empty documents that were skipped.
+        num_bad_records: Number of unusable records that were skipped.
+        num_filtered_documents: Number of documents that a filter removed.
+        num_empty_answers: Number of prompts with an empty answer.
+        tokenizer: The fingerprint of the tokenizer that made the ids; "" if unknown.
+        content: A hash of the file's content.
     """
 
     tokens: npt.NDArray[np.unsignedinteger]
@@ -85,7 +85,7 @@ class TokenStore:
     tokenizer: str = ""
 
     def check(self) -> None:
-        """Raise a DataError where one of its files was cut short since it was opened."""
+        """Raise a DataError if one of the files was truncated after it was opened."""
         check_mapped(self.tokens, self.offsets, self.loss_mask, self.target_counts)
 
 
@@ -113,7 +113,7 @@ class TokenWriter:
     """
 
     def __init__(self, directory: str | Path, *, vocab_size: int, end_of_document: int) -> None:
-        """Begin a token file in `directory`, which is made when it is missing.
+        """Start a token file in `directory`, which is created if missing.
 
         Args:
             vocab_size: One more than the largest id; up to 65,536 an id takes two bytes, above that four.
@@ -156,7 +156,7 @@ class TokenWriter:
             self._flush()
 
     def skip(self) -> None:
-        """Count a document that holds nothing."""
+        """Count an empty document."""
         self._num_blank += 1
 
     def __enter__(self) -> "TokenWriter":
@@ -267,16 +267,17 @@ class _Header(NamedTuple):
 
 
 def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path | None = None) -> TokenStore:
-    """Open a token file. All of it is read once, to compare checksums and see that each id is in the vocabulary.
+    """Open a token file. It is read in full once, to verify checksums and that each id is in the vocabulary.
 
     Args:
-        directory: Where it is.
-        tokens: Where its ids are, when they are not in the directory.
-        seen: A directory in which it is remembered that files passed, so that they are not read again until they change.
-            None: they are read each time.
+        directory: The token file's directory.
+        tokens: Path of the ids, if they are not in the directory.
+        seen: A directory that records verified files, so that they are not read again until they change.
+            None: files are verified each time.
 
     Raises:
-        DataError: It is not a token file, of another version, or damaged: a size, a checksum or an id is not what it must be.
+        DataError: It is not a token file, is of another version, or is damaged: a size, a checksum or an id
+            is wrong.
     """
     directory = Path(directory)
     header = _read_header(directory / HEADER, elsewhere=tokens is not None)
@@ -356,7 +357,7 @@ def _count(value: Any) -> int:
 
 
 def _check(paths: Mapping[str, Path], header: _Header) -> None:
-    """Raise a DataError unless the files are what was written, and each id is in the vocabulary."""
+    """Raise a DataError if the files do not match their checksums, or an id is outside the vocabulary."""
     hashes = {name: hashlib.blake2b(digest_size=16) for name in _HASHED}
 
     def look(name: str, block: bytes, offset: int) -> None:

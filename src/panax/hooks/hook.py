@@ -110,29 +110,25 @@ class Hook:
     """
 
     def before_run(self, run: RunView) -> None:
-        """Called before the first step of a run, after a resumption, and after a rollback; `restore` was
-        called before.
-        """
+        """React to the start of a run, a resumption or a rollback; `restore` was called before."""
 
     def after_step(self, run: RunView) -> None:
-        """Called after each step was dispatched; the devices may still be computing it."""
+        """React to a dispatched step; the devices may still be computing it."""
 
     def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
-        """Called after an evaluation; `evaluation` has the held-out losses and metrics, such as `loss` and
-        `accuracy`.
+        """React to an evaluation; `evaluation` has the held-out losses and metrics (`loss`, `accuracy`,
+        ...).
         """
 
     def before_save(self, run: RunView) -> None:
-        """Called before a checkpoint is written; `state` is called next."""
+        """React to an imminent checkpoint; `state` is called next."""
 
     def at_end(self, run: RunView) -> None:
-        """Called after the last step of the run, whatever ended it, and after its last checkpoint."""
+        """React to the end of the run, whatever ended it; its last checkpoint has been written."""
 
     def state(self) -> Any:
         """Return the hook's state for a checkpoint: JSON values, or None."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Restore the hook from the result of `state()`; None if the run starts, or rolls back to its
-        start.
-        """
+        """Restore the hook from the result of `state()`; None at a run's start or a rollback to it."""

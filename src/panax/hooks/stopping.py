@@ -87,7 +87,7 @@ class EarlyStopping(_Watching, Validated):
     def _compare(self, run: RunView, value: float) -> None:
         sign = 1.0 if self.mode == "min" else -1.0
         if math.isfinite(value) and (self._best is None or sign * value < sign * self._best):
-            # What the run is told of; a best that is less than `min_delta` better does not begin the count again.
+            # The reported best; one that is better by less than `min_delta` does not reset the count.
             self._best, self._best_step = value, run.step
         better = self._reference is None or sign * value < sign * self._reference - self.min_delta
         if better and math.isfinite(value):
@@ -109,7 +109,7 @@ class EarlyStopping(_Watching, Validated):
         self._best: float | None = state.get("best")
         self._best_step: int = state.get("best_step", 0)
         self._waited: int = state.get("waited", 0)
-        # What an improvement is measured from; states of earlier versions have it as the best.
+        # The reference of improvements; states of earlier versions store it as the best.
         self._reference: float | None = state.get("reference", self._best)
 
 

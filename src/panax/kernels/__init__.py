@@ -1,6 +1,7 @@
-"""What XLA alone does not do well: each kind of work has a reference and fast versions in one registry, chosen by the target.
+"""Kernels for operations that XLA alone does not compile well: a reference and fast versions of each, chosen
+by target.
 
-Kernels are functions of local arrays: they are called inside `jax.shard_map` over batch and heads, or without a mesh.
+Kernels are functions of local arrays, called inside `jax.shard_map` over batch and heads, or without a mesh.
 """
 
 import panax.kernels.cpu.attention

@@ -1,4 +1,4 @@
-"""Attention: one function, whose kernel is chosen by the target and the static case."""
+"""Attention: one function, with a kernel chosen by the target and the static case."""
 
 import functools
 import math
@@ -33,26 +33,28 @@ def attention(
     implementation: str = "auto",
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Softmax attention of local arrays, differentiable by q, k and v.
+    """Compute softmax attention of local arrays; differentiable with respect to q, k and v.
 
-    Positions count from the start of both sequences. Products are computed in the arrays' dtype, sums and the softmax
-    in float32.
+    Positions count from the start of both sequences. Matmuls are computed in the arrays' dtype, sums and the
+    softmax in float32.
 
     Args:
-        segments: Documents packed into a row: a query attends only inside its own segment. 0 is padding: such a query
-            gives zeros, and its gradients are zeros. Needs query and key lengths to be equal.
-        causal: A query at `i` sees keys at `j <= i`.
-        window: How far a query sees. Causal: the last `window` keys, its own included. Otherwise: keys at a distance of
-            at most `window` on either side. (The meanings of `sliding_window` in Hugging Face's models.)
+        segments: Ids of documents packed into a row: a query attends only within its segment. 0 is padding:
+            such a query outputs zeros, and its gradients are zeros. Requires equal query and key lengths.
+        causal: If True, a query at `i` attends to keys at `j <= i`.
+        window: Sliding window. Causal: a query attends to the last `window` keys, its own included.
+            Otherwise: to keys at a distance of at most `window` on either side. (As `sliding_window` in
+                Hugging Face's models.)
         soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before the mask.
         scale: Factor of the scores; by default 1 / sqrt(head_dim).
-        target: What the program is compiled for, not what is attached.
-        implementation: A kernel's name; "auto" takes what the recipe names, else the fastest that can do the case.
-        block_size: Queries and keys per block, of "blockwise" alone.
+        target: Hardware for which the program is compiled, not the attached hardware.
+        implementation: A kernel's name; "auto" selects the recipe's choice, else the fastest that supports
+            the case.
+        block_size: Queries and keys per block, for "blockwise" only.
 
     Raises:
-        ValueError: The shapes don't fit each other, or the asked-for implementation can't do the case; the message says
-            which limit.
+        ValueError: The shapes don't match, or the requested implementation does not support the case; the
+            message names the limit.
     """
     case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
     choice = note(choose("attention", case, target, named=implementation), target)
@@ -74,7 +76,7 @@ def attention(
 def _case(
     q: Array, k: Array, v: Array, segments: Array | None, *, causal: bool, window: int | None, soft_cap: float | None
 ) -> AttentionCase:
-    """The static case, once the shapes are known to fit."""
+    """Check the shapes and return the static case."""
     batch, query_seq, heads, head_dim = q.shape
     key_seq, kv_heads = k.shape[1:3]
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim:
@@ -106,7 +108,7 @@ def _cudnn(
     q: Array, k: Array, v: Array, segments: None, *, mask: MaskRule, soft_cap: None, scale: float, target: Target
 ) -> Array:
     q, k, v, _ = vary_alike(q, k, v, None)
-    # In (left, right) reach beyond the query itself.
+    # As (left, right) distances from the query.
     reach = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=mask.causal, local_window_size=reach, implementation="cudnn"

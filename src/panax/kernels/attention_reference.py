@@ -1,4 +1,4 @@
-"""Attention as it is defined: the whole score matrix, softmax in float32. The measure of every faster version."""
+"""Reference attention: the full score matrix with a float32 softmax, to which faster kernels are compared."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -17,10 +17,10 @@ def reference_attention(
     soft_cap: float | None,
     scale: float,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Softmax attention with grouped queries; memory is quadratic in the length.
+    """Compute softmax attention with grouped queries; memory is quadratic in the length.
 
     Source: Attention Is All You Need (arXiv:1706.03762), section 3.2.1; grouped queries: arXiv:2305.13245; soft-cap:
-    Gemma 2 (arXiv:2408.00118), section 2. A query that sees no key gives zeros.
+    Gemma 2 (arXiv:2408.00118), section 2. A query without visible keys outputs zeros.
     """
     batch, query_seq, heads, head_dim = q.shape
     key_seq, kv_heads = k.shape[1:3]
@@ -36,7 +36,7 @@ def reference_attention(
         together = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] != 0)
         visible = visible & together[:, None, None]
 
-    # A row without any key would be 0/0: take its maximum as 0 and its sum as 1, which leaves zeros, also in gradients.
+    # A row without keys would be 0/0: a maximum of 0 and a sum of 1 yield zeros, also in gradients.
     scores = jnp.where(visible, scores, -jnp.inf)
     highest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))

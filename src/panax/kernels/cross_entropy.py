@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head, chunk by chunk, so that the [tokens, vocab] logits are never whole in memory.
+"""Chunked cross-entropy of a linear head, which never materializes the full [tokens, vocab] logits.
 
 With a vocabulary of 128 k and 32 k tokens the logits of one step would be 16 GiB, and their gradient as much again.
 Here a scan walks chunks of tokens. It computes a chunk's logits, their loss, and at once their gradient: three
@@ -28,12 +28,12 @@ from panax.kernels.varying import vary_alike, vary_like
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over tokens, each times its mask; float32. Divide by the global weight once, after summing over devices.
+    """Masked sums over tokens, float32. Divide by the global weight once, after summing over devices.
 
     Attributes:
-        loss_sum: Everything that is minimised: cross-entropy (smoothed, where asked for) and z-loss.
+        loss_sum: The minimised sum: cross-entropy (with label smoothing, if set) and z-loss.
         weight: The sum of the mask.
-        correct_sum: Tokens whose target has the highest logit; of a tie none does.
+        correct_sum: Number of tokens for which the target has the highest logit; ties do not count.
         z_loss_sum: The part of `loss_sum` that is z-loss.
     """
 
@@ -54,7 +54,8 @@ class _Options:
 
 
 def chunk_tokens_within(budget_bytes: int, *, tokens: int, vocab: int) -> int:
-    """Tokens per chunk whose float32 logits fit the budget: chunks of equal size, at least one token.
+    """Return the number of tokens per chunk such that its float32 logits fit the budget: equal chunks of at
+    least one token.
 
     >>> chunk_tokens_within(2**29, tokens=32_768, vocab=128_000)
     1024
@@ -80,24 +81,27 @@ def linear_cross_entropy(
     target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
-    """The loss of predicting `targets` by the logits `x @ head.T`; differentiable by `x` and `head` through `loss_sum`.
+    """Compute the loss of predicting `targets` from the logits `x @ head.T`; differentiable through
+    `loss_sum`.
 
-    Only `loss_sum` carries a gradient. When it is differentiated, the gradients are computed with the loss, chunk by
-    chunk, and kept: x's bytes and float32 of the head's size, in place of the logits.
+    Only `loss_sum` has a gradient, with respect to `x` and `head`. Under differentiation, the gradients are
+    computed together with the loss, chunk by chunk, and stored as residuals (x's bytes, and the head's size
+    in float32) instead of the logits.
 
     Args:
-        x: The last hidden states; products are computed in this dtype with float32 accumulation.
+        x: The last hidden states; matmuls are computed in this dtype with float32 accumulation.
         head: The unembedding, vocabulary first, as a tied embedding is stored; may be float32 while `x` is bfloat16.
-        targets: Token ids; where the mask is 0 any value will do. Elsewhere one that is not in the vocabulary makes the loss NaN.
+        targets: Token ids. Any value is valid if the mask is 0; otherwise an id outside the vocabulary makes
+            the loss NaN.
         mask: The weight of each token, not necessarily 0 or 1; a constant, without gradient.
         soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
         z_loss: Coefficient of the squared logarithm of the softmax sum.
         label_smoothing: The share of the target's probability that is spread evenly over the vocabulary.
-        vocab_size: Columns from here on are padding of the vocabulary and get probability 0.
-        vocab_axis: Mesh axis that splits the vocabulary; `head` is then this device's part, and the call must be inside
-            `shard_map`. The sums are of the whole vocabulary and equal along the axis.
-        target: What the program is compiled for.
-        chunk_tokens: Tokens per chunk, instead of as many as the target's `logits_bytes` hold.
+        vocab_size: Columns from this index on are vocabulary padding and get probability 0.
+        vocab_axis: Mesh axis over which the vocabulary is sharded; `head` is then the local shard, and the
+            call must be inside `shard_map`. The sums cover the whole vocabulary and are equal along the axis.
+        target: Hardware for which the program is compiled.
+        chunk_tokens: Tokens per chunk; by default as many as fit the target's `logits_bytes`.
     """
     options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     mask = lax.stop_gradient(mask)
@@ -115,7 +119,7 @@ def _linear_cross_entropy(x: Array, head: Array, targets: Array, mask: Array, op
 
 def _forward(x, head, targets, mask, options):
     sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
-    # Nothing but dtypes is needed of x and head: empty arrays carry them.
+    # Only the dtypes of x and head are needed: empty arrays carry them.
     return (sums.loss_sum, sums[1:]), (gradients, x[:0], head[:0])
 
 
@@ -142,7 +146,9 @@ def cross_entropy_sums(
     target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
-    """The sums alone, one product per chunk; for evaluation. Arguments as `linear_cross_entropy`."""
+    """Compute the sums only, with one matmul per chunk, for evaluation. Arguments as in
+    `linear_cross_entropy`.
+    """
     options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     return _walk(x, head, targets, mask, options, gradients=False)[0]
@@ -162,10 +168,11 @@ def cross_entropy_sums_and_gradients(
     target: Target,
     chunk_tokens: int | None = None,
 ) -> tuple[CrossEntropySums, Float[Array, "token embed"], Float[Array, "vocab embed"]]:
-    """The sums, and the gradients of `loss_sum` by `x` (in its dtype) and `head` (in float32).
+    """Compute the sums and the gradients of `loss_sum` with respect to `x` (in its dtype) and `head` (in
+    float32).
 
-    The gradients are this device's: a caller whose tokens are split over devices sums that of the head over them, and
-    one whose vocabulary is split (`vocab_axis`) sums that of x along that axis. Arguments as `linear_cross_entropy`.
+    The gradients are local: with tokens sharded over devices, the caller sums the head's gradient over them;
+    with a sharded vocabulary, it sums x's gradient over `vocab_axis`. Arguments as in `linear_cross_entropy`.
     """
     options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
@@ -196,7 +203,7 @@ def _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis,
 def _walk(
     x: Array, head: Array, targets: Array, mask: Array, options: _Options, *, gradients: bool
 ) -> tuple[CrossEntropySums, Any]:
-    """Sums, and the pair of gradients or None, over the chunks."""
+    """Loop over the chunks; return the sums, and the pair of gradients or None."""
     tokens, embed = x.shape
     chunks = -(-tokens // options.chunk_tokens)
     padding = chunks * options.chunk_tokens - tokens
@@ -248,7 +255,9 @@ def _vary_as_sums(zero: Array, x: Array, options: _Options) -> Array:
 
 
 def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Options, *, gradients: bool):
-    """Sums of one chunk, and the gradient of its loss sum by the product `x @ weights.T`, in x's dtype."""
+    """Return the sums of one chunk, and the gradient of its loss sum by the logits `x @ weights.T`, in x's
+    dtype.
+    """
     wide = weight.dtype
     total_of = functools.partial(lax.psum, axis_name=options.vocab_axis) if options.vocab_axis else lambda part: part
     rows = weights.shape[0]
@@ -285,7 +294,8 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     )
 
     smoothing = options.label_smoothing
-    # A target that names no word has no logit. Its loss is NaN where it counts, so that the update is refused.
+    # A target outside the vocabulary has no logit. Its loss is NaN if unmasked, so that the update is
+    # skipped.
     names_word = (target >= 0) & (target < vocab_size)
     target_logit = jnp.where(names_word, target_logit, jnp.where(weight == 0, 0.0, jnp.nan))
     loss = logsumexp - (1.0 - smoothing) * target_logit
@@ -293,7 +303,7 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
         real_logits = logits if real is None else jnp.where(real, logits, 0.0)
         loss -= smoothing / vocab_size * total_of(real_logits.sum(axis=-1))
     z_loss_sum = options.z_loss * (weight * logsumexp * logsumexp).sum()
-    # A model whose logits are all the same has no answer, and must not be told that it is right.
+    # Ties count as wrong, so that a model with constant logits scores no accuracy.
     correct = ((target_logit >= highest) & (ties == 1)).astype(wide)
     sums = CrossEntropySums((weight * loss).sum() + z_loss_sum, weight.sum(), (weight * correct).sum(), z_loss_sum)
     if options.vocab_axis is not None:

@@ -1,4 +1,4 @@
-"""Grouped matrix products: every row times its own group's matrix. For mixtures of experts that drop no token.
+"""Grouped matmuls: every row times its group's matrix, for dropless mixtures of experts.
 
 The implementation is chosen by the target and the static case. None is differentiated: a layer calls
 `grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. Where the target has the trait
@@ -47,19 +47,21 @@ def grouped_product(
     out_dtype: DTypeLike | None = None,
     implementation: str = "auto",
 ) -> Float[Array, "row n"]:
-    """Every row of `x` times the matrix of its group, summed in float32; time follows the tiles that are used.
+    """Multiply every row of `x` by its group's matrix, accumulating in float32; time is proportional to the
+    used tiles.
 
     Args:
-        x: The rows in gaps are zeros, as those of the result are. The rows of unused tiles may hold anything; those of
-            the result are unspecified.
+        x: Rows in gaps must be zeros, and are zeros in the result. Rows of unused tiles may hold anything;
+            they are unspecified in the result.
         w: [group, k, n], or with `transposed` [group, n, k].
-        target: What the program is compiled for, not what is attached.
+        target: Hardware for which the program is compiled, not the attached hardware.
         out_dtype: By default that of `x`.
-        implementation: A kernel's name; "auto" takes what the recipe names, else the fastest that can do the case.
+        implementation: A kernel's name; "auto" selects the recipe's choice, else the fastest that supports
+            the case.
 
     Raises:
-        ValueError: The shapes don't fit each other, or the asked-for implementation can't do the case; the message says
-            which limit.
+        ValueError: The shapes don't match, or the requested implementation does not support the case; the
+            message names the limit.
 
     >>> groups = Groups(sizes=jnp.array([1, 2]), rows=4, tile=2)
     >>> x = jnp.array([[1.0], [0.0], [1.0], [2.0]])
@@ -87,10 +89,11 @@ def grouped_outer(
     out_dtype: DTypeLike = jnp.float32,
     implementation: str = "auto",
 ) -> Float[Array, "group k n"]:
-    """The rows of `x` transposed times those of `y`, group by group: the gradient by a product's matrices.
+    """Multiply the rows of `x`, transposed, by those of `y`, group by group: the gradient of the groups'
+    matrices.
 
     Args:
-        x: The rows in gaps are zeros, in `y` too. The rows of unused tiles may hold anything.
+        x: Rows in gaps must be zeros, also in `y`. Rows of unused tiles may hold anything.
 
     Returns:
         Zeros for a group without rows. Other arguments and errors: as `grouped_product`.
@@ -102,12 +105,12 @@ def grouped_outer(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedCase:
-    """What is known of a grouped product before it runs, as far as a choice depends on it.
+    """The static properties of a grouped matmul on which the choice of a kernel depends.
 
     Attributes:
         tile: Rows that no two groups share.
         dtype: The name of the operands' dtype.
-        local: Whether each array lies on one device, as in `MatmulCase`.
+        local: True if each array is on one device, as in `MatmulCase`.
     """
 
     tile: int
@@ -116,7 +119,7 @@ class GroupedCase:
 
 
 class GroupedMatmul(NamedTuple):
-    """What a kernel for "grouped matmul" runs.
+    """The functions of a kernel for "grouped matmul".
 
     Attributes:
         product: `product(x, w, groups, transposed=..., out_dtype=...)`, as `grouped_product`.
@@ -128,7 +131,9 @@ class GroupedMatmul(NamedTuple):
 
 
 def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
-    """Whether these products are loops over chunks, so that what lies between them may as well be in the same loop."""
+    """Return whether these matmuls are loops over chunks, so that code between them can be fused into the
+    same loop.
+    """
     return _choice(dtype, groups, target).name == "blocked"
 
 
@@ -147,7 +152,7 @@ def _kernel_for(x: Array, other: Array, groups: Groups, target: Target, implemen
 
 
 def _takes(dtypes: tuple[str, ...], tile: int) -> Callable[[GroupedCase, Target], str | None]:
-    """The limits of a kernel for these dtypes, and for tiles of a multiple of so many rows."""
+    """Return the limit function of a kernel for these dtypes and for tiles of a multiple of `tile` rows."""
 
     def limit(case: GroupedCase, target: Target) -> str | None:
         if case.dtype not in dtypes:

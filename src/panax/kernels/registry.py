@@ -1,4 +1,4 @@
-"""The kernels of every kind of work: what each can do, and which one a case gets on a target.
+"""The kernel registry: the limits of each kernel, and the choice of one for a case on a target.
 
     kernel = choose("attention", case, target).kernel
 
@@ -21,13 +21,13 @@ from panax.core.target import Target
 logger = logging.getLogger("panax.kernels")
 
 Limit = Callable[[Any, Target], str | None]
-"""Takes a case and a target; returns what keeps a kernel from doing the case, in words, or None."""
+"""Function from a case and a target to the reason why a kernel does not support the case, or None."""
 
 NAMED = "it is named"
-"""The reason of a choice that a recipe or a caller made."""
+"""The reason of a choice made by a recipe or a caller."""
 
 TIMED = "timing found it fastest"
-"""The reason of a choice that was measured."""
+"""The reason of a choice made by timing."""
 
 _PLURALS = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
 
@@ -38,19 +38,19 @@ def _nothing(*_: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One way to do a kind of work.
+    """One implementation of a kind of work.
 
     Attributes:
         work: "attention", "partial attention" (forward and backward apart, pieces put together afterwards), "context attention"
             (over devices), "adapted attention" (in traced PyTorch models), "grouped matmul", "matmul", "convolution", "row sums",
             or "wall" (which nothing is fused across).
         name: Kernels of one kind for different platforms may share a name.
-        run: What does it; its arguments are those of its kind of work.
-        platforms: The platforms that it is for; empty for all, which makes it portable.
-        rank: Of the kernels that can do a case, the one of the highest rank is chosen: the fastest first.
-        limit: What keeps it from a case on a target.
-        avoid: Why it is passed over, though it can do the case, where nothing names it.
-        missing: What this machine lacks to build it, or None.
+        run: The implementation; its arguments are those of its kind of work.
+        platforms: The platforms that it supports; empty for all (a portable kernel).
+        rank: Among the kernels that support a case, the one with the highest rank (the fastest) is chosen.
+        limit: Returns why it does not support a case on a target, or None.
+        avoid: Returns why it is not chosen by default although it supports the case, or None.
+        missing: Returns the library or tool that this machine lacks to build it, or None.
     """
 
     work: str
@@ -64,7 +64,7 @@ class Kernel:
 
 
 class KernelChoice(NamedTuple):
-    """A kernel, and why it and none that is faster."""
+    """A chosen kernel, and the reason why no faster one was chosen."""
 
     kernel: Kernel
     reason: str
@@ -78,13 +78,13 @@ _kernels: dict[str, list[Kernel]] = {}
 
 
 def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
-    """Make a kernel known: from now on it is chosen where it can do a case and its rank is the highest.
+    """Register a kernel; it is then chosen for the cases that it supports if its rank is the highest.
 
     Args:
-        replace: Take the place of a kernel of the same name.
+        replace: Replace a kernel of the same name.
 
     Raises:
-        ValueError: The kind has a kernel of that name for the same platform.
+        ValueError: The kind of work already has a kernel of that name for the same platform.
     """
     others = _kernels.setdefault(kernel.work, [])
     alike = [k for k in others if k.name == kernel.name and _share_platform(k, kernel)]
@@ -96,7 +96,7 @@ def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
 
 
 def kernels_of(work: str, target: Target | None = None) -> list[Kernel]:
-    """The kernels of a kind of work, the highest rank first; with a target, those for its platform."""
+    """List the kernels of a kind of work, highest rank first; with a target, those for its platform."""
     found = _kernels.get(work)
     if found is None:
         raise ValueError(f"there are no kernels for {work!r}; {nearest(work, _kernels)}")
@@ -104,7 +104,7 @@ def kernels_of(work: str, target: Target | None = None) -> list[Kernel]:
 
 
 def works() -> tuple[str, ...]:
-    """The kinds of work that have kernels."""
+    """List the kinds of work that have kernels."""
     return tuple(_kernels)
 
 
@@ -118,17 +118,19 @@ def choose(
     lacking: Mapping[str, str] | None = None,
     yields: bool = False,
 ) -> KernelChoice:
-    """The kernel for a case on a target.
+    """Choose the kernel for a case on a target.
 
     Args:
-        case: Everything about the call that is known before it runs; hashable.
-        named: A kernel's name; "auto" takes what the recipe names (`use_kernels`), and else the fastest.
-        timed: The kernel that timing found fastest on this machine; it is taken where it can do the case.
-        lacking: Kernels that can't be built, with the reason, in place of what this machine lacks.
-        yields: Leave a case that the named kernel can't do to another: for work that a step has in many sizes.
+        case: All static properties of the call; hashable.
+        named: A kernel's name; "auto" selects the recipe's choice (`use_kernels`), else the fastest.
+        timed: The kernel that timing found fastest on this machine; it is chosen if it supports the case.
+        lacking: Kernels that can't be built, with the reason; overrides the check of this machine.
+        yields: Fall back to another kernel if the named one does not support the case, for work of many sizes
+            in a step.
 
     Raises:
-        RecipeError: There is no kernel of that name, or it can't do the case and does not yield; the message says why.
+        RecipeError: The named kernel does not exist, or does not support the case and `yields` is False; the
+            message says why.
     """
     named = named_kernel(work) if named == "auto" else named
     return _chosen(work, case, target, named, timed, None if lacking is None else tuple(lacking.items()), yields)
@@ -171,15 +173,15 @@ def _chosen(
 
 
 def named_kernel(work: str) -> str:
-    """What the recipe that is being traced names for a kind of work; "auto" where it names nothing."""
+    """Return the kernel that the recipe being traced names for a kind of work, or "auto"."""
     return _named.get().get(work, "auto")
 
 
 def check_name(work: str, name: str) -> None:
-    """See that a recipe can name a kernel.
+    """Check that a kernel's name exists.
 
     Raises:
-        RecipeError: There is not one of that name; the message has the nearest one.
+        RecipeError: It does not; the message suggests the nearest name.
     """
     names = {"auto", *(kernel.name for kernel in kernels_of(work))}
     if name not in names:
@@ -210,10 +212,10 @@ _taken: ContextVar[dict[str, str] | None] = ContextVar("panax_taken_kernels", de
 
 @contextlib.contextmanager
 def use_kernels(names: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Trace what is inside with the kernels that a recipe names, by kind of work.
+    """Trace code inside this context with the kernels that a recipe names, by kind of work.
 
     Yields:
-        A line for each choice that is noted inside, in their order, and its kind of work.
+        A dictionary that collects a line for each choice noted inside, in order, with its kind of work.
     """
     lines: dict[str, str] = {}
     named, taken = _named.set(names), _taken.set(lines)
@@ -225,12 +227,14 @@ def use_kernels(names: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def note(choice: KernelChoice, target: Target) -> KernelChoice:
-    """Say which kernel is taken and why: to the log once in a process, and to the `use_kernels` around it."""
+    """Record the chosen kernel and the reason, in the log once per process and in the enclosing
+    `use_kernels`.
+    """
     line = f"{choice.kernel.work} on {target} runs {choice.name!r}: {choice.reason}"
     lines = _taken.get()
     if lines is not None:
         lines[line] = choice.kernel.work
-    # A portable kernel where the platform has a faster one of its own is slow.
+    # A portable kernel is slow if the platform has a specific one.
     own = [kernel for kernel in kernels_of(choice.kernel.work, target) if kernel.platforms]
     slow = not choice.kernel.platforms and any(kernel.rank > choice.kernel.rank for kernel in own)
     _log_once(line, logging.WARNING if slow and choice.reason != NAMED else logging.INFO)

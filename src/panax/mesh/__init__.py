@@ -1,4 +1,4 @@
-"""Where arrays lie: mesh shapes, the two rule dictionaries, legality, placement."""
+"""Sharding of arrays over devices: mesh shapes, sharding rules, legality checks and placement."""
 
 from typing import TYPE_CHECKING
 

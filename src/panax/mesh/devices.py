@@ -1,8 +1,8 @@
-"""Which device stands where in a mesh: the axes that talk most on the fastest links.
+"""Assignment of devices to mesh coordinates, with the axes that communicate most on the fastest links.
 
-`MESH_AXES` begins with the axis that needs its network least. So devices are counted off in the order of their place, and the
-last axes, `context` and `tensor`, fall on neighbours: GPUs of one host, chips of one TPU slice that are joined by the
-interconnect. Where there are several slices, the first axes span them.
+`MESH_AXES` begins with the axis that needs its network least. Devices are enumerated in physical order, so
+that the last axes, `context` and `tensor`, fall on neighbors: GPUs of one host, or chips of one TPU slice
+joined by the interconnect. With several slices, the first axes span them.
 """
 
 import math
@@ -17,24 +17,24 @@ from ..core.errors import LayoutError
 from ..core.target import target_of
 
 SLOW_AXES = ("replica", "stage", "fsdp")
-"""The axes that may span TPU slices, in the order in which they are asked to."""
+"""Axes that may span TPU slices, in order of preference."""
 
 FAST_AXES = ("tensor", "context", "expert")
-"""The axes that communicate inside every layer, whose devices should share a host."""
+"""Axes that communicate inside every layer, with devices that should share a host."""
 
 
 def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
-    """The devices, arranged for a mesh.
+    """Arrange devices for a mesh.
 
     Args:
-        devices: As many as the mesh has; of jax, or whatever has their attributes.
+        devices: As many as the mesh has; JAX devices, or objects with their attributes.
         sizes: Mesh axis to size, slowest network first.
 
     Returns:
-        An array of devices with a dimension for each axis.
+        An array of devices with one dimension per axis.
 
     Raises:
-        LayoutError: The number of devices is not the mesh's, or no axis can span the TPU slices.
+        LayoutError: The number of devices does not match the mesh, or no axis can span the TPU slices.
     """
     shape = tuple(sizes.values())
     if len(devices) != math.prod(shape):
@@ -62,7 +62,7 @@ def _described(sizes: Mapping[str, int]) -> str:
 
 
 def _ring_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
-    """By the chips' coordinates, so that an axis follows the rings of the interconnect."""
+    """Arrange devices by chip coordinates, so that an axis follows the rings of the interconnect."""
     from jax.experimental import mesh_utils
 
     across = _across_slices(devices, sizes)
@@ -74,13 +74,13 @@ def _ring_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
     try:
         return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):
-        # Some chips of a slice, whose coordinates fill no box.
+        # A subset of a slice's chips with coordinates that do not form a box.
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
         return _filled(ordered, tuple(sizes.values()))
 
 
 def _across_slices(devices: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """How many slices each axis spans."""
+    """Return the number of slices that each axis spans."""
     counts = Counter(_slice(device) for device in devices)
     each, remaining = next(iter(counts.values())), len(counts)
     if len(set(counts.values())) > 1:
@@ -100,8 +100,9 @@ def _across_slices(devices: Sequence[Any], sizes: Mapping[str, int]) -> dict[str
 
 
 def _warn_of_hosts(grid: np.ndarray, sizes: Mapping[str, int]) -> None:
-    """Warn of an axis inside of layers that crosses hosts, where another shape of the mesh would not."""
-    # A host is a slice to jax, or a process where all are one slice: a process may hold one of a host's GPUs only.
+    """Warn if a fast axis crosses hosts and another mesh shape would avoid it."""
+    # Identify hosts by slice index, which JAX sets per host, since a process may hold only one of a host's
+    # GPUs; if all devices are one slice, identify them by process.
     slices = {_slice(device) for device in grid.flat}
     hosts = np.vectorize(_slice if len(slices) > 1 else lambda device: device.process_index, otypes=[int])(grid)
     per_host = min(Counter(hosts.ravel().tolist()).values())

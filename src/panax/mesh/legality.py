@@ -1,8 +1,9 @@
-"""Check that a model and its batch can be sharded over a mesh, and find the nearest meshes that can. Plain Python.
+"""Checks that a model and its batch can be sharded over a mesh, and a search for the nearest legal meshes.
+Plain Python.
 
-The requirements are data (`MeshRequirements`), derived once from a program's shapes, so that a layout is checked before anything
-is traced or compiled, also by a supervisor without jax. A refused layout comes with legal meshes of the same devices, written as
-a user types them.
+The requirements are data (`MeshRequirements`), derived once from a program's shapes. A layout is thus checked
+before anything is traced or compiled, also by a supervisor without jax. A rejected layout comes with legal
+meshes of the same number of devices, written as command-line flags.
 """
 
 import dataclasses
@@ -20,26 +21,27 @@ from .topology import MeshShape, data_parallel_size
 
 Sizes = Mapping[str, int]
 Named = tuple[str, tuple[str | None, ...], tuple[int, ...]]
-"""A name, the logical axes and the shape of an array."""
+"""Name, logical axes and shape of an array."""
 
 SUGGESTED = 3
-"""How many meshes an error lists."""
+"""Number of meshes that an error lists."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshRequirements:
-    """What a mesh must fit.
+    """Requirements of a program on its mesh.
 
     Attributes:
-        arrays: Of the state, which rest split by the storage rules.
-        batch: Of a batch, which lies as the compute rules say; empty where it is not known yet.
-        supported: The mesh axes on which the task computes correctly.
-        who: The task's name, for messages.
-        pipelined: What a pipeline divides over its stages; None where the task has none.
-        exchanges: What layers exchange whole over a mesh axis.
-        splits_residual: The residual stream's positions are split over the context and tensor axes.
-        row_order: Which of a row's positions the devices of the context axis hold.
-        micro_batches: Parts of a batch that are worked off one after the other.
+        arrays: Arrays of the state, sharded by the storage rules.
+        batch: Leaves of a batch, sharded by the compute rules; empty if not known yet.
+        supported: Mesh axes on which the task computes correctly.
+        who: Name of the task, for messages.
+        pipelined: How a pipeline partitions the model; None without one.
+        exchanges: All-to-alls of whole parts in the layers.
+        splits_residual: True if the positions of the residual stream are sharded over the context and tensor
+            axes.
+        row_order: Which positions of a row the devices of the context axis hold.
+        micro_batches: Number of micro-batches that a batch is split into.
     """
 
     arrays: tuple[Named, ...] = ()
@@ -59,7 +61,7 @@ class MeshRequirements:
 
 
 def fitted_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
-    """The rules fitted to the model on one mesh; see `Rules.fitted`."""
+    """Return the rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
     rest = stages == 1 or (needs.pipelined is not None and needs.pipelined.rest_on(stages))
     fitted = rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=rest)
@@ -67,10 +69,13 @@ def fitted_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
 
 
 def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
-    """Raise a LayoutError if the mesh is not legal, with the numbers and the nearest meshes that are.
+    """Check that the mesh is legal.
 
     Args:
-        rules: As the recipe has them, not fitted to a mesh.
+        rules: The recipe's rules, not fitted to a mesh.
+
+    Raises:
+        LayoutError: It is not; the message gives the sizes and the nearest legal meshes.
 
     >>> wide = MeshRequirements(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
     >>> check(wide, Rules(), {"fsdp": 1, "tensor": 8})
@@ -84,7 +89,7 @@ layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.ten
 
 
 def problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
-    """What makes the mesh illegal: the first finding; None if it is legal."""
+    """Return the first reason why the mesh is illegal; None if it is legal."""
     for axis, size in mesh.items():
         if size > 1 and axis not in needs.supported:
             known = ", ".join(a for a in MESH_AXES if a in needs.supported)
@@ -100,18 +105,18 @@ def problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
 
 
 def _parallel(needs: MeshRequirements) -> list[str]:
-    """The logical axes of the model that its layers compute in parallel, beside the residual stream."""
+    """Return the model's logical axes that its layers compute in parallel, alongside the residual stream."""
     present = needs.logical_sizes
     return [name for name, axis in LOGICAL_AXES.items() if axis.parallel and name in present]
 
 
 def _split_over(rules: Rules, mesh: Sizes, logical: str) -> MeshAxes:
-    """The mesh axes above size 1 that split a logical axis while it is computed with."""
+    """Return the mesh axes above size 1 that shard a logical axis in computation."""
     return tuple(axis for axis in rules.compute.get(logical, ()) if mesh.get(axis, 1) > 1)
 
 
 def _residual(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
-    """Partial sums over the axes that split these are scattered into the residual stream."""
+    """Check that the residual stream is sharded over every axis along which layers scatter sums into it."""
     if not needs.splits_residual:
         return None
     stream = axis_of(Role.STREAM)
@@ -127,7 +132,7 @@ def _residual(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
 
 
 def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
-    """Layers add up partial sums over the axes that split the residual stream further than its rows, and over these alone."""
+    """Check that layers sum over exactly the axes that shard the residual stream further than its rows."""
     if not needs.splits_residual:
         return None
 
@@ -189,7 +194,7 @@ def _exchanges(needs: MeshRequirements, mesh: Sizes) -> str | None:
 
 
 def _single(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
-    """What one mesh axis may split, and several may not."""
+    """Check that an axis that only one mesh axis may shard is not sharded by several."""
     if not needs.splits_residual:
         return None
     for logical in needs.logical_sizes:
@@ -238,7 +243,7 @@ def _length(length: int, mesh: Sizes, order: RowOrder) -> str | None:
 
 
 def remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
-    """What is legal and probably not meant."""
+    """Return remarks on a mesh that is legal but probably not intended."""
     stages, count = mesh.get("stage", 1), needs.micro_batches
     if count >= stages:
         return []
@@ -251,10 +256,11 @@ def remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
 
 
 def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devices: int) -> str:
-    """A sentence that lists the nearest legal meshes, to stand after a problem.
+    """Return a sentence that lists the nearest legal meshes, to append to a problem.
 
     Args:
-        num_devices: How many devices there are. Where no mesh of them is legal, those of a divisor of them are listed.
+        num_devices: Number of available devices. If no mesh of them is legal, meshes of the largest possible
+            divisor are listed.
     """
     for count in reversed(divisors(num_devices)):
         legal = (found for found in neighbours(mesh, count) if problem(needs, rules, found) is None)
@@ -267,10 +273,10 @@ def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devic
 
 
 def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
-    """Every mesh of `num_devices`, the nearest to `mesh` first.
+    """Return every mesh of `num_devices`, nearest to `mesh` first.
 
-    Near is what begins no new kind of parallelism, changes few of the asked axes, and those by little. The data axes `replica`
-    and `fsdp`, which every model has a use for, take up what is left over.
+    A mesh is near if it adds no new kind of parallelism and changes few of the requested axes by small
+    factors. The data axes `replica` and `fsdp`, useful to every model, absorb the remaining devices.
     """
 
     def distance(other: Mapping[str, int]) -> tuple[int, int, float, float, float]:
@@ -284,7 +290,7 @@ def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
 
 
 def meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[dict[str, int]]:
-    """Every mesh of `count` devices: mesh axis to size."""
+    """Yield every mesh of `count` devices: mesh axis to size."""
     if len(axes) == 1:
         yield {axes[0]: count}
         return
@@ -294,7 +300,7 @@ def meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[dict[str, 
 
 
 def as_flags(mesh: Sizes, asked: Sizes) -> str:
-    """A mesh as one types it: its axes above 1, and those that were asked to be and no longer are.
+    """Format a mesh as flags: its axes above 1, and requested axes that are now 1.
 
     >>> as_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
     '--mesh.fsdp 4 --mesh.tensor 1'
@@ -306,13 +312,14 @@ def as_flags(mesh: Sizes, asked: Sizes) -> str:
 def resolve_mesh(
     shape: MeshShape, num_devices: int, needs: MeshRequirements | None = None, rules: Rules | None = None
 ) -> dict[str, int]:
-    """`shape.resolve`, whose error names the nearest meshes of the devices that there are.
+    """Resolve a mesh shape as `shape.resolve`, with an error that names the nearest meshes of the available
+    devices.
 
     Args:
-        needs: What the meshes that are named must fit; nothing unless told.
+        needs: Requirements on suggested meshes; none by default.
 
     Raises:
-        LayoutError: The sizes don't make `num_devices`.
+        LayoutError: The sizes do not fit `num_devices`.
     """
     try:
         return shape.resolve(num_devices)

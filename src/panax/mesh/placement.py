@@ -1,4 +1,4 @@
-"""`Placement`: a mesh of devices with its rules; answers where each array lies, and puts it there."""
+"""`Placement`: a mesh of devices with its sharding rules, which determines each array's sharding."""
 
 import contextlib
 import dataclasses
@@ -27,14 +27,16 @@ from .topology import MeshShape
 class Placement:
     """A mesh of devices and the rules that map logical axes to it (implements `core.Layout`).
 
-    On a single device there is nothing to place: programs are traced without a mesh there, and arrays are plain ones.
+    On a single device, programs are traced without a mesh and arrays are unsharded.
 
     Attributes:
-        devices: The mesh; all axes are named, also those of size 1, so that a spec means the same on every mesh.
-        rules: Where each logical axis lies.
+        devices: The mesh. All axes are named, also those of size 1, so that a spec means the same on every
+            mesh.
+        rules: Sharding of each logical axis.
         row_order: Which positions of a row the devices of the context axis hold.
-        each: Mesh axes along which each device works by itself: to what is traced they are of size 1.
-        alike: Mesh axes along which devices compute the same: to what is traced they are of size 1, while parameters rest split.
+        each: Mesh axes along which each device works independently; traced code sees them at size 1.
+        alike: Mesh axes along which devices compute the same; traced code sees them at size 1, while
+            parameters stay sharded over them.
     """
 
     devices: Mesh
@@ -51,13 +53,14 @@ class Placement:
         devices: Any = None,
         needs: MeshRequirements | None = None,
     ) -> "Placement":
-        """Lay `devices` (all of JAX's unless told) out as a mesh.
+        """Arrange devices as a mesh; all of JAX's devices by default.
 
         Args:
-            needs: What the meshes must fit that an error proposes.
+            needs: Requirements on the meshes that an error suggests.
 
         Raises:
-            LayoutError: The shape does not fit the number of devices, or leaves a process of the job without any.
+            LayoutError: The shape does not match the number of devices, or leaves a process of the job
+                without devices.
         """
         devices = jax.devices() if devices is None else list(devices)
         sizes = resolve_mesh(shape or MeshShape(), len(devices), needs, rules)
@@ -108,7 +111,7 @@ class Placement:
         return self.rules.gathered_as
 
     def of_each(self, axis: str) -> "Placement":
-        """The same mesh as one device along `axis` sees it, which works by itself."""
+        """Return the same mesh as seen by one device along `axis`, which works independently."""
         return dataclasses.replace(self, each=(*self.each, axis))
 
     def without(self, axis: str) -> "Placement":
@@ -130,10 +133,10 @@ class Placement:
         return assign(axes, shape, self.rules.storage, self._stored_sizes)
 
     def storage_shardings(self, tree: Any, axes: Any) -> Any:
-        """A sharding for each (abstract) parameter or state leaf.
+        """Return a sharding for each (abstract) parameter or state leaf.
 
         Raises:
-            LayoutError: A dimension does not divide, naming the parameter.
+            LayoutError: A dimension does not divide; the message names the parameter.
         """
         shardings = [
             self.sharding(*as_spec(assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)))
@@ -142,16 +145,16 @@ class Placement:
         return jax.tree.structure(tree).unflatten(shardings)
 
     def sharding(self, *spec: Any) -> Sharding:
-        """The sharding of a given spec on this mesh; without arguments, replicated."""
+        """Return the sharding of a spec on this mesh; replicated without arguments."""
         if self.devices.size == 1:
             return SingleDeviceSharding(self.devices.devices.flat[0])
         return NamedSharding(self.devices, PartitionSpec(*spec))
 
     def batch_shardings(self, batch: Mapping[str, Any], axes: Mapping[str, Axes]) -> dict[str, Sharding]:
-        """A sharding for each leaf of a batch.
+        """Return a sharding for each leaf of a batch.
 
         Raises:
-            LayoutError: The rows or the positions don't divide over their axes.
+            LayoutError: The rows or positions do not divide over their mesh axes.
         """
         return {
             name: self.sharding(
@@ -162,13 +165,13 @@ class Placement:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Trace what is inside for this mesh."""
+        """Trace code inside for this mesh."""
         with use_layout(self):
             yield
 
 
 def as_spec(dims: tuple[MeshAxes, ...]) -> tuple[Any, ...]:
-    """The parts of a PartitionSpec, from the mesh axes of each dimension.
+    """Return the entries of a PartitionSpec, given the mesh axes of each dimension.
 
     >>> as_spec((("fsdp",), (), ("fsdp", "expert")))
     ('fsdp', None, ('fsdp', 'expert'))

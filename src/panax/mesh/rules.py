@@ -1,8 +1,9 @@
-"""The two small dictionaries, and whether a layout is legal. Plain Python: a supervisor checks a layout without jax.
+"""Sharding rules, two small dictionaries, and their application to arrays. Plain Python, so that a supervisor
+can check a layout without jax.
 
-`storage` says where a parameter rests between its uses, `compute` where everything lies while it is computed with. Each
-maps a logical axis to a mesh axis, to a tuple of them, or to None. DDP, FSDP, HSDP, tensor, sequence and expert parallelism
-are entries in these two; no model knows of them. The defaults are those of the registered axes (`core/logical.py`).
+`storage` shards parameters between uses, `compute` shards all arrays in computation. Each maps a logical axis
+to a tuple of mesh axes. DDP, FSDP, HSDP, tensor, sequence and expert parallelism are entries in these two; no
+model depends on them. The defaults are those of the registered axes (`core/logical.py`).
 """
 
 import copy
@@ -21,19 +22,22 @@ Zero = Literal["auto", "1", "2", "3"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules(Validated):
-    """Logical axis to mesh axes; a logical axis that is not named is replicated.
+    """Logical axis to mesh axes; a logical axis that is not listed is replicated.
 
     Attributes:
-        storage: For parameters, their gradients and optimizer moments.
-        compute: For activations, and for parameters where they are used.
-        zero: What of a step is sharded over fsdp besides what rests between steps. 3: weights are gathered at each use, gradients
-            reduce-scattered in each micro-batch. 2: weights are gathered once a step and kept. 1: gradients too are kept whole,
-            and reduce-scattered once a step. auto: 3, and 1 in a pipeline, whose stages use a weight once per micro-batch.
-        overlap: Cut the gathers and scatters of tensor parallelism into rings of sends beside parts of their products: the same
-            bytes, hidden where the backend sends while it multiplies.
-        gathered_as: What weights are gathered as. same: in the type that they are computed in. int8, float8: as codes with a
-            scale for each 256, decoded where they arrive; what rests keeps its type, and gradients are those of the rounded
-            weights.
+        storage: For parameters, their gradients and optimizer state.
+        compute: For activations, and for parameters while they are used.
+        zero: ZeRO stage: which parts of a step are sharded over fsdp, in addition to stored parameters and
+            state. 3: weights are gathered at each use, and gradients reduce-scattered in each micro-batch. 2:
+            weights are gathered once per step and kept. 1: gradients are kept unsharded too, and
+            reduce-scattered once per step. auto: 3, but 1 in a pipeline, in which a stage uses a weight once
+            per micro-batch.
+        overlap: True to decompose the gathers and scatters of tensor parallelism into rings of sends that
+            overlap with parts of their matmuls: the same bytes, hidden if the backend sends while it
+            multiplies.
+        gathered_as: Format in which weights are gathered. same: in the compute dtype. int8, float8: as codes
+            with a scale per block of 256, decoded after the gather; stored weights keep their dtype, and
+            gradients are those of the rounded weights.
     """
 
     storage: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(STORAGE))
@@ -66,7 +70,7 @@ class Rules(Validated):
                 )
 
     def without(self, axis: str) -> "Rules":
-        """These rules with nothing laid along one mesh axis."""
+        """Return these rules with nothing sharded along one mesh axis."""
         storage, compute = (
             {logical: tuple(a for a in axes if a != axis) for logical, axes in rules.items()}
             for rules in (self.storage, self.compute)
@@ -74,29 +78,36 @@ class Rules(Validated):
         return dataclasses.replace(self, storage=storage, compute=compute)
 
     def with_rows_over(self, axis: str) -> "Rules":
-        """These rules with rows split over one more mesh axis."""
+        """Return these rules with rows also sharded over another mesh axis."""
         rows = axis_of(Role.ROWS)
         return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
 
     def without_positions(self) -> "Rules":
-        """These rules for batches whose rows have no positions: an axis that would split these computes alike on its devices."""
+        """Return these rules for batches without positions: devices along an axis that would shard positions
+        compute alike.
+        """
         return dataclasses.replace(self, compute={**self.compute, axis_of(Role.POSITIONS): ()})
 
     def with_whole_residual(self) -> "Rules":
-        """These rules for a model whose residual stream is split no further than its rows' positions are."""
+        """Return these rules for a model with a residual stream that is sharded no further than the positions
+        of its rows.
+        """
         whole = self.compute.get(axis_of(Role.POSITIONS), ())
         return dataclasses.replace(self, compute={**self.compute, axis_of(Role.STREAM): whole})
 
     def fitted(
         self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True
     ) -> "Rules":
-        """These rules for one model: what they can't split is laid out otherwise, where that is legal.
+        """Return these rules for one model, with axes that do not divide sharded differently where that is
+        legal.
 
-        Each axis says what becomes of it where the mesh does not divide it (`Undivided`). Layers that don't fall into equal,
-        adjacent stages rest split along their width, and travel to their stages once a step.
+        Each axis defines what happens if the mesh does not divide it (`Undivided`). Layers that do not form
+        equal, adjacent stages are stored sharded along their width, and sent to their stages once per step.
 
         Args:
             sizes: The model's logical axes.
+            mesh: Mesh axis to size.
+            layers_rest_on_stages: True if each stage stores its layers.
         """
         storage, compute = dict(self.storage), dict(self.compute)
         for name, size in sizes.items():
@@ -110,7 +121,7 @@ class Rules(Validated):
                     rests = storage[name] = rests[:-1]
         if not layers_rest_on_stages:
             storage[axis_of(Role.LAYERS)] = ()
-        # Not by `replace`, which would compare every word with its annotation again: thousands of layouts are fitted in a search.
+        # Not by `replace`, which would validate every field again: a search fits thousands of layouts.
         made = copy.copy(self)
         object.__setattr__(made, "storage", storage)
         object.__setattr__(made, "compute", compute)
@@ -125,16 +136,19 @@ def assign(
     mesh: Mapping[str, int],
     name: str = "array",
 ) -> tuple[MeshAxes, ...]:
-    """The mesh axes that each dimension is split over.
+    """Return the mesh axes that shard each dimension.
 
     Args:
-        axes: The logical axis of each dimension.
-        shape: The sizes, to check that they divide; None to leave that out (elective axes are then taken to divide).
+        axes: Logical axis of each dimension.
+        shape: Sizes, to check that they divide; None to skip the check (elective axes are then assumed to
+            divide).
+        rules: Logical axis to mesh axes.
         mesh: Mesh axis to size. Axes of size 1 are never assigned.
-        name: What to call the array in an error.
+        name: Name of the array in an error.
 
     Raises:
-        LayoutError: A dimension does not divide, or two dimensions claim one mesh axis; with the numbers and what would fit.
+        LayoutError: A dimension does not divide, or two dimensions claim one mesh axis; the message gives the
+            sizes and what would fit.
 
     >>> assign(("embed", "ffn"), (8, 32), STORAGE, {"fsdp": 4, "tensor": 2})
     (('fsdp',), ('tensor',))
@@ -144,7 +158,8 @@ def assign(
     for i, logical in enumerate(axes):
         rule = EACH.get(logical or "") or rules.get(logical or "", ())
         wanted = [axis for axis in rule if mesh.get(axis, 1) > 1]
-        # An axis of a longer rule that another dimension took already is dropped; a rule's only axis is a collision.
+        # A mesh axis that another dimension already uses is dropped from a longer rule; if it is the only one
+        # of a rule, it is an error.
         free = tuple(axis for axis in wanted if axis not in used)
         taken = [axis for axis in wanted if axis in used]
         if taken and len(rule) == 1 and used[taken[0]] != logical:
@@ -168,7 +183,7 @@ def _divides(mesh: Mapping[str, int], axes: MeshAxes, size: int) -> bool:
 
 
 def _dividing(size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> MeshAxes:
-    """Those of `axes`, taken one after the other, that divide what is left of `size`."""
+    """Return those of `axes`, taken in order, that divide the remaining `size`."""
     found: list[str] = []
     for axis in axes:
         if size % mesh[axis] == 0:
@@ -190,7 +205,7 @@ def _check_divides(name: str, logical: str, size: int, axes: MeshAxes, mesh: Map
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors of `n`, ascending.
+    """Return all divisors of `n` in ascending order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]

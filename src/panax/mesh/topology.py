@@ -1,4 +1,4 @@
-"""How many devices lie along each mesh axis. Plain Python."""
+"""Number of devices along each mesh axis. Plain Python."""
 
 import dataclasses
 import math
@@ -11,16 +11,17 @@ from .rules import MESH_AXES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshShape(Validated):
-    """Sizes of the mesh axes, slowest network first; at most one may be -1: all devices that are left.
+    """Sizes of the mesh axes, slowest network first; at most one may be -1 for all remaining devices.
 
     Attributes:
-        replica: Data parallelism with whole copies (DDP), or across groups that shard inside (HSDP).
+        replica: Data parallelism with full replicas (DDP), or across groups that shard internally (HSDP).
         stage: Pipeline stages.
-        fsdp: Data parallelism with parameters, gradients and moments sharded (ZeRO-3).
-        expert: Expert parallelism; splits the batch too.
-        context: Splits the sequence.
-        tensor: Splits heads and feed-forward width.
-        auto: Choose the sizes for the model, the batch and the devices, with micro-batches and `remat`: see `plan.auto`.
+        fsdp: Data parallelism with sharded parameters, gradients and optimizer state (ZeRO-3).
+        expert: Expert parallelism; shards the batch too.
+        context: Shards the sequence.
+        tensor: Shards heads and feed-forward width.
+        auto: True to choose the sizes for the model, the batch and the devices, with micro-batches and
+            `remat`: see `plan.auto`.
     """
 
     replica: int = 1
@@ -33,7 +34,7 @@ class MeshShape(Validated):
 
     @classmethod
     def hint_for(cls, value: object) -> str | None:
-        """What to write where something else is given in a mesh's place; None where that is not known."""
+        """Return the code to write if another type is passed in place of a mesh; None if unknown."""
         if isinstance(value, Mapping):
             return f"write MeshShape({', '.join(f'{name}={size}' for name, size in value.items())})"
         return None
@@ -46,10 +47,11 @@ class MeshShape(Validated):
             raise LayoutError(f"mesh.auto chooses all sizes, and {given[0]} is set too; leave one of them out")
 
     def resolve(self, num_devices: int) -> dict[str, int]:
-        """Mesh axis to size, with -1 replaced.
+        """Return mesh axis to size, with -1 replaced.
 
         Raises:
-            LayoutError: The sizes don't make `num_devices`; names the nearest ones that do.
+            LayoutError: The sizes need more than `num_devices`, or do not divide it; the message names the
+                fix.
 
         >>> MeshShape(replica=2).resolve(8)["fsdp"]
         4
@@ -84,5 +86,5 @@ class MeshShape(Validated):
 
 
 def data_parallel_size(mesh: Mapping[str, int]) -> int:
-    """Into how many parts a mesh splits the rows of a batch."""
+    """Return the number of parts into which a mesh splits the rows of a batch."""
     return math.prod(mesh.get(axis, 1) for axis in ("replica", "fsdp", "expert"))

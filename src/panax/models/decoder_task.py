@@ -243,7 +243,7 @@ class DecoderTask(Validated, StagedTask):
 
 
 def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
-    """Return True for the positions that can affect the loss: those up to the last unmasked target, without
+    """Return True for the positions that can affect the loss: up to the last unmasked target, without
     padding.
 
     Attention is causal, so all positions after that target are padding, whether or not `segment` marks them;

@@ -127,7 +127,7 @@ def log_loss(logits: Float[Array, " batch"], label: Float[Array, " batch"]) -> F
 def click_metrics(
     logits: Float[Array, " batch"], label: Float[Array, " batch"], mask: Float[Array, " batch"]
 ) -> Metrics:
-    """Return the area under the ROC curve and the calibration (probabilities over labels), both weighted by
+    """Return the area under the ROC curve and the calibration (probabilities over labels), weighted by
     `mask`.
     """
     probability = jax.nn.sigmoid(logits)

@@ -1,6 +1,4 @@
-"""State-space decoders (Mamba-2) and hybrids with attention in some layers: config, layers and published
-sizes.
-"""
+"""State-space decoders (Mamba-2) and hybrids with attention in some layers: config, layers and presets."""
 
 import dataclasses
 import functools

@@ -64,8 +64,7 @@ def sequence_item_vectors(params: Decoder) -> Float[np.ndarray, "item width"]:
 
 
 def write_vectors(directory: str | Path, vectors: Float[np.ndarray, "item width"], ids: Sequence[str | int]) -> None:
-    """Write `vectors.npy` (float32) and `ids.json` (the id of each row), as input for a nearest-neighbour
-    index.
+    """Write `vectors.npy` (float32) and `ids.json` (each row's id), as input for a nearest-neighbour index.
 
     Raises:
         DataError: The numbers of ids and vectors differ, an id is duplicated, or a vector is not finite.

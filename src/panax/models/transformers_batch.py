@@ -39,8 +39,7 @@ def own_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str
 
 
 def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert a batch to `tokens`, `targets`, `loss_mask`, and `segment` and `position` if it has their
-    inputs.
+    """Convert a batch to `tokens`, `targets`, `loss_mask`, and, if possible, `segment` and `position`.
 
     Raises:
         DataError: The batch mixes both naming schemes, lacks a leaf, or has an unmasked label that would be

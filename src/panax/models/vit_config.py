@@ -27,8 +27,7 @@ HALF = (0.5,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VitConfig(Validated):
-    """A vision transformer: an image's patches as tokens, a pre-norm encoder, pooling and a classification
-    head.
+    """A vision transformer: patches as tokens, a pre-norm encoder, pooling and a classification head.
 
     Attributes:
         num_classes: Number of classes; 0 takes the data's.

@@ -99,7 +99,7 @@ def _sums_of_finite(
     sums = parts.reshape(-1, width).at[at].get(mode="fill", fill_value=0)
     if blocks == 1:
         return sums
-    # A block whose first row continues a segment has the rest of its sum at position 0: add these up, one per
-    # block.
+    # If the first row of a block continues a segment, the rest of that segment's sum is at position 0 of the
+    # block: add these up, one per block.
     heads = jnp.where(new[::block][:, None], jnp.zeros((), rows.dtype), parts[:, 0])
     return sums + _sums_of_finite(heads, segment[::block], count, block)

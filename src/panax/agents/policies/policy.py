@@ -16,11 +16,11 @@ Carry = Any
 
 
 class PolicyOutput(NamedTuple):
-    """What a policy says of observations.
+    """The outputs of a policy for observations.
 
     Attributes:
-        numbers: Of the distribution over actions.
-        value: The return that is expected.
+        numbers: Parameters of the distribution over actions.
+        value: The expected return.
     """
 
     numbers: Float[Array, "*rows number"]
@@ -47,12 +47,12 @@ class Policy(Validated, abc.ABC):
         """
 
     def first_carry(self, rows: int) -> Carry:
-        """What is remembered at the beginning of an episode."""
+        """Return the memory at the start of an episode."""
         return ()
 
     @abc.abstractmethod
     def act(self, params: Any, carry: Carry, observation: Num[Array, "batch ..."]) -> tuple[Carry, PolicyOutput]:
-        """One step of each row."""
+        """Take one step of each row."""
 
     def over_time(
         self,
@@ -89,7 +89,7 @@ class Policy(Validated, abc.ABC):
 
 
 def features_of(space: Space) -> int:
-    """How many numbers `as_features` gives.
+    """Return the number of features per observation of `as_features`.
 
     >>> features_of(Discrete(count=4))
     4

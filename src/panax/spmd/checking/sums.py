@@ -23,7 +23,7 @@ def infer_reduction(equation: Any, states: States) -> AxisState:
 
 
 def _summed(equation: Any, left: set[Part]) -> AxisState:
-    """Return the state of a sum over split dimensions, of which the parts `left` remain."""
+    """Return the state of a sum over split dimensions, with `left` as the parts that remain."""
     if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
         return split(left, equation)
     return PARTIAL
@@ -169,6 +169,7 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
         return together((operand, numbers, updates)) if operand.kind is not Kind.SPLIT else operand
     adds = equation.primitive.name == "scatter-add"
     places, window = _places(equation, numbers, updates)
+    # Each device adds its own updates: the result is a term of the sum over devices.
     if places and not window and adds:
         term = _summed(equation, set())
         live = [state for state in (operand, term) if state.kind is not Kind.ZERO]
@@ -176,14 +177,15 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
             return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
         return together((operand, term))
     how = dimension_numbers(equation)
+    # Otherwise the result is split where the windows are, and where rows written by index land.
     into = set(how.scatter_dims_to_operand_dims) if places and not adds else set()
     into = {int(dim) for dim in window | into}
     return together((operand, split(into, equation))) if operand.kind is not Kind.PARTIAL else operand
 
 
 def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[int], set[int]]:
-    """Return the split dimensions of the updates that are scatter indices, and those of the operand along
-    windows.
+    """Return the split dimensions of the updates that enumerate indices, and the operand's split window
+    dimensions.
     """
     how = dimension_numbers(equation)
     rank = len(equation.invars[2].aval.shape)
