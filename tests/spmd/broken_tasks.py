@@ -234,7 +234,7 @@ class GradientOfAStoppedTerm(Whole):
 BROKEN = {
     # Task: (mesh axis, what the message says, a line of this file that it shows, or "")
     NoSumOverTensor: ("tensor", "term of a sum", "NoSumOverTensor.layer"),
-    NoEqualShares: ("tensor", "equal_shares", ""),
+    NoEqualShares: ("tensor", "split_cotangent", ""),
     DividedLocally: ("fsdp", "divides by a term", "DividedLocally.measured"),
     MetricNotSummed: ("tensor", "term of a sum over devices that is not made", ""),
     BiasBeforeTheSum: ("tensor", "counts once per device", "BiasBeforeTheSum.layer"),

@@ -27,7 +27,7 @@ def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
         return wrong(
             equation,
             "adds up a value that is equal on every device, which gives a multiple of it; leave the sum out, or, where it is a "
-            "cotangent of what all devices compute alike, put equal_shares before the loss",
+            "cotangent of what all devices compute alike, put split_cotangent before the loss",
         )
     if state.kind is Kind.SPLIT and state.dims:
         return wrong(
@@ -135,10 +135,10 @@ def _unexpected(state: AxisState, wanted: list[str]) -> str:
     if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
         return (
             "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
-            "the loss alike, put equal_shares before it"
+            "the loss alike, put split_cotangent before it"
         )
     if state.kind is Kind.PARTIAL:
-        return "is a term of a sum over devices that is not made; add it up (scatter_sequence, sum_over_sequence, psum)"
+        return "is a term of a sum over devices that is not made; add it up (reduce_scatter_sequence, sum_over_sequence, psum)"
     return (
         f"is {describe_state(state)}, and no operation combines the devices' values; look for a lookup, a maximum or a mask of a "
         f"device's own part with results that are not summed"
@@ -151,5 +151,5 @@ def _shared(equation: Any, state: AxisState) -> AxisState:
     if state.kind in (Kind.ZERO, Kind.WRONG):
         return state
     return wrong(
-        equation, f"divides among all devices a cotangent that is {describe_state(state)}; use equal_shares once"
+        equation, f"divides among all devices a cotangent that is {describe_state(state)}; use split_cotangent once"
     )
