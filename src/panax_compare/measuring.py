@@ -47,7 +47,6 @@ class Measurement:
         )
         self.comparison.environment = describe_machine()
         self._alive: dict[str, WorkerGroup] = {}
-        self._largest_resident = 0
 
     def run(self) -> Comparison:
         """Measure all that is not measured yet. What was finished is in the folder, whatever ends this."""
@@ -169,11 +168,13 @@ class Measurement:
 
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
         """All columns are kept alive while memory suffices, else none: each is then started anew for every turn."""
-        self._largest_resident = max(self._largest_resident, resident_bytes)
-        fits = free_bytes() >= HEADROOM * self._largest_resident
+        def largest(kind: str) -> int:
+            peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == kind)
+            return greatest(peaks, default=0)
+
+        fits = free_bytes() >= HEADROOM * max(resident_bytes, largest("process"))
         if self.result(column).peak_of == "device":
-            peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == "device")
-            fits = fits and free_device_bytes() >= HEADROOM * greatest(peaks)
+            fits = fits and free_device_bytes() >= HEADROOM * largest("device")
         if not self.comparison.one_at_a_time and not fits:
             self.comparison.one_at_a_time = True
             self.say("memory does not suffice for all columns at once: each is restarted for every turn")

@@ -10,8 +10,23 @@ import sys
 import pytest
 
 from panax.core import CheckpointError, RecipeError, Task, register_serializable
-from panax.core.readable import readable, readable_in, readable_names
-from panax.run.description import describe, read_task
+from panax.core.readable import former_names, readable, readable_in, readable_names
+from panax.data import (
+    Bag,
+    ConcatCorpus,
+    CountVocabulary,
+    Filtered,
+    HashedIds,
+    IntegerIds,
+    Mixture,
+    MixtureComponent,
+    Table,
+    TextFiles,
+)
+from panax.data.files import fingerprint
+from panax.run.description import describe, differences, read_described, read_task
+from panax.run.earlier import with_defaults
+from panax.run.evaluating import READABLE
 
 
 class Fitted(Task):
@@ -97,3 +112,40 @@ def test_panax_own_classes_are_those_of_its_tasks():
         "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum",
     }  # fmt: skip
     assert readable_in("panax.models") is None
+
+
+def old_form(value):
+    """Settings as version 0.1.1 wrote them: classes under the names that they had."""
+    if isinstance(value, dict):
+        return {key: former_names(item) if key == "type" else old_form(item) for key, item in value.items()}
+    return [old_form(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Mixture(parts=(MixtureComponent(name="a", corpus=ConcatCorpus(corpora=(TextFiles(paths=("a.txt",)),))),)),
+        Table(paths=("a.csv",), bags=(Bag(column="id", ids=CountVocabulary(min_count=2)),)),
+        Table(paths=("a.csv",), bags=(Bag(column="id", ids=IntegerIds(rows=4)), Bag(column="user", ids=HashedIds()))),
+    ],
+    ids=["texts", "counted", "ids"],
+)
+def test_settings_that_name_a_class_as_it_was_called_are_the_same(value):
+    now = json.loads(json.dumps(describe(value)))
+    before = old_form(now)
+    assert before != now and list(differences(before, now)) == []
+    assert with_defaults(before, value).keys() == now.keys()
+    assert read_described(before, "here", READABLE) == value
+
+
+def test_another_class_is_another_setting():
+    assert list(differences({"type": "Part"}, {"type": "Filtered"})) == ["type: Part -> Filtered"]
+
+
+def test_fingerprints_hash_the_names_that_classes_had(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    joined = ConcatCorpus(corpora=(TextFiles(paths=(str(tmp_path / "a.txt"),)),))
+    assert Filtered(corpus=joined, min_characters=1).fingerprint() == fingerprint(
+        "filtered", "Joined", joined.fingerprint(), 1, None, "", ""
+    )
+    assert former_names(repr(Bag(column="id", ids=IntegerIds(rows=4)))).count("Numbered(rows=4)") == 1

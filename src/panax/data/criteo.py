@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.readable import former_names
 from panax.core.validated import Validated
 
 from .bags import LARGEST_ID, CountVocabulary, Hashed
@@ -70,8 +71,8 @@ class Criteo(Validated):
         files = find_files(self.paths, _PATTERNS)
         kind = f"criteo-v{FORMAT_VERSION}"
         counted = [file for paths in self._counted_in() if paths for file in find_files(paths, _PATTERNS)]
-        name = f"{kind}-{fingerprint('criteo', repr(self._each), *cache_marks([*files, *counted]))}"
-        content = f"{kind}-{fingerprint('criteo', repr(self._each), *file_marks([*files, *counted]))}"
+        name = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *cache_marks([*files, *counted]))}"
+        content = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *file_marks([*files, *counted]))}"
         skipped = Skipped(max_bad_records)
         arrays, bad, num_ids, id_sets = read_or_build(
             root,

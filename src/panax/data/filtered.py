@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from panax.core.errors import RecipeError
+from panax.core.readable import former_names
 from panax.core.validated import Validated
 
 from .array_record import ArrayRecord
@@ -84,4 +85,4 @@ class Filtered(Validated):
 
     def fingerprint(self) -> str:
         settings = (self.min_characters, self.max_characters, self.keep, self.drop)
-        return fingerprint("filtered", type(self.corpus).__name__, self.corpus.fingerprint(), *settings)
+        return fingerprint("filtered", former_names(type(self.corpus).__name__), self.corpus.fingerprint(), *settings)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from panax.core.errors import RecipeError, kind_of
+from panax.core.readable import former_names
 from panax.core.validated import Validated
 
 from .corpus import BadRecord, Corpus, Document
@@ -32,4 +33,6 @@ class ConcatCorpus(Validated):
             yield from corpus.documents()
 
     def fingerprint(self) -> str:
-        return fingerprint("joined", *([type(each).__name__, each.fingerprint()] for each in self.corpora))
+        return fingerprint(
+            "joined", *([former_names(type(each).__name__), each.fingerprint()] for each in self.corpora)
+        )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import DataError, RecipeError
+from panax.core.readable import former_names
 
 from .cache import read_or_build
 from .checked import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
@@ -69,7 +70,7 @@ def open_corpora(
 
 def _name(corpus: Corpus, limits: Limits) -> str:
     too_long = () if limits.max_characters is None else (limits.max_characters,)
-    return fingerprint("corpus", type(corpus).__name__, corpus.fingerprint(), *too_long)
+    return fingerprint("corpus", former_names(type(corpus).__name__), corpus.fingerprint(), *too_long)
 
 
 def _open_text(

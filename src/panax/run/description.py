@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core import Task
 from ..core.errors import CheckpointError, RecipeError
-from ..core.readable import readable, readable_names
+from ..core.readable import current_name, readable, readable_names
 from ..system import json_reader
 from .opaque import describe_value
 
@@ -97,7 +97,7 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
     if not isinstance(value, dict):
         return value
     name = value.get("type")
-    cls = find(name) if isinstance(name, str) else None
+    cls = (find(name) or find(current_name(name))) if isinstance(name, str) else None
     if cls is None:
         raise CheckpointError(
             f"{where} describes a {name}; this command builds {', '.join(names())} from a file, and no other class"
@@ -112,6 +112,20 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         raise CheckpointError(f"{where}: {error}") from error
 
 
+def _is_same(old: Any, new: Any) -> bool:
+    """Return whether two descriptions are equal, apart from classes that had another name before."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        renamed = {**old, "type": new["type"]} if _is_renamed(old.get("type"), new.get("type")) else old
+        return renamed.keys() == new.keys() and all(_is_same(item, new[key]) for key, item in renamed.items())
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_is_same, old, new))
+    return old == new
+
+
+def _is_renamed(old: Any, new: Any) -> bool:
+    return isinstance(old, str) and isinstance(new, str) and current_name(old) == new
+
+
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """One line for each setting that differs between two descriptions.
 
@@ -120,6 +134,8 @@ def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
+            if key == "type" and _is_renamed(old.get(key), new.get(key)):
+                continue
             yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
-    elif old != new:
+    elif not _is_same(old, new):
         yield f"{prefix}: {old} -> {new}"

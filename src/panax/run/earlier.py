@@ -12,6 +12,7 @@ from ..checkpoint import Checkpoint, step_of
 from ..checkpoint.record import FOLDER as RECORD
 from ..core import Position
 from ..core.errors import CheckpointError, DataError
+from ..core.readable import current_name
 from ..data.source import RESTORE
 from ..metrics.goodput import FILE as LEDGER
 from ..optim import Optimizer
@@ -179,7 +180,9 @@ def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
 
 def _same_kind(before: Any, value: Any) -> bool:
     is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_settings and isinstance(before, dict) and before.get("type") == type(value).__name__
+    if not is_settings or not isinstance(before, dict):
+        return False
+    return type(value).__name__ in (before.get("type"), current_name(str(before.get("type"))))
 
 
 def archive_run(experiment: Experiment, say: Say) -> None:

@@ -34,7 +34,7 @@ READABLE = {
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
         "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "ConcatCorpus", "Mixture", "MixtureComponent",
         "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
-        "Digits", "Table", "Bag", "IntegerIds", "Hashed", "CountVocabulary", "Calendar", "Sequences", "Criteo",
+        "Digits", "Table", "Bag", "IntegerIds", "Hashed", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",
         "ClickArrays", "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
