@@ -1,6 +1,10 @@
 """The renaming tool: what it makes of text, tables and scripts; the tree against its table."""
 
 import ast
+import doctest
+import importlib
+import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import tools.renames as package  # noqa: E402
 from tools.renames import server  # noqa: E402
+from tools.renames.__main__ import apply  # noqa: E402
 from tools.renames.lazy import rewrite_lazy_tables  # noqa: E402
 from tools.renames.scripts import rewrite_script  # noqa: E402
 from tools.renames.table import Rename, forward, merge, read_table, write_table  # noqa: E402
@@ -103,6 +109,48 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     renames = [KEPT, Rename("module", "panax.a", "panax.b"), Rename("member", "panax.a.B.c", "panax.a.B.d")]
     write_table(tmp_path / "t.csv", renames)
     assert read_table(tmp_path / "t.csv") == sorted(renames)
+
+
+def test_the_examples_of_the_tool():
+    attempted = 0
+    for module in pkgutil.iter_modules(package.__path__, "tools.renames."):
+        result = doctest.testmod(importlib.import_module(module.name))
+        attempted += result.attempted
+        assert result.failed == 0, module.name
+    assert attempted >= 4
+
+
+def test_a_tree_is_renamed_with_its_text_and_what_can_not_be_is_told(tmp_path, capsys):
+    files = {
+        "docs/page.md": "`Kept` holds it.\n\n```python\nfrom pack import Kept\n```\n",
+        "src/pack/__init__.py": '"""A package."""\n\nfrom .store import Kept\n\n__all__ = ["Kept"]\n',
+        "src/pack/store.py": (
+            '"""Stores."""\n\n\nclass Kept:\n    """A `Kept` value."""\n\n    def given(self) -> int:\n        return 1\n\n\n'
+            'def found() -> Kept:\n    """Find one.\n\n    >>> found().given()\n    1\n    """\n    return Kept()\n'
+        ),
+        "src/pack/use.py": "from pack.store import Kept, found\n\nfound = found\nvalue: Kept = Kept()\nnumber = value.given()\n",
+        "tests/test_it.py": "from pack import Kept\n\n\ndef test_it():\n    assert Kept().given() == 1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    subprocess.run(("git", "init", "-q", tmp_path), check=True)
+    renames = [
+        Rename("name", "pack.store.Kept", "pack.store.Slot"),
+        Rename("member", "pack.store.Slot.given", "pack.store.Slot.read"),
+        Rename("name", "pack.store.gone", "pack.store.here"),
+    ]
+    assert apply(renames, tmp_path) == 1
+    assert "name pack.store.gone: not defined there" in capsys.readouterr().out
+    assert "class Slot" in (tmp_path / "src/pack/store.py").read_text()
+    assert "A `Slot` value" in (tmp_path / "src/pack/store.py").read_text()
+    assert (tmp_path / "src/pack/__init__.py").read_text().endswith('__all__ = ["Slot"]\n')
+    assert "number = value.read()" in (tmp_path / "src/pack/use.py").read_text()
+    assert "Slot().read() == 1" in (tmp_path / "tests/test_it.py").read_text()
+    assert (tmp_path / "docs/page.md").read_text() == files["docs/page.md"].replace("Kept", "Slot")
+    assert len(read_table(tmp_path / "docs/renames.csv")) == 2
+    assert not (tmp_path / "pyrightconfig.json").exists()
 
 
 def _defined(module: str) -> set[str]:

@@ -20,10 +20,13 @@ from .table import Rename, merge, read_table, write_table
 from .text import SUFFIXES, definitions, rewrite_own_doctests, rewrite_text
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "renames.csv"
+TABLE = "docs/renames.csv"
 SOURCES = ("src", "tests", "benchmarks", "recipes", "examples", "wheels")
 DATED = ("benchmarks/results", "docs/decisions", "docs/renames.csv", "tools/renames")
 """Records of what was; they keep the names of their day."""
+
+WARM_UP_TRIES = 60
+"""Answers to wait for, a second each."""
 
 
 def main() -> int:
@@ -34,85 +37,81 @@ def main() -> int:
     commands.add_parser("script").add_argument("files", type=Path, nargs="+")
     chosen = parser.parse_args()
     if chosen.command == "script":
-        table = read_table(TABLE)
+        table = read_table(ROOT / TABLE)
         for path in chosen.files:
             path.write_text(rewrite_script(path.read_text("utf-8"), table), "utf-8")
         return 0
-    return apply(read_table(chosen.list))
+    return apply(read_table(chosen.list), ROOT)
 
 
-def apply(renames: list[Rename]) -> int:
-    """Rename in this tree; the exit code says whether each row was applied."""
+def apply(renames: list[Rename], root: Path) -> int:
+    """Rename in a tree, and add what was renamed to its table; the exit code says whether each row was applied."""
+    sources = sorted((root / "src").rglob("*.py"))
     done: list[Rename] = []
     refused: list[str] = []
-    before = definitions(sorted((ROOT / "src").rglob("*.py")))
-    with whole_workspace(ROOT, SOURCES), language_server(ROOT) as server:
-        _warm_up(server)
+    before = definitions(sources)
+    with whole_workspace(root, SOURCES), language_server(root) as server:
+        _warm_up(server, root, renames)
         for rename in renames:
             taken = rename.kind == "name" and rename.new_name[0].isupper() and before[rename.new_name]
-            reason = f"{rename.new_name} is defined already" if taken else _rename(server, rename)
+            reason = f"{rename.new_name} is defined already" if taken else _rename(server, root, rename)
             if reason:
                 refused.append(f"{rename.kind} {rename.old}: {reason}")
             else:
                 done.append(rename)
-    after = definitions(sorted((ROOT / "src").rglob("*.py")))
+    after = definitions(sources)
     unique = {r.old_name for r in done if before[r.old_name] == 1 and not after[r.old_name]}
-    for path in text_files():
+    for path in text_files(root):
         text = path.read_text("utf-8")
         changed = rewrite_text(text, done, unique, path.suffix)
-        if path.is_relative_to(ROOT / "src") and path.suffix == ".py":
-            parts = path.relative_to(ROOT / "src").with_suffix("").parts
-            changed = rewrite_own_doctests(changed, ".".join(parts).removesuffix(".__init__"), done)
-        if path.name == "__init__.py" and path.is_relative_to(ROOT / "src"):
-            package = ".".join(path.parent.relative_to(ROOT / "src").parts)
-            changed = rewrite_lazy_tables(changed, package, done)
+        if path.is_relative_to(root / "src") and path.suffix == ".py":
+            module = ".".join(path.relative_to(root / "src").with_suffix("").parts).removesuffix(".__init__")
+            changed = rewrite_own_doctests(changed, module, done)
+            if path.name == "__init__.py":
+                changed = rewrite_lazy_tables(changed, module, done)
         if changed != text:
             path.write_text(changed, "utf-8")
-    write_table(TABLE, merge(read_table(TABLE) if TABLE.exists() else [], done))
-    print(f"{len(done)} renamed; names in text left as they are, since several things have them: ", end="")
-    print(", ".join(sorted({r.old_name for r in done} - unique)) or "none")
+    table = root / TABLE
+    write_table(table, merge(read_table(table) if table.exists() else [], done))
+    left = ", ".join(sorted({r.old_name for r in done} - unique)) or "none"
+    print(f"{len(done)} renamed; names left as they are in text, since several things have them: {left}")
     print("\n".join(refused))
     return 1 if refused else 0
 
 
-def text_files() -> list[Path]:
+def text_files(root: Path) -> list[Path]:
     """Files of the project that name identifiers, without its records."""
-    listed = subprocess.run(
-        ("git", "ls-files", "-z", "-co", "--exclude-standard"), cwd=ROOT, capture_output=True, check=True
-    )
-    names = listed.stdout.decode().split("\0")
-    kept = (name for name in names if name.endswith(SUFFIXES) and not name.startswith(DATED))
-    return [ROOT / name for name in kept if (ROOT / name).is_file() and "CHANGELOG" not in name]
+    command = ("git", "ls-files", "-z", "-co", "--exclude-standard")
+    names = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
+    living = (name for name in names if name.endswith(SUFFIXES) and not name.startswith(DATED))
+    return [root / name for name in living if (root / name).is_file() and "CHANGELOG" not in name]
 
 
-def _warm_up(server: LanguageServer) -> None:
-    """Wait until the server has the whole workspace: before, it answers with the opened file alone."""
-    path = ROOT / "src/panax/core/errors.py"
-    line, column = _definition(path, ["RecipeError"]) or (0, 0)
-    for _ in range(60):
-        if len(server.rename(path, line, column, "RecipeErrorX")) > 20:
+def _warm_up(server: LanguageServer, root: Path, renames: list[Rename]) -> None:
+    """Wait until the server has read the whole workspace: its first answers are about the opened file alone."""
+    places = (place for rename in renames if (place := _place(root, rename)) is not None)
+    first = next(places, None)
+    if first is None:
+        return
+    counts = [0]
+    for _ in range(WARM_UP_TRIES):
+        counts.append(len(server.rename(*first, "renamed_to_warm_up")))
+        if len(counts) > 3 and len(set(counts[-3:])) == 1:
             return
         time.sleep(1)
-    raise RuntimeError("the language server does not see the workspace")
+    raise RuntimeError(f"the language server's answers do not settle: {counts[1:]} files")
 
 
-def _rename(server: LanguageServer, rename: Rename) -> str:
+def _rename(server: LanguageServer, root: Path, rename: Rename) -> str:
     """Apply one row; returns why it can't be, or nothing."""
     if rename.kind == "module":
         return "modules are moved with git"
-    module, holder = rename.old.rpartition(".")[0], []
-    path = _file(module)
-    if path is None and rename.kind == "member":
-        module, _, name = module.rpartition(".")
-        path, holder = _file(module), [name]
-    if path is None:
-        return "no such module"
-    found = _definition(path, [*holder, rename.old_name])
-    if found is None:
-        return f"{path.relative_to(ROOT)} defines no {rename.old_name}"
-    if _definition(path, [*holder, rename.new_name]) is not None:
-        return f"{path.relative_to(ROOT)} has a {rename.new_name} already"
-    edits = server.rename(path, *found, rename.new_name)
+    place = _place(root, rename)
+    if place is None:
+        return "not defined there"
+    if _place(root, rename._replace(old=f"{rename.old.rpartition('.')[0]}.{rename.new_name}")) is not None:
+        return f"{rename.new_name} is there already"
+    edits = server.rename(*place, rename.new_name)
     if not edits:
         return "the language server renames nothing"
     apply_edits(edits)
@@ -120,8 +119,20 @@ def _rename(server: LanguageServer, rename: Rename) -> str:
     return ""
 
 
-def _file(module: str) -> Path | None:
-    base = ROOT / "src" / Path(*module.split("."))
+def _place(root: Path, rename: Rename) -> tuple[Path, int, int] | None:
+    """File, line and column, from 0, of the definition of a row's old name."""
+    module, _, name = rename.old.rpartition(".")
+    names = [name]
+    path = _file(root, module)
+    if path is None and rename.kind == "member":
+        module, _, holder = module.rpartition(".")
+        path, names = _file(root, module), [holder, name]
+    found = None if path is None else _definition(path, names)
+    return None if path is None or found is None else (path, *found)
+
+
+def _file(root: Path, module: str) -> Path | None:
+    base = root / "src" / Path(*module.split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 

@@ -15,10 +15,10 @@ class _Change(NamedTuple):
 
 
 def rewrite_script(text: str, renames: list[Rename]) -> str:
-    """A script with the new names: imports, what they bind, and attributes of modules.
+    """Return a script with the new names: imports, the names that they bind, and attributes of modules.
 
-    Methods and fields are renamed where the script writes `.old` and no other class had that name; a line that can't be decided
-    is left, and fails when it runs.
+    Methods and fields of objects are not renamed, since a script's text does not tell their classes: such a line fails when it
+    runs, and the table has its new name.
 
     >>> table = [Rename("name", "panax.optim.on_shards.Kept", "panax.optim.on_shards.StateSpec")]
     >>> rewrite_script("from panax.optim.on_shards import Kept\\n\\nKept.like(x)\\n", table)

@@ -102,7 +102,7 @@ def whole_workspace(root: Path, folders: Sequence[str]) -> Iterator[None]:
     prefix = Path(sys.prefix)
     settings = {
         "include": list(folders),
-        "extraPaths": ["tests"],
+        "extraPaths": ["src", "tests"],
         "venvPath": str(prefix.parent),
         "venv": prefix.name,
         "typeCheckingMode": "standard",
@@ -119,11 +119,10 @@ def whole_workspace(root: Path, folders: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def language_server(root: Path) -> Iterator[LanguageServer]:
     """Start Pyright's language server for a folder, and end it afterwards."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         COMMAND, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    server = LanguageServer(root, process)
-    try:
+    ) as process:
+        server = LanguageServer(root, process)
         folder = {"uri": root.as_uri(), "name": root.name}
         abilities = {
             "workspace": {
@@ -132,15 +131,13 @@ def language_server(root: Path) -> Iterator[LanguageServer]:
                 "didChangeWatchedFiles": {"dynamicRegistration": True},
             }
         }
-        server.request(
-            "initialize",
-            {"processId": None, "rootUri": root.as_uri(), "workspaceFolders": [folder], "capabilities": abilities},
-        )
-        server.notify("initialized", {})
-        yield server
-    finally:
-        process.kill()
-        process.wait()
+        start = {"processId": None, "rootUri": root.as_uri(), "workspaceFolders": [folder], "capabilities": abilities}
+        try:
+            server.request("initialize", start)
+            server.notify("initialized", {})
+            yield server
+        finally:
+            process.kill()
 
 
 def apply_edits(edits: dict[Path, list[Edit]]) -> None:

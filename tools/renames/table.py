@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["name", "member", "module"]
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 FIELDS = ("kind", "old", "new")
 
 
@@ -42,9 +44,10 @@ def read_table(path: Path) -> list[Rename]:
     renames = []
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
-            kind, old, new = (row.get(field) or "" for field in FIELDS)
-            if kind not in get_args(Kind):
-                raise ValueError(f"{path}:{number}: kind {kind!r}; expected one of {', '.join(get_args(Kind))}")
+            given, old, new = (row.get(field) or "" for field in FIELDS)
+            kind = next((kind for kind in KINDS if kind == given), None)
+            if kind is None:
+                raise ValueError(f"{path}:{number}: kind {given!r}; expected one of {', '.join(KINDS)}")
             if not all(part.isidentifier() for part in (*old.split("."), *new.split("."))) or "." not in old:
                 raise ValueError(f"{path}:{number}: {old!r} to {new!r}; expected dotted identifiers")
             if "." not in new:
