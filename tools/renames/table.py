@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["name", "member", "module"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 FIELDS = ("kind", "old", "new")
 
@@ -45,7 +45,7 @@ def read_table(path: Path) -> list[Rename]:
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
             given, old, new = (row.get(field) or "" for field in FIELDS)
-            kind = next((kind for kind in KINDS if kind == given), None)
+            kind = KINDS.get(given)
             if kind is None:
                 raise ValueError(f"{path}:{number}: kind {given!r}; expected one of {', '.join(KINDS)}")
             if not all(part.isidentifier() for part in (*old.split("."), *new.split("."))) or "." not in old:
