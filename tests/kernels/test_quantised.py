@@ -27,7 +27,7 @@ FORMATS = {"int8": INT8, "int4": INT4, "float8": FLOAT8, "dynamic": DYNAMIC, "un
 MAPS = {"dynamic": DYNAMIC, "unsigned": DYNAMIC_UNSIGNED}
 
 QUANTISE = jax.jit(quantize, static_argnums=(1, 2))
-BACK = jax.jit(lambda found: found.dequantised())
+BACK = jax.jit(lambda found: found.dequantize())
 
 
 def values_of(format):
@@ -112,9 +112,9 @@ def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
     mapped = jax.jit(jax.vmap(lambda x: quantize(x, INT4, 4)))(x)
     assert jax.tree.structure(whole) == jax.tree.structure(mapped)
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(mapped)))
-    scanned = jax.lax.scan(lambda _, part: (None, part.dequantised()), None, whole)[1]
+    scanned = jax.lax.scan(lambda _, part: (None, part.dequantize()), None, whole)[1]
     assert scanned.dtype == jnp.bfloat16 and (scanned == BACK(whole)).all()
-    assert whole.dequantised(jnp.float32).dtype == jnp.float32
+    assert whole.dequantize(jnp.float32).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("name", FORMATS)

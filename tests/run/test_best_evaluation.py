@@ -162,7 +162,7 @@ def test_a_best_within_min_delta_is_named_though_patience_runs_on():
     [
         (
             Schedule(peak=1e-2),
-            "the learning rate goes from 0.00232 at step 4 to 0.0055 at step 5, since its schedule is drawn",
+            "the learning rate goes from 0.00232 at step 4 to 0.0055 at step 5, since its schedule is recomputed",
         ),
         (Schedule(peak=1e-2, decay="constant"), "the learning rate stays at 0.01"),
         (OwnSchedule(function=lambda step: 0.1 / (1 + step)), "goes from 0.025 at step 4 to 0.02 at step 5"),

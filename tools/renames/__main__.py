@@ -11,6 +11,7 @@ import ast
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .lazy import rewrite_lazy_tables
@@ -75,8 +76,19 @@ def apply(renames: list[Rename], root: Path) -> int:
     write_table(table, merge(read_table(table) if table.exists() else [], done))
     left = ", ".join(sorted({r.old_name for r in done} - unique)) or "none"
     print(f"{len(done)} renamed; names left as they are in text, since several things have them: {left}")
-    print("\n".join(refused))
+    gone = {r.old_name for r in done if r.kind == "member" and not after[r.old_name]}
+    print("\n".join((*refused, *_undecided(root, gone))))
     return 1 if refused else 0
+
+
+def _undecided(root: Path, gone: set[str]) -> Iterator[str]:
+    """Attributes of objects without a known type that still have an old name: to be looked at."""
+    for path in text_files(root):
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in gone:
+                yield f"{path.relative_to(root)}:{node.lineno}: .{node.attr} of an object without a known type"
 
 
 def text_files(root: Path) -> list[Path]:

@@ -132,7 +132,7 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
 
 
 def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
-    """The learning rates before and after a change of `num_steps`: a schedule that falls over the run is drawn anew."""
+    """The learning rates before and after a change of `num_steps`: a schedule that falls over the run is recomputed."""
     step = checkpoint.manifest.step
     before = json_reader.parse(checkpoint.attachment(SETTINGS) or "{}", constants=True).get("num_steps")
     if not isinstance(before, int) or not 1 <= step < experiment.num_steps:

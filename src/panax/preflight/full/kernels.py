@@ -161,7 +161,7 @@ def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
     def run(x: Any, owed: Any) -> tuple[Any, ...]:
         codes, rest = kernel.run(x, owed, INT8)
-        return codes.dequantised(jnp.float32) + rest, rest
+        return codes.dequantize(jnp.float32) + rest, rest
 
     found, figures = made_by(kernel, run, (x, owed), dtype)
     total = x.astype(np.float64) + owed
