@@ -167,7 +167,8 @@ class Measurement:
         self._keep_or_close(column, memory["resident_bytes"])
 
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
-        """All columns are kept alive while memory suffices, else none: each is then started anew for every turn."""
+        """Keep all columns alive while memory suffices, else none: each is then restarted for every turn."""
+
         def largest(kind: str) -> int:
             peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == kind)
             return greatest(peaks, default=0)

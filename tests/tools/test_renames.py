@@ -128,7 +128,10 @@ def test_a_tree_is_renamed_with_its_text_and_what_can_not_be_is_told(tmp_path, c
             '"""Stores."""\n\n\nclass Kept:\n    """A `Kept` value."""\n\n    def given(self) -> int:\n        return 1\n\n\n'
             'def found() -> Kept:\n    """Find one.\n\n    >>> found().given()\n    1\n    """\n    return Kept()\n'
         ),
-        "src/pack/use.py": "from pack.store import Kept, found\n\nfound = found\nvalue: Kept = Kept()\nnumber = value.given()\n\n\ndef of(each):\n    return each.given()\n",
+        "src/pack/use.py": (
+            "from pack.store import Kept, found\n\nfound = found\nvalue: Kept = Kept()\nnumber = value.given()\n"
+            "\n\ndef of(each):\n    return each.given()\n"
+        ),
         "tests/test_it.py": "from pack import Kept\n\n\ndef test_it():\n    assert Kept().given() == 1\n",
     }
     for name, text in files.items():
