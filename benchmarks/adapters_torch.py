@@ -161,7 +161,7 @@ def panax_step(module, loss, batch, column: str, dtype: str):
     import optax
 
     import panax
-    from panax.data.iterable import as_batch
+    from panax.data.loading.iterable import as_batch
     from panax.optim import Optax
     from panax.train import StepConfig
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from panax_compare.job import free_port
+from panax_compare.measure.job import free_port
 
 TURNS = 10
 SIZES = {"4 KiB": 1 << 10, "4 MiB": 1 << 20}

@@ -52,7 +52,7 @@ def jax_columns(options, groups: int, skewed: bool) -> dict:
     import numpy as np
 
     from panax.core import Target
-    from panax.kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+    from panax.kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
 
     sizes, (x, y, w) = sizes_of(options, groups, skewed), arrays(options, groups)
     tile = choose_tile(Target(options.platform), rows=options.rows, groups=groups)

@@ -26,7 +26,7 @@ FLAGS = ("--num-steps", "3", "--log-every", "1", "--evaluate.every", "0", "--che
 
 PRETENDED = """
 import os, signal, sys, time
-from panax.cluster.worker import guard
+from panax.cluster.node.worker import guard
 from panax.job.heartbeat import heartbeat
 guard()
 beat = heartbeat()

@@ -194,7 +194,7 @@ def kernel_attention(q: Any, k: Any, v: Any) -> Any:
     import jax
 
     from panax.core import Target
-    from panax.kernels.attention import attention
+    from panax.kernels.attention.attention import attention
 
     return attention(q, k, v, target=Target(jax.default_backend()))
 

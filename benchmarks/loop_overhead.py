@@ -22,11 +22,11 @@ from panax.hooks import EarlyStopping, Hook, TargetReached, TimeLimit
 from panax.metrics import ConsoleTracker, CsvTracker
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, prepare
-from panax.run.history import read_history
-from panax.run.interrupt import SignalHandler
-from panax.run.keeping import CheckpointSchedule
 from panax.run.loop import Run
-from panax.run.report import Report
+from panax.run.recovery.checkpointing import CheckpointSchedule
+from panax.run.recovery.interrupt import SignalHandler
+from panax.run.reporting.history import read_history
+from panax.run.reporting.report import Report
 from panax.run.start import Start, open_folder
 from panax_recipes.quickstart import quickstart
 

@@ -51,7 +51,7 @@ class Trainer:
     def __init__(self, kind: str, plain: str, steps: int, experiment_of: ExperimentOf):
         import numpy as np
 
-        from panax.run.prepare import prepare
+        from panax.run.preparation import prepare
 
         self.kind, self.steps = kind, steps
         self._batches = functools.partial(_batches_of, experiment_of, plain)
@@ -86,7 +86,7 @@ class Trainer:
 @functools.lru_cache(maxsize=1)
 def _batches_of(experiment_of: ExperimentOf, plain: str, seed: int, steps: int) -> list[Any]:
     """The batches of a training, the same for all kinds."""
-    from panax.run.prepare import prepare
+    from panax.run.preparation import prepare
 
     source = prepare(experiment_of(plain, seed, steps)).data.train
     return [batch for batch, _ in itertools.islice(source.batches(), steps)]

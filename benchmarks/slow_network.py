@@ -50,7 +50,7 @@ def work(address: str, index: int, rounds: int) -> None:
     from panax.models import DecoderConfig, DecoderTask
     from panax.optim import AdamW
     from panax.plan import walk_step
-    from panax.plan.walk import walk_agreement
+    from panax.plan.walk.walk import walk_agreement
     from panax.train import CompiledStep, Program
 
     model = DecoderConfig(vocab_size=1024, max_length=64, embed=256, num_layers=2, heads=4, ffn=704)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from panax.core import Evaluation, Loss, Module, Task, logical_axes, normal, parameter
-from panax.core.module import name_key
+from panax.core.params.module import name_key
 from panax.layers import EmbeddingTables, FeatureConfig, TableConfig, TablesConfig
 from panax.spmd import contract, split_cotangent
 

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from panax.adapters.torch.drawing import SameDraws
-from panax.adapters.torch.values import as_numpy
+from panax.adapters.torch.state.drawing import SameDraws
+from panax.adapters.torch.tracing.values import as_numpy
 from panax.core import total_loss
-from panax.data.iterable import as_batch
+from panax.data.loading.iterable import as_batch
 
 # Float32 sums in another order. True zeros (a bias before BatchNorm) are noise of the largest gradient's rounding.
 TOLERANCE, FLOOR = 1e-5, 1e-6

@@ -27,12 +27,12 @@ from design import (
 
 import panax.optim
 from panax.core import Axes
-from panax.core.selecting import LayerParameters
+from panax.core.params.selection import LayerParameters
 from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import Optimizer, OwnSchedule, Transformation
 from panax.run import Experiment
-from panax.run.prepare import PreparedRun, prepare
+from panax.run.preparation import PreparedRun, prepare
 from panax.train import evaluate_all
 
 MODEL = DecoderConfig(max_length=256, embed=96, num_layers=2, heads=4, ffn=272, qk_norm=True)

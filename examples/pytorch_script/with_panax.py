@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import panax
-from panax.adapters.torch_optimizers import from_torch
+from panax.adapters.torch.optimizers import from_torch
 
 EPOCHS = 12
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 # Registers the axes of Panax's own layers, whichever room is imported first.
 from . import layers as layers
 from .core.lazy import lazily
-from .core.readable import readable_in
+from .core.serializable import readable_in
 
 if TYPE_CHECKING:
     from . import adapters, hooks
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .job.join import join
     from .metrics.report import report, until_loss
     from .plan.goodput import simulate
-    from .presets import preset
+    from .presets.experiments import preset
     from .run import (
         Experiment,
         Result,
@@ -41,10 +41,10 @@ __getattr__ = lazily(
         "job.join": ("join",),
         "metrics.report": ("report", "until_loss"),
         "plan.goodput": ("simulate",),
-        "presets": ("preset",),
+        "presets.experiments": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
-        "run.finding_batch": ("find_batch",),
-        "run.finding_rate": ("find_lr",),
+        "run.tools.batch_search": ("find_batch",),
+        "run.tools.lr_search": ("find_lr",),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),

@@ -14,11 +14,11 @@ from panax.metrics.report.costs import Rate
 from panax.metrics.report.until import format_until, until_loss
 
 from .columns import COLUMNS, DISTRIBUTED, EVERY
-from .measuring import measure
-from .racing import Race, Until, table
+from .measure.measuring import measure
+from .measure.racing import Race, Until, table
 from .report import write_report
 from .results import read_comparison
-from .settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, USUAL, Settings
+from .work.settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, USUAL, Settings
 
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model

@@ -13,7 +13,7 @@ import psutil
 
 from panax.system import children
 
-from .cores import usable_cores
+from .measure.cores import usable_cores
 
 PACKAGES = ("panax", "jax", "jaxlib", "flax", "optax", "equinox", "torch", "torch_xla", "transformers", "numpy")
 

@@ -12,10 +12,10 @@ from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
 from panax.system.owned_dir import remove_marked
 
-from .crew import ColumnError, WorkerGroup
 from .environment import describe_machine, has_gpu
-from .measuring import make
-from .settings import Settings
+from .measure.crew import ColumnError, WorkerGroup
+from .measure.measuring import make
+from .work.settings import Settings
 
 SIDES = {"torch": "PyTorch", "jax": "JAX"}
 RESULTS = "published.json"

@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from panax.core.finite import ascending, greatest, least
+from panax.core.finite_stats import ascending, greatest, least
 
 from .columns import EVERY, Column
 from .formatting import join_words, ratio, seconds, size
 from .results import ColumnResult, Comparison
-from .sources import Length, length_of
 from .verdict import ColumnFigures, verdict
+from .work.sources import Length, length_of
 
 RETRACED = 5.0
 """A step that takes so many times as long as usual was compiled anew."""

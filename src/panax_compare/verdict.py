@@ -4,11 +4,11 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-from panax.core.finite import ascending, greatest, least
+from panax.core.finite_stats import ascending, greatest, least
 
-from .equality import compare_losses, tolerances
-from .peaks import PeakRate, peak_rate
+from .measure.peaks import PeakRate, peak_rate
 from .results import ColumnResult, Comparison
+from .work.equality import compare_losses, tolerances
 
 
 @dataclasses.dataclass(frozen=True)

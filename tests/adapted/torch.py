@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from panax.adapters.torch import task
-from panax.adapters.torch.drawing import SameDraws
+from panax.adapters.torch.state.drawing import SameDraws
 
 from .case import MOMENTUM, RATE, SIZES, Case, Own, batch
 

@@ -14,7 +14,7 @@ from panax.adapters.layouts import automatic_axes, axes_of
 from panax.adapters.losses import read_loss
 from panax.adapters.naming import read_names
 from panax.core import RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.mesh.rules import STORAGE, assign
 from panax.optim.decay import uses_weight_decay
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from panax.mesh import MeshShape
-from panax.plan.targets import parse_target, target_devices
+from panax.plan.search.targets import parse_target, target_devices
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

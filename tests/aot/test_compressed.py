@@ -14,7 +14,7 @@ from panax.models import DecoderTask
 from panax.optim import AdamW
 from panax.plan import count_collectives, traffic_totals
 from panax.plan.step import nothing_kept
-from panax.plan.walk import walk_agreement
+from panax.plan.walk.walk import walk_agreement
 from panax.train import CompiledStep, Program
 
 MESHES = {

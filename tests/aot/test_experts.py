@@ -16,8 +16,8 @@ from planned import devices, plan, walk
 
 from panax.core import logical_axes, map_axes, use_layout
 from panax.layers import MoE
-from panax.layers.moe import MixtureOfExperts
-from panax.layers.routing import Tokens
+from panax.layers.moe.moe import MixtureOfExperts
+from panax.layers.moe.routing import Tokens
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.placement import as_spec
 from panax.models import PRESETS

@@ -13,7 +13,7 @@ import tiny_recipe
 from panax.cli.main import main
 from panax.mesh import Placement
 from panax.plan import TooLarge, parse_target, plan_step, target_devices
-from panax.plan.targets import CHIPS
+from panax.plan.search.targets import CHIPS
 from panax.train import CompiledStep, Program
 
 RECIPE = str(Path(tiny_recipe.__file__))

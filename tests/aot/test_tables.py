@@ -14,7 +14,7 @@ from growing import WAYS, Grower, growing_tables, keyed_batch
 from planned import devices
 from recommending import BATCH_AXES, Model, TinyRecommender, batch_of, tiny_tables
 
-from panax.core.module import name_key
+from panax.core.params.module import name_key
 from panax.layers import TablesConfig
 from panax.mesh import MeshShape, Placement
 from panax.optim import Sgd

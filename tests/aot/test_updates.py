@@ -6,10 +6,10 @@ import pytest
 from planned import plan, walk
 
 from panax.optim import Adafactor, AdamW, Lamb, Muon, Shampoo
-from panax.optim.roots import products_of
+from panax.optim.matrix.roots import products_of
 from panax.plan import count_collectives, summary, traffic_totals
 from panax.plan.step import nothing_kept
-from panax.plan.walk import walk_renewal
+from panax.plan.walk.walk import walk_renewal
 
 MATRICES = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
 """Of each layer of Llama 3 8B, rows before columns: queries and outputs, keys and values, the feed-forward's."""

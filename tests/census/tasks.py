@@ -10,7 +10,7 @@ import tiny
 from models import recommenders
 
 from panax.core import Task
-from panax.core.logical import axes_of_rows
+from panax.core.params.logical import axes_of_rows
 from panax.layers import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, DlrmTask, TwoTowerTask, VitConfig, VitTask

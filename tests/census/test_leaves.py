@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from census.tasks import CASES, step_of
+from panax.core.batch_checks import MASK, LeafRange, as_leaf_range, find_faults
 from panax.core.errors import DataError
-from panax.core.leaf_ranges import MASK, LeafRange, as_leaf_range, find_faults
 from panax.train.update import prepare_batch
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int64", "uint32", "uint64")

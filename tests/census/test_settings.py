@@ -13,7 +13,7 @@ import pytest
 
 import panax
 from panax.core import PanaxError
-from panax.core.validated import Validated
+from panax.core.validation import Validated
 from panax.environments import Box, CartPole, Discrete
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.models import DecoderConfig, DlrmConfig, VitConfig

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from panax.cli import sweep as command
+from panax.cli.commands import sweep as command
 from panax.cli.main import main
-from panax.run.sweeping import Sweep, Trial
+from panax.run.tools.sweep import Sweep, Trial
 
 
 def test_its_table_has_the_best_first_and_fits_a_terminal(monkeypatch, capsys):

@@ -8,8 +8,8 @@ import pytest
 
 from panax.cluster.job import Job, RestartPolicy
 from panax.cluster.launching import launch
-from panax.cluster.record import incidents
-from panax.cluster.view import View
+from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.view import View
 
 WORKER = Path(__file__).with_name("pretended_worker.py")
 

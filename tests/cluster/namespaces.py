@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "preflight"))
 
 from faulty import Hosts, hosts
 
-import panax.cli.launch
+import panax.cli.commands.launch
 from panax.cluster.engines import AGENT
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
 
@@ -93,8 +93,8 @@ def main() -> int:
     with hosts(Path(folder), int(count)) as cluster:
         subprocess.run(["ip", "addr", "add", f"{ADDRESS}/24", "dev", cluster.bridge], check=True)
         threading.Thread(target=do, args=(cluster,), daemon=True).start()
-        panax.cli.launch.engine_of = lambda name, resources: Namespaces(cluster)
-        return panax.cli.launch.launch([*arguments, "--on", "mpi", "--nodes", count, "--processes", count])
+        panax.cli.commands.launch.engine_of = lambda name, resources: Namespaces(cluster)
+        return panax.cli.commands.launch.launch([*arguments, "--on", "mpi", "--nodes", count, "--processes", count])
 
 
 if __name__ == "__main__":

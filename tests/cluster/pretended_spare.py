@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from panax.cli.spare import become, told
-from panax.cluster.worker import guard
+from panax.cli.standby import become, told
+from panax.cluster.node.worker import guard
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from panax.cli.failing import said_and_done
-from panax.cluster.worker import guard
+from panax.cli.failures import said_and_done
+from panax.cluster.node.worker import guard
 from panax.core.errors import DataError, RecipeError
 from panax.job.heartbeat import heartbeat
 

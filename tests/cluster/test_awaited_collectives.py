@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from panax.cluster.collectives import Collectives, kind_in, peers_in
-from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
+from panax.cluster.supervisor.collective_facts import Collectives, kind_in, peers_in
+from panax.cluster.supervisor.diagnosis import Cause, Ended, diagnose, hanging
 
 INSIDE = 'Current thread 0x1 (most recent call first):\n  File "/x/jax/_src/array.py", line 1 in _value'
 ELSEWHERE = 'Current thread 0x1 (most recent call first):\n  File "/x/hooks.py", line 1 in after_step'

@@ -11,9 +11,18 @@ import time
 
 import pytest
 
-from panax.cluster import agent, channel, nodes
-from panax.cluster.channel import Busy, Channel, Greeting, Refused, SigningKeys, accept_agent, connect_to_supervisor
-from panax.cluster.nodes import Nodes, may_open
+from panax.cluster.node import agent, channel
+from panax.cluster.node.channel import (
+    Busy,
+    Channel,
+    Greeting,
+    Refused,
+    SigningKeys,
+    accept_agent,
+    connect_to_supervisor,
+)
+from panax.cluster.supervisor import nodes
+from panax.cluster.supervisor.nodes import Nodes, may_open
 
 SECRET = "5ec" * 20
 

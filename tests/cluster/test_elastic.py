@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-import panax.cluster.roster
+import panax.cluster.supervisor.roster
 from panax.cluster.job import Job, RestartPolicy
-from panax.cluster.local import Local
-from panax.cluster.world import CORDONED, LAYOUTS, JobShape, Worlds, cordon, read_cordoned, uncordon
+from panax.cluster.node.local import Local
+from panax.cluster.supervisor.job_layout import CORDONED, LAYOUTS, JobShape, Worlds, cordon, read_cordoned, uncordon
 from panax.core.errors import LaunchError
 
 
@@ -50,7 +50,7 @@ class Played:
         raise AssertionError(f"did not come: {self.launched.out.getvalue()}")
 
     def agents(self) -> dict[int, psutil.Process]:
-        found = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        found = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
         return {int(each.environ()["PANAX_NODE"]): each for each in found}
 
     def arguments(self, attempt: int) -> list[list[str]]:
@@ -96,7 +96,7 @@ def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monke
             replace(self, node)
 
     monkeypatch.setattr(Local, "replace", later)
-    monkeypatch.setattr(panax.cluster.roster, "ASK_AGAIN_SECONDS", 2.0)
+    monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 2.0)
     left = [node for node in range(3) if node != lost]
 
     def play(job: Played) -> None:
@@ -172,7 +172,7 @@ def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeyp
             replace(self, node)
 
     monkeypatch.setattr(Local, "replace", later)
-    monkeypatch.setattr(panax.cluster.roster, "ASK_AGAIN_SECONDS", 1.0)
+    monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 1.0)
 
     def play(job: Played) -> None:
         job.until(on([0, 1, 2]))
@@ -315,7 +315,7 @@ def test_a_job_that_is_told_to_end_before_a_first_step_ends_as_told(launched):
         deadline = time.monotonic() + 30
         while len(launched.pids()) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        found = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        found = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
         for agent in found:
             agent.terminate()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from panax.checkpoint import open_checkpoint
-from panax.cli.islands import MEETING, launch_islands
+from panax.cli.commands.islands import MEETING, launch_islands
 from panax.cli.main import main
 from panax.core.errors import LaunchError
 

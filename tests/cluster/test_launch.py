@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 
 TESTS = Path(__file__).parents[1]
 RECIPE = str(TESTS / "tiny_recipe.py")
@@ -147,10 +147,10 @@ def read_status(folder: Path) -> dict:
 
 FOUND = """\
 from panax.preflight import HardwareFinding
-from panax.run import checking
+from panax.run.tools import check
 import tiny_recipe
 
-checking.findings_of = lambda profile: [HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
+check.findings_of = lambda profile: [HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
 
 def odd() -> "panax.Experiment":
     return tiny_recipe.tiny()

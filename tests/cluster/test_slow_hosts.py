@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.cluster.slow_hosts import HostProbe, SlowHosts, slowness_of
+from panax.cluster.stragglers.slow_hosts import HostProbe, SlowHosts, slowness_of
 
 ROW = 3
 

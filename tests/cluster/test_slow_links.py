@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.cluster.slow_links import FLAPPING, SLOW, WELL, SlowLinks, Timed, suspects_of
+from panax.cluster.stragglers.slow_links import FLAPPING, SLOW, WELL, SlowLinks, Timed, suspects_of
 
 ALL = (0, 1, 2, 3)
 SQUARE = {0: {"fsdp": (0, 1), "replica": (0, 2)}, 1: {"fsdp": (0, 1), "replica": (1, 3)},

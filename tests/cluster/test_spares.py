@@ -79,7 +79,7 @@ def test_one_that_has_died_is_started_anew(launched, spares):
 
 def test_none_outlives_an_agent_that_is_killed(launched, spares):
     def kill() -> None:
-        [agent] = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        [agent] = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
         before = pids(spares)
         agent.kill()
         assert gone(before)

@@ -9,14 +9,14 @@ import psutil
 import pytest
 from test_supervisor import gone
 
-import panax.cluster.agent
-import panax.cluster.nodes
-from panax.cluster.channel import Channel, connect_to_supervisor
+import panax.cluster.node.agent
+import panax.cluster.supervisor.nodes
 from panax.cluster.launching import launch
-from panax.cluster.nodes import Node, Nodes
-from panax.cluster.roster import check_alike
-from panax.cluster.supervisor import STATUS_SECONDS
-from panax.cluster.view import View
+from panax.cluster.node.channel import Channel, connect_to_supervisor
+from panax.cluster.supervisor.nodes import Node, Nodes
+from panax.cluster.supervisor.roster import check_alike
+from panax.cluster.supervisor.supervisor import STATUS_SECONDS
+from panax.cluster.supervisor.view import View
 from panax.core.errors import LaunchError
 
 
@@ -139,13 +139,13 @@ def test_each_process_of_a_node_takes_as_many_gpus(launched):
 
 
 def test_an_agent_that_says_nothing_is_a_lost_host(launched, monkeypatch):
-    monkeypatch.setattr(panax.cluster.nodes, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(panax.cluster.supervisor.nodes, "SILENT_SECONDS", 3.0)
     stopped = []
 
     def hold() -> None:
         while not (launched.folder / "job/status.json").exists() or launched.status["step"] < 1:
             time.sleep(0.05)
-        [agent] = [each for each in psutil.Process().children() if "panax.cluster.agent" in each.cmdline()]
+        [agent] = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
         stopped.append(agent.pid)
         agent.suspend()
         while not launched.incidents or launched.status["attempt"] < 2:
@@ -184,6 +184,6 @@ def test_of_two_agents_of_one_node_the_later_one_counts():
 
 def test_a_host_that_is_cut_off_ends_its_workers_before_the_job_goes_on_without_it():
     # Each side may have heard the other a ping before the link broke.
-    agent = panax.cluster.agent
+    agent = panax.cluster.node.agent
     latest = agent.SILENT_SECONDS + agent.TICK_SECONDS
-    assert latest + agent.PING_SECONDS + STATUS_SECONDS < panax.cluster.nodes.SILENT_SECONDS
+    assert latest + agent.PING_SECONDS + STATUS_SECONDS < panax.cluster.supervisor.nodes.SILENT_SECONDS

@@ -12,11 +12,11 @@ import time
 import psutil
 import pytest
 
-from panax.cluster.channel import Refused, accept_agent, connect_to_supervisor
-from panax.cluster.diagnosis import Cause, Ended, diagnose, hanging
 from panax.cluster.job import Job, RestartPolicy, allowed_environment
 from panax.cluster.launching import launch
-from panax.cluster.view import View
+from panax.cluster.node.channel import Refused, accept_agent, connect_to_supervisor
+from panax.cluster.supervisor.diagnosis import Cause, Ended, diagnose, hanging
+from panax.cluster.supervisor.view import View
 from panax.core.errors import LaunchError
 
 
@@ -122,7 +122,7 @@ def started(launched, how: str, phase: str = "steps") -> subprocess.Popen:
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from conftest import Launched, WORKER\n"
         "from panax.cluster.launching import launch\n"
-        "from panax.cluster.view import View\n"
+        "from panax.cluster.supervisor.view import View\n"
         "made = Launched.__new__(Launched); made.folder = pathlib.Path(sys.argv[2])\n"
         "job = made.job(sys.argv[3], policy={'stall_seconds': 100.0}); sys.exit(launch(job, view=View(8)))"
     )
@@ -288,14 +288,14 @@ def test_the_first_cause_is_named():
 
 def test_stacks_tell_who_holds_up_the_others():
     # Where a loop waits for a batch.
-    from panax.data import loader
+    from panax.data.loading import prefetch
 
     def stack(file):
         return f'Current thread 0x1 (most recent call first):\n  File "{file}", line 1 in f\n'
 
     waits, data, own = (
         stack("/x/jax/_src/array.py"),
-        stack("/x/queue.py") + f'  File "{loader.__file__}", line 2 in g\n',
+        stack("/x/queue.py") + f'  File "{prefetch.__file__}", line 2 in g\n',
         stack("/m.py"),
     )
     assert hanging(0, "a", 9.0, "steps", {0: waits, 1: waits}, ()).cause is Cause.COLLECTIVE
@@ -323,7 +323,7 @@ def test_a_policy_is_checked():
 
 
 def test_more_processes_than_processors_can_bear(launched):
-    from panax.cluster.agent import usable_cpus
+    from panax.cluster.node.agent import usable_cpus
 
     with pytest.raises(LaunchError, match="they would starve each other"):
         launched.run("well", processes=2 * usable_cpus() + 2)

@@ -7,8 +7,8 @@ import psutil
 import pytest
 from test_elastic import Played, on
 
-import panax.cluster.roster
-from panax.cluster.local import Local
+import panax.cluster.supervisor.roster
+from panax.cluster.node.local import Local
 
 TIMES = 10
 
@@ -45,7 +45,7 @@ def test_ten_losses_and_returns_leave_everything_as_it_was(launched, monkeypatch
             replace(self, node)
 
     monkeypatch.setattr(Local, "replace", later)
-    monkeypatch.setattr(panax.cluster.roster, "ASK_AGAIN_SECONDS", 1.0)
+    monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 1.0)
     held: list[Held] = []
 
     def play(job: Played) -> None:

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from panax.cli.jobs import is_followed
-from panax.cluster.attempt import AttemptWorker, JobAttempt
-from panax.cluster.child import LINES_BYTES, WorkerProcess
-from panax.cluster.diagnosis import Ended, diagnose
+from panax.cli.commands.jobs import is_followed
 from panax.cluster.job import RestartPolicy
-from panax.cluster.record import STATUS
-from panax.cluster.view import View
+from panax.cluster.node.worker_process import LINES_BYTES, WorkerProcess
+from panax.cluster.supervisor.attempt import AttemptWorker, JobAttempt
+from panax.cluster.supervisor.diagnosis import Ended, diagnose
+from panax.cluster.supervisor.job_folder import STATUS
+from panax.cluster.supervisor.view import View
 from panax.job.heartbeat import Heartbeat
 from panax.system.signals import name_of
 
@@ -142,7 +142,7 @@ def test_a_disk_that_takes_no_log_ends_nothing(tmp_path):
 
 
 def test_what_a_full_disk_does_not_take_is_lost_and_is_no_error():
-    from panax.cluster.worker import _without_errors
+    from panax.cluster.node.worker import _without_errors
 
     full = os.open("/dev/full", os.O_WRONLY)
     stream = _without_errors(full)

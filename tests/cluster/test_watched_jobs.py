@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from panax.cluster import slow_hosts
 from panax.cluster.job import RestartPolicy, Stragglers
-from panax.cluster.record import findings
+from panax.cluster.stragglers import slow_hosts
+from panax.cluster.supervisor.job_folder import findings
 from panax.core.errors import LaunchError
 from panax.metrics.report.incidents import mishaps_of
 from panax.metrics.report.reading import read_run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import one_job_at_a_time
 
-from panax.cluster.record import findings, incidents
+from panax.cluster.supervisor.job_folder import findings, incidents
 
 HERE = Path(__file__).parent
 FLAGS = ("--devices", "1", "--checkpoint.every", "50", "--evaluate.every", "0", "--log-every", "10", "--no-spares")

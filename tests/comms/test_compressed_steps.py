@@ -13,7 +13,7 @@ from panax.comms import WIRES, Coded, Comms, register_wire
 from panax.core import named_leaves
 from panax.core.errors import RecipeError
 from panax.data import Arrays, ExampleSource
-from panax.kernels.quantised import Linear
+from panax.kernels.quantized import Linear
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW, Schedule

@@ -15,7 +15,7 @@ from panax.core.errors import RecipeError
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderTask
 from panax.optim import Schedule, Sgd
-from panax.plan.walk import walk_agreement
+from panax.plan.walk.walk import walk_agreement
 from panax.train import CompiledStep, Program, StepConfig
 
 SGD = Sgd(schedule=Schedule(peak=0.1, decay="constant"))

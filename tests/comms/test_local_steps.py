@@ -16,7 +16,7 @@ from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW, Schedule, ScheduleFreeAdamW, Soap
 from panax.plan import count_collectives
-from panax.plan.walk import walk_agreement
+from panax.plan.walk.walk import walk_agreement
 from panax.run import EvaluateConfig
 from panax.train import CompiledStep, Program, StepConfig
 

@@ -9,13 +9,13 @@ from comparing import EAGER, comparison
 
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax_compare import measuring
 from panax_compare.columns import COLUMNS, select_columns
 from panax_compare.command import parser, settings_of
-from panax_compare.crew import ColumnError, WorkerGroup
-from panax_compare.measuring import measure
+from panax_compare.measure import measuring
+from panax_compare.measure.crew import ColumnError, WorkerGroup
+from panax_compare.measure.measuring import measure
 from panax_compare.results import read_comparison
-from panax_compare.settings import Settings, check_hardware
+from panax_compare.work.settings import Settings, check_hardware
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from panax_compare.published import FLAWS, Published, variants
 from panax_compare.report import write_report
 from panax_compare.report.plots import ColumnBar, bars, lines
 from panax_compare.report.published import answers, write_published
-from panax_compare.sources import count_code_lines, length_of, text_of
+from panax_compare.work.sources import count_code_lines, length_of, text_of
 
 VOID = {"meta", "path", "circle"}
 

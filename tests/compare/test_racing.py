@@ -12,11 +12,11 @@ from test_compare_command import Played
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax_compare import measuring
-from panax_compare.crew import ColumnError, link_packages
-from panax_compare.racing import REACHED, Race, Until, table
-from panax_compare.settings import Settings
-from panax_compare.stream import HELD_OUT, TRAIN, Stream, make_stream
+from panax_compare.measure import measuring
+from panax_compare.measure.crew import ColumnError, link_packages
+from panax_compare.measure.racing import REACHED, Race, Until, table
+from panax_compare.measure.stream import HELD_OUT, TRAIN, Stream, make_stream
+from panax_compare.work.settings import Settings
 
 SETTINGS = Settings(work="decoder", size="tiny", columns=("torch_eager", "plain_jax", "panax"), checked_steps=2)
 

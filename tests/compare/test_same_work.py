@@ -11,14 +11,14 @@ from panax.adapters.huggingface import config_from
 from panax.core import pair_axes
 from panax.models import DecoderTask, VitConfig, VitTask
 from panax.optim import uses_weight_decay as decays_by_axes
-from panax_compare import measuring
 from panax_compare.columns import select_columns
-from panax_compare.making import make_work
+from panax_compare.measure import measuring
 from panax_compare.published import Published, measure_published
 from panax_compare.results import read_comparison
-from panax_compare.settings import Settings
 from panax_compare.verdict import rows_of
-from panax_compare.work import decays, read_work
+from panax_compare.work.making import make_work
+from panax_compare.work.settings import Settings
+from panax_compare.work.work import decays, read_work
 
 COLUMNS = ("torch_eager", "torch_compile", "plain_jax", "flax", "adapted", "panax")
 

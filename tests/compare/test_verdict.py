@@ -7,9 +7,9 @@ import math
 import pytest
 from comparing import COMPILED, EAGER, OWN, column, comparison
 
-from panax_compare.equality import compare_losses, tolerances
 from panax_compare.questions import another_shape, answers
 from panax_compare.verdict import peak_of, rows_of, verdict
+from panax_compare.work.equality import compare_losses, tolerances
 
 
 def said(found):

@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from panax.layers import Rotary
-from panax.layers.moe_config import MoE
+from panax.layers.moe.moe_config import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderTask, HybridConfig
 from panax.optim import AdamW

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from panax.core.finite import ascending, greatest, least
+from panax.core.finite_stats import ascending, greatest, least
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([math.nan, 2.0, math.inf, 1.0, -math.inf])))

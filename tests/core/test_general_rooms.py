@@ -9,7 +9,7 @@ import pytest
 
 import panax
 from panax.core import named_leaves
-from panax.core.logical import LOGICAL_AXES
+from panax.core.params.logical import LOGICAL_AXES
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, VIT_PRESETS, DecoderTask, VitTask
 
@@ -18,7 +18,7 @@ GENERAL = ("core", "spmd", "mesh", "parallel", "train", "plan", "metrics", "run"
 MODELS = ("layers", "models")
 
 ENGLISH = {
-    ("core/leaf_ranges.py", "row"): "a leaf of every batch: each row's number in it",
+    ("core/batch_checks.py", "row"): "a leaf of every batch: each row's number in it",
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
     ("metrics/services.py", "w"): "how a file is opened",
@@ -26,14 +26,14 @@ ENGLISH = {
     ("metrics/report/origin.py", "environment"): "variables of a process",
     ("metrics/report/origin.py", "seed"): "a run's setting",
     ("metrics/goodput.py", "d"): "days",
-    ("run/sweeping.py", "w"): "how a file is opened",
+    ("run/tools/sweep.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",
     ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialisation",
     ("parallel/ring.py", "attention"): "a kind of work in the registry of kernels",
     ("metrics/heat_map.py", "d"): "a letter that is drawn",
     ("parallel/ring.py", "scale"): "a keyword of the kernels: what scores are multiplied by",
     ("parallel/ring_chunks.py", "blocks"): "a keyword of the kernels: which blocks a mask leaves",
-    ("plan/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
+    ("plan/search/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
     ("spmd/__init__.py", "bias"): "a file of this room",
@@ -97,7 +97,7 @@ def test_general_rooms_know_no_model(words):
         for item in found_in(path.read_text(encoding="utf-8"), path.relative_to(SOURCE).as_posix(), words)
     }
     assert len(words) > 60 and {"kv_heads", "w_kv_up", "router", "router_bias"} <= words
-    assert found - ENGLISH.keys() == set(), "ask for a role or a trait (core/logical.py) instead"
+    assert found - ENGLISH.keys() == set(), "ask for a role or a trait (core/params/logical.py) instead"
     assert ENGLISH.keys() - found == set(), "these exemptions are not needed any more"
 
 
@@ -105,13 +105,13 @@ def test_general_rooms_know_no_model(words):
     "line, name",
     [
         ("from ..layers import MoE", "panax.layers"),
-        ("from ..models.decoder import Decoder", "panax.models.decoder"),
+        ("from ..models.decoder.model import Decoder", "panax.models.decoder.model"),
         ("from .. import models", "panax.models"),
         ("from panax import layers", "panax.layers"),
-        ("import panax.models.vit", "panax.models.vit"),
+        ("import panax.models.vision.vit", "panax.models.vision.vit"),
         ("def late():\n    from ..models import Vit", "panax.models"),
         ("if TYPE_CHECKING:\n    from ..layers import Norm", "panax.layers"),
-        ("importlib.import_module('panax.models.vit')", "panax.models.vit"),
+        ("importlib.import_module('panax.models.vision.vit')", "panax.models.vision.vit"),
         ("if name == 'router': pass", "router"),
         ("split = 'kv_heads' in axes", "kv_heads"),
         ("dim = axes.index('seq')", "seq"),

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from panax.core import installing
+from panax.core import install_hints
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [*(ROOT / "src" / "panax").rglob("*.py")]
@@ -23,12 +23,12 @@ class Distribution:
 
 
 def command(monkeypatch, text, extra="torch"):
-    installing._origin.cache_clear()
+    install_hints._origin.cache_clear()
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution(text))
     try:
-        return installing.install_command(extra)
+        return install_hints.install_command(extra)
     finally:
-        installing._origin.cache_clear()
+        install_hints._origin.cache_clear()
 
 
 def test_a_copy_from_an_index_a_clone_a_wheel_and_a_repository(monkeypatch, tmp_path):
@@ -50,7 +50,7 @@ def test_a_copy_from_an_index_a_clone_a_wheel_and_a_repository(monkeypatch, tmp_
     assert shlex.split(command(monkeypatch, text)) == words[:4]
     monkeypatch.delenv("VIRTUAL_ENV")
     monkeypatch.setattr(sys, "executable", "/an interpreter/python")
-    assert installing.package("a", "b[c]") == "'/an interpreter/python' -m pip install a 'b[c]'"
+    assert install_hints.package("a", "b[c]") == "'/an interpreter/python' -m pip install a 'b[c]'"
 
 
 def test_hints_name_extras_that_there_are_and_come_from_one_function():

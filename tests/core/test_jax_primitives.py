@@ -23,8 +23,8 @@ from panax.core.jax_primitives import (
     scan_length,
     while_arity,
 )
-from panax.plan.operations import work_of
-from panax.plan.program import read_program
+from panax.plan.walk.operations import work_of
+from panax.plan.walk.program import read_program
 
 SOURCES = sorted(Path(panax.__file__).parent.rglob("*.py"))
 X = jnp.arange(12.0).reshape(3, 4)

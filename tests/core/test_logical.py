@@ -20,7 +20,7 @@ from panax.core import (
     normal,
     parameter,
 )
-from panax.core.logical import LOGICAL_AXES, MESH_AXES, Role, axes_of_rows, axis_of, register_axes
+from panax.core.params.logical import LOGICAL_AXES, MESH_AXES, Role, axes_of_rows, axis_of, register_axes
 from panax.mesh import COMPUTE, STORAGE, Rules, assign
 from panax.mesh.legality import MeshRequirements, fitted_rules, problem
 from panax.spmd import contract, contract_gathered, local_sequence, sum_over_sequence
@@ -126,8 +126,8 @@ def test_what_is_refused(make, says):
 
 
 def test_the_tables_are_there_whichever_room_comes_first():
-    for module in ("panax.core.logical", "panax.mesh.rules", "panax.spmd.weights"):
-        code = f"import {module}; from panax.core.logical import COMPUTE; assert COMPUTE['batch']"
+    for module in ("panax.core.params.logical", "panax.mesh.rules", "panax.spmd.weights"):
+        code = f"import {module}; from panax.core.params.logical import COMPUTE; assert COMPUTE['batch']"
         subprocess.run([sys.executable, "-c", code], check=True)
 
 

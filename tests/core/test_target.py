@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from panax.core import Target, Traits, current_layout, current_target
-from panax.core.layout import arrays_are_local, use_layout, whole_arrays
-from panax.core.target import target_of
+from panax.core.layout.layout import arrays_are_local, use_layout, whole_arrays
+from panax.core.layout.target import target_of
 from panax.kernels.product import product
 from panax.mesh import MeshShape, Placement
 from panax.plan import parse_target, target_devices

@@ -15,7 +15,7 @@ import pytest
 import panax
 from panax import Experiment, fit
 from panax.core.errors import PanaxError, RecipeError
-from panax.core.validated import Validated
+from panax.core.validation import Validated
 from panax.data import TextFiles
 from panax.mesh import MeshShape, Rules
 from panax.models import DecoderConfig, DecoderTask

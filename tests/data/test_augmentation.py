@@ -27,8 +27,8 @@ from panax.data import (
     RandomCrop,
     WebDatasetImages,
 )
-from panax.data.mixing import MIX, MIXED_LABEL
-from panax.data.rand_augment import LEVELS, OPERATIONS
+from panax.data.images.mixup import MIX, MIXED_LABEL
+from panax.data.images.rand_augment import LEVELS, OPERATIONS
 
 SIZE, COUNT = 16, 11
 ALL = Augmentation(rand_augment=RandAugment(), mixing=Mixing(cutmix=1.0))

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from panax.core import DataError
 from panax.data import Bag, CountVocabulary, ExampleData, Hashed, HashedIds, IntegerIds, Sequences, Table
-from panax.data.categories import Spellings, category_text, is_empty, number_of, whole_number_of
+from panax.data.tables.categories import Spellings, category_text, is_empty, number_of, whole_number_of
 
 
 def write(folder, *columns):

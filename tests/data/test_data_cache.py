@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
-from panax.data.cache import cache_directory, read_or_build
+from panax.data.files.cache import cache_directory, read_or_build
 
 
 def read(entry: Path) -> str:
@@ -68,7 +68,7 @@ def test_processes_at_once_build_once(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from panax.data.cache import read_or_build
+from panax.data.files.cache import read_or_build
 def build(entry):
     (Path({str(tmp_path)!r}) / f"built-{{time.time_ns()}}").touch()
     time.sleep(0.3)
@@ -82,7 +82,7 @@ print(read_or_build(Path({str(tmp_path / "c")!r}), "x", build=build, read=lambda
 
 @pytest.mark.parametrize("existing", ["", "damaged"])
 def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch, existing):
-    monkeypatch.setattr("panax.data.cache.fcntl", None)
+    monkeypatch.setattr("panax.data.files.cache.fcntl", None)
     if existing:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "value").write_text(existing)

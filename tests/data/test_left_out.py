@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from panax.data import BytePairTokenizer, ExampleData, Filtered, Jsonl, Sequences, Table, TextData, TextFiles, corpus_of
-from panax.data.left_out import describe_skipped_corpus_files, describe_skipped_files
+from panax.data.files.skipped_files import describe_skipped_corpus_files, describe_skipped_files
 
 
 @pytest.fixture

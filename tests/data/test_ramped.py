@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 
 from panax.core.errors import DataError, RecipeError
 from panax.data import Accounting, Arrays, BatchRamp, ExampleSource, IterableSource, PackedRows, PackedSource, RowSource
-from panax.data.ramped import Ramped, apply_batch_ramp
+from panax.data.loading.batch_ramp import Ramped, apply_batch_ramp
 from panax.run.feed import iterate_on_device
 
 RAMP = BatchRamp(parts=(4, 2), steps=4)

@@ -12,8 +12,8 @@ import torch
 import panax
 from panax.core.protocols import SourcedBatch
 from panax.data import Arrays, ExampleSource, IterableSource, prefetch
-from panax.data.first_batches import FirstBatches
-from panax.data.iterable import as_batch
+from panax.data.loading.iterable import as_batch
+from panax.data.loading.overfit import FirstBatches
 from panax.mesh import MeshShape
 from panax.optim import AdamW, Schedule
 

@@ -18,12 +18,12 @@ from panax.data import (
     TextData,
     TextFiles,
 )
-from panax.data.agreement import align_held_out, classes_of
-from panax.data.first_batches import FirstBatches
+from panax.data.loading.class_agreement import align_held_out, classes_of
+from panax.data.loading.overfit import FirstBatches
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
-from panax.run.prepare import open_data
+from panax.run.preparation import open_data
 
 COLOURS = {"cat": (255, 0, 0), "dog": (0, 255, 0), "emu": (0, 0, 255), "fox": (255, 255, 0)}
 

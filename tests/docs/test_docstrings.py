@@ -11,7 +11,7 @@ import pytest
 
 import panax
 import panax_compare
-from panax.core import readable
+from panax.core import serializable
 from panax.kernels import cost
 
 MODULES = [
@@ -42,7 +42,7 @@ def examples(name: str) -> Iterator[doctest.DocTest]:
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, monkeypatch):
     # What an example registers is gone after it: other tests of this process see Panax's own alone.
-    for module, registered in ((readable, "_classes"), (cost, "_COSTS")):
+    for module, registered in ((serializable, "_classes"), (cost, "_COSTS")):
         monkeypatch.setattr(module, registered, dict(getattr(module, registered)))
     for example in examples(name):
         report: list[str] = []

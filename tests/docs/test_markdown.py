@@ -13,32 +13,32 @@ import jax
 import pytest
 from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
 
-import panax.cli.check
-import panax.cli.checkpoint
-import panax.cli.data
-import panax.cli.evaluate
-import panax.cli.export
-import panax.cli.find
-import panax.cli.generate
-import panax.cli.jobs
-import panax.cli.launch
-import panax.cli.report
-import panax.cli.simulate
+import panax.cli.commands.check
+import panax.cli.commands.checkpoint
+import panax.cli.commands.data
+import panax.cli.commands.evaluate
+import panax.cli.commands.export
+import panax.cli.commands.find
+import panax.cli.commands.generate
+import panax.cli.commands.jobs
+import panax.cli.commands.launch
+import panax.cli.commands.report
+import panax.cli.commands.simulate
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
-from panax.cli.inspect import split_flags
-from panax.cli.islands import island_flags
+from panax.cli.commands.inspect import split_flags
+from panax.cli.commands.islands import island_flags
+from panax.cli.commands.train import NO_SETTINGS
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
 from panax.cli.recipes import built_in, find_recipe
-from panax.cli.train import NO_SETTINGS
 from panax.kernels import registry
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
 from panax.run import EvaluateConfig, Experiment
-from panax.run.interrupt import TAKEN
+from panax.run.recovery.interrupt import TAKEN
 from panax.train import StepConfig
 from panax_compare.command import settings_of as comparison_settings
 
@@ -77,7 +77,7 @@ def test_code_runs_and_commands_parse(page, here, monkeypatch):
     def stop(where: str, say=None, newest=False):
         raise Parsed
 
-    for command in (panax.cli.generate, panax.cli.export, panax.cli.evaluate):
+    for command in (panax.cli.commands.generate, panax.cli.commands.export, panax.cli.commands.evaluate):
         monkeypatch.setattr(command, "load_trained", stop)
     namespace: dict = {"__name__": page.stem}
     for block in fences(page):
@@ -118,28 +118,28 @@ def check_command(arguments: list[str], where: str) -> None:
             else:
                 experiment_from(split_flags(rest)[0] if command == "inspect" else rest, command)
         elif command == "data":
-            options, flags = panax.cli.data.parser().parse_known_args(rest)
+            options, flags = panax.cli.commands.data.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "data show")
         elif command == "find":
-            options, flags = panax.cli.find.parser().parse_known_args(rest)
+            options, flags = panax.cli.commands.find.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "train")
         elif command == "launch":
-            own, flags = panax.cli.launch.split_flags(rest[1:])
-            panax.cli.launch.resources_of(own)
+            own, flags = panax.cli.commands.launch.split_flags(rest[1:])
+            panax.cli.commands.launch.resources_of(own)
             if own.islands:
                 flags = island_flags(flags, Path("run"), own.islands, own.island or 0)
             experiment_from([rest[0], *(flag for flag in flags if flag not in NO_SETTINGS)], "train")
         elif command == "check":
-            flags = panax.cli.check.split_flags(rest)[1]
+            flags = panax.cli.commands.check.split_flags(rest)[1]
             experiment_from(flags, "check") if flags else None
         elif command in ("status", "logs", "stop"):
-            panax.cli.jobs.parser_of(command).parse_args(rest)
+            panax.cli.commands.jobs.parser_of(command).parse_args(rest)
         elif command == "report":
-            panax.cli.report.parser().parse_args(rest)
+            panax.cli.commands.report.parser().parse_args(rest)
         elif command == "simulate":
-            panax.cli.simulate.parser().parse_args(rest)
+            panax.cli.commands.simulate.parser().parse_args(rest)
         elif command == "checkpoint":
-            panax.cli.checkpoint.parser().parse_args(rest)
+            panax.cli.commands.checkpoint.parser().parse_args(rest)
         elif command == "compare":
             options = panax_compare.command.parser().parse_args(rest)
             if options.until_loss is None:

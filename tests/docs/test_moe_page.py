@@ -9,7 +9,7 @@ from pages import ROOT, table_rows
 from test_markdown import check_command
 
 from panax.layers import MoE
-from panax.layers.expert_load import load_figures
+from panax.layers.moe.expert_load import load_figures
 
 PAGE = ROOT / "docs/moe.md"
 

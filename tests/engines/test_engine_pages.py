@@ -59,7 +59,7 @@ def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/me/.venv/bin/python")
     monkeypatch.setattr(os, "getcwd", lambda: "/home/me/models")
     words = shlex.split(command)
-    agent = ("/home/me/.venv/bin/python", "-m", "panax.cluster.agent")
+    agent = ("/home/me/.venv/bin/python", "-m", "panax.cluster.node.agent")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "HF_TOKEN": "x"}
     on, resources = resources_of(words)
     engine = engine_of(on, resources, agent=agent, environment=environment)

@@ -18,7 +18,7 @@ from panax.cluster.engines import Resources, engine_of
 from panax.cluster.engines.client import Followed
 from panax.cluster.engines.kubernetes import FINAL_CODES, name_of
 from panax.cluster.engines.pod import command_of
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 from panax.core import errors
 from panax.core.errors import LaunchError
 
@@ -249,7 +249,7 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
         engine.check()
         assert not engine.submits() and engine.secret() == "s" * 64 and engine.listen_address() == ("127.0.0.1", 7733)
         assert command_of(LAUNCH, first) == [sys.executable, "-m", "panax", *LAUNCH]
-        assert command_of(LAUNCH, second)[1:] == ["-m", "panax.cluster.agent"]
+        assert command_of(LAUNCH, second)[1:] == ["-m", "panax.cluster.node.agent"]
         # That was the look whether somebody listens.
         listener.accept()[0].close()
         placed, other = engine.place(address, engine.secret()), Followed(agent, second)

@@ -14,7 +14,7 @@ from engine_runs import command, environment, equals, losses, run, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
 
 from panax.cluster.engines import Engine, Resources, engine_of
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow

@@ -106,7 +106,7 @@ def test_a_node_that_slurm_has_taken_out_is_asked_for_as_a_job(placed, tmp_path)
         "--exclude=b,c",
     ):
         assert f" {word} " in line
-    assert "--output=/runs/50%% of it/job/slurm-%j.out" in line and "-m panax.cluster.agent" in line
+    assert "--output=/runs/50%% of it/job/slurm-%j.out" in line and "-m panax.cluster.node.agent" in line
     assert SECRET not in line and here.failure() == ""
     given = (tmp_path / "sbatch.env").read_text()
     assert "PANAX_NODE=0" in given and f"PANAX_SECRET={SECRET}" in given

@@ -14,7 +14,7 @@ from engine_runs import command, environment, losses, steps
 from placing import is_alive, until
 from slurm_here import answer, cluster, fact, job_is, submit, tell
 
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 

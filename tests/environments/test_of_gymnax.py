@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.environments import Box, Discrete, EnvironmentBatch, Gymnax, check_environment
 
 pytestmark = pytest.mark.skipif(

@@ -122,7 +122,7 @@ class Launched:
 
     def agents(self) -> list[psutil.Process]:
         """Children that live long; the supervisor's first child tells of the recipe and ends."""
-        return [each for each in _children(self._supervisor) if "panax.cluster.agent" in " ".join(_line(each))]
+        return [each for each in _children(self._supervisor) if "panax.cluster.node.agent" in " ".join(_line(each))]
 
     def seen(self) -> list[psutil.Process]:
         return list(self._seen.values())

@@ -23,8 +23,8 @@ from panax.checkpoint import checkpointer as checkpointer_module
 from panax.core import named_leaves
 from panax.hooks import Hook
 from panax.mesh import MeshShape
-from panax.run import rewinding
-from panax.run.report import Report
+from panax.run.recovery import rewinding
+from panax.run.reporting.report import Report
 
 PLACES = {
     "restore": (rewinding, "newest_start"),

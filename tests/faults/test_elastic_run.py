@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from panax.checkpoint import open_checkpoint
-from panax.cluster.record import incidents
-from panax.cluster.world import JobLayout
+from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_layout import JobLayout
 
 TESTS = Path(__file__).parents[1]
 RECIPE = str(Path(__file__).with_name("elastic_recipe.py"))

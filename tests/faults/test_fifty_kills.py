@@ -19,7 +19,7 @@ import psutil
 import pytest
 from endurance import Launched, arguments, committed, environment, finished, partial, workers
 
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 from panax.metrics.goodput import read_life
 
 KILLS = int(os.environ.get("PANAX_TEST_KILLS", "50"))

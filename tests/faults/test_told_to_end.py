@@ -6,7 +6,7 @@ import re
 import pytest
 from endurance import Launched, arguments, committed, finished, partial
 
-from panax.cluster.record import incidents
+from panax.cluster.supervisor.job_folder import incidents
 
 STEPS = 300
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from panax.core.axes import pair_axes
 from panax.core.errors import LayoutError
+from panax.core.params.axes import pair_axes
 from panax.mesh.rules import MESH_AXES, MeshAxes, Rules, assign
 from panax.mesh.topology import data_parallel_size
 from panax.models import DecoderConfig, DecoderTask

@@ -4,7 +4,7 @@ import functools
 from typing import NamedTuple
 
 from panax.models import DecoderConfig
-from panax.models.decoder_config import LayerKind
+from panax.models.decoder.config import LayerKind
 from panax.parallel.schedules import layers_by_stage
 
 from .units import runs

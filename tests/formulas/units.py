@@ -3,7 +3,7 @@
 import itertools
 from typing import NamedTuple
 
-from panax.models.decoder_config import DecoderConfig, LayerKind
+from panax.models.decoder.config import DecoderConfig, LayerKind
 
 
 class Unit(NamedTuple):

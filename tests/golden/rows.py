@@ -46,7 +46,7 @@ def parameters_row(number: int, state: Any) -> Row:
 def rows_of_fit(experiment: Any, *, devices: int = 1) -> list[Row]:
     """Run an experiment to its end: the training and evaluation metrics it logged, and a sum over the parameters."""
     # Measuring the peak of the device takes longer than these runs.
-    panax.run.report.find_peak = lambda prepared: panax.metrics.Peak(1e9, "not measured")
+    panax.run.reporting.report.find_peak = lambda prepared: panax.metrics.Peak(1e9, "not measured")
     result = panax.fit(experiment, quiet=True, devices=jax.devices()[:devices])
     return [*logged_rows(Path(experiment.directory)), parameters_row(result.step, result.state)]
 

@@ -5,7 +5,7 @@ import os
 import accelerators
 import pytest
 
-from panax.cluster.accelerators import visible_gpus
+from panax.cluster.node.accelerators import visible_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(4000)]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from panax.kernels.attention_mask import MaskRule
-from panax.kernels.attention_reference import reference_attention
+from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.reference import reference_attention
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

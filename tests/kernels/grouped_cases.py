@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from panax.kernels.grouped import Groups, aligned_rows
+from panax.kernels.grouped.grouped import Groups, aligned_rows
 
 SIZES = {
     "balanced": [25, 25, 25, 25, 25, 25, 25, 25],

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 from transformers import masking_utils
 
 from panax.core import Target
-from panax.core.target import _TRAITS
+from panax.core.layout.target import _TRAITS
 from panax.kernels import attention, use_kernels
-from panax.kernels.attention_blockwise import blockwise_attention
-from panax.kernels.attention_layout import choose_blocks
-from panax.kernels.attention_mask import MaskRule
+from panax.kernels.attention.blockwise import blockwise_attention
+from panax.kernels.attention.layout import choose_blocks
+from panax.kernels.attention.mask import MaskRule
 
 
 def blockwise(q, k, v, segments, **options):

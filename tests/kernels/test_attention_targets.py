@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels import AttentionCase, attention, choose
-from panax.kernels.attention_gpu import AttentionTiles, gpu_attention
-from panax.kernels.attention_tpu import tpu_attention
+from panax.kernels.attention.gpu import AttentionTiles, gpu_attention
+from panax.kernels.attention.tpu import tpu_attention
 from panax.kernels.registry import _log_once, check_name, note
 
 CASE = AttentionCase(

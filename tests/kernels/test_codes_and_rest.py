@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core.target import Target
-from panax.kernels.quantised import FLOAT8, INT4, INT8, SIGN
-from panax.kernels.quantised.rest import WORK, RestCase, quantize_with_residual, reference
-from panax.kernels.quantised.rest_gpu import gpu_with_rest
+from panax.core.layout.target import Target
+from panax.kernels.quantized import FLOAT8, INT4, INT8, SIGN
+from panax.kernels.quantized.rest import WORK, RestCase, quantize_with_residual, reference
+from panax.kernels.quantized.rest_gpu import gpu_with_rest
 from panax.kernels.registry import choose
 from panax.plan import parse_target, target_devices
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels.cpu.native import OWN, missing
-from panax.kernels.grouped import (
+from panax.kernels.grouped.grouped import (
     GroupedCase,
     Groups,
     aligned_rows,

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.kernels.grouped import Groups, aligned_rows
-from panax.kernels.grouped_feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
+from panax.kernels.grouped.feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
+from panax.kernels.grouped.grouped import Groups, aligned_rows
 
 EMBED, FFN, TILE = 12, 20, 8
 

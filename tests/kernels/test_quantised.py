@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchao.optim import quant_utils
 
-from panax.core.counter_hash import bits_of_places
-from panax.kernels.quantised import (
+from panax.core.params.counter_rng import bits_of_places
+from panax.kernels.quantized import (
     DYNAMIC,
     DYNAMIC_UNSIGNED,
     FLOAT8,

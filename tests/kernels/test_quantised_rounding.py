@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core.counter_hash import bits_of_places
-from panax.kernels.quantised import round_stochastically
+from panax.core.params.counter_rng import bits_of_places
+from panax.kernels.quantized import round_stochastically
 
 
 def bits(name, count, rows, columns):

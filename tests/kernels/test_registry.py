@@ -9,8 +9,8 @@ import pytest
 import tiny
 
 from panax.core import RecipeError, Target
-from panax.core.layout import use_layout
-from panax.core.target import target_of
+from panax.core.layout.layout import use_layout
+from panax.core.layout.target import target_of
 from panax.kernels import AttentionCase, Kernel, Kernels, attention, choose, kernels_of, register, registry, use_kernels
 from panax.kernels.product import MatmulCase, product
 from panax.mesh import Placement

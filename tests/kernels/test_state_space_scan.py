@@ -10,8 +10,8 @@ import pytest
 from panax.core import Target
 from panax.kernels import causal_convolution as convolution_file
 from panax.kernels.causal_convolution import causal_convolution
-from panax.kernels.state_space import initial_state_output, state_space_scan
-from panax.kernels.state_space_reference import reference_state_space_scan
+from panax.kernels.state_space.reference import reference_state_space_scan
+from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
 
 CPU = Target("cpu")
 BATCH, HEADS, HEAD_DIM, GROUPS, STATE = 3, 6, 4, 2, 5

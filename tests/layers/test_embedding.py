@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.core import LayoutError
-from panax.core.layout import use_layout
+from panax.core.layout.layout import use_layout
 from panax.layers.embedding import Embedding
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.rules import COMPUTE, STORAGE

@@ -5,7 +5,7 @@ import pytest
 
 from panax.core import HeatMap, MetricMonitor, Watched
 from panax.layers import ExpertWatch
-from panax.layers.expert_load import load_figures, relative_loads
+from panax.layers.moe.expert_load import load_figures, relative_loads
 
 
 def step(load, **others):

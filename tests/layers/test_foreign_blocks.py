@@ -14,7 +14,7 @@ from panax.core.errors import LayoutError, RecipeError
 from panax.layers import Attention, Block, Norm, StagedTask
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask
-from panax.models.decoder_blocks import transformer_block
+from panax.models.decoder.blocks import transformer_block
 from panax.optim import Schedule, Sgd
 from panax.spmd import gather
 from panax.train import CompiledStep, Program, StepConfig

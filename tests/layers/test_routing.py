@@ -9,7 +9,7 @@ import pytest
 
 from panax.core import RecipeError
 from panax.layers import MixtureOfExperts, MoE, Tokens, register_router, router_measures
-from panax.layers.routing import Router, rank_by_expert
+from panax.layers.moe.routing import Router, rank_by_expert
 
 BATCH, LENGTH, EMBED, EXPERTS = 2, 24, 8, 8
 

@@ -14,8 +14,8 @@ import tiny_recipe
 
 from panax.cli.main import main
 from panax.core import LayoutError
-from panax.core.needs import Pipelined
-from panax.layers.attention import heads_exchanged
+from panax.core.layout.requirements import Pipelined
+from panax.layers.attention.attention import heads_exchanged
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
 from panax.mesh.legality import MeshRequirements, check, neighbours, problem, remarks, resolve_mesh, suggest_meshes
 from panax.mesh.rules import COMPUTE, STORAGE

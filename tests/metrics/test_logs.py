@@ -7,14 +7,14 @@ import threading
 import numpy as np
 import pytest
 
-from panax.cluster.record import INCIDENTS, incidents
+from panax.cluster.supervisor.job_folder import INCIDENTS, incidents
 from panax.metrics.facts import RunFacts
 from panax.metrics.lane import BackgroundReporter
 from panax.metrics.services import CsvTracker
 from panax.metrics.trackers import JsonlTracker
-from panax.run.history import read_history
-from panax.run.leaving_out import list_rewinds
 from panax.run.loop import RESERVED
+from panax.run.recovery.skipped_batches import list_rewinds
+from panax.run.reporting.history import read_history
 from panax.system.files import append_lines
 
 

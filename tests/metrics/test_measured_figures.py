@@ -11,7 +11,7 @@ FILES = [
     *sorted(SOURCE.glob("panax/metrics/report/*.py")),
     *(
         SOURCE / "panax" / name
-        for name in ("run/sweeping.py", "cli/sweep.py", "run/finding_rate.py", "run/rate_page.py")
+        for name in ("run/tools/sweep.py", "cli/commands/sweep.py", "run/tools/lr_search.py", "run/tools/lr_page.py")
     ),
     *sorted(SOURCE.rglob("panax_compare/**/*.py")),
 ]
@@ -65,7 +65,7 @@ def test_measured_figures_are_compared_by_the_helper():
         for call in comparisons_in(path.read_text(encoding="utf-8"))
         if not is_allowed(call)
     }
-    assert not found, "use least, greatest and ascending of panax.core.finite: a figure may be NaN"
+    assert not found, "use least, greatest and ascending of panax.core.finite_stats: a figure may be NaN"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from panax.cli.main import main
 from panax.core.errors import RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.metrics import PrometheusTracker, RunFacts
 
 FACTS = RunFacts("digits", "abc123", "runs/digits", {"type": "Experiment"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.metrics import CsvTracker, MlflowTracker, Peak, RunFacts, WandbTracker
 from panax.metrics.histogram import fetch_histogram, histogram
 

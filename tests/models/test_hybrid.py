@@ -14,7 +14,7 @@ from drawing import drawn
 from panax.core import RecipeError
 from panax.layers import Context, Rotary, StateSpace, TransformerBlock
 from panax.models import PRESETS, Decoder, DecoderTask, HybridConfig, count_parameters, logits_of, sample
-from panax.run.description import describe
+from panax.run.folder.description import describe
 
 SIZES = {
     "vocab_size": 50,
@@ -95,7 +95,7 @@ def test_flops_are_of_all_matrices_and_the_recurrence() -> None:
 
 def test_a_checkpoint_names_the_settings() -> None:
     task = DecoderTask(model=HYBRID)
-    code = "import sys; from panax.run.description import read_task; print(repr(read_task(sys.stdin.read(), 'here')))"
+    code = "import sys; from panax.run.folder.description import read_task; print(repr(read_task(sys.stdin.read(), 'here')))"
     done = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(describe(task)), capture_output=True, text=True, check=True
     )

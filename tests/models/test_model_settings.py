@@ -10,7 +10,7 @@ import pytest
 
 from panax.core import RecipeError
 from panax.layers import Latent, Rotary, RotaryScaling, YarnScaling
-from panax.layers.moe_config import MoE
+from panax.layers.moe.moe_config import MoE
 from panax.models import DecoderConfig, DecoderTask, HybridConfig
 
 LENGTH = 8

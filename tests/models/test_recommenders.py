@@ -13,12 +13,12 @@ from panax.core import DataFacts, RocHistogram
 from panax.core.errors import DataError, RecipeError
 from panax.core.measures import merge_measures
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
+from panax.layers.attention.pointwise_attention import pointwise, time_buckets
 from panax.layers.perceptron import dot_interaction
-from panax.layers.pointwise_attention import pointwise, time_buckets
-from panax.layers.ranking import ranking_metrics, target_ranks
+from panax.layers.tables.ranking import ranking_metrics, target_ranks
 from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retrieval_metrics, write_vectors
-from panax.models.dlrm_task import click_metrics
-from panax.models.two_tower import in_batch_scores
+from panax.models.recommenders.dlrm_task import click_metrics
+from panax.models.recommenders.two_tower import in_batch_scores
 from panax.testing import check_task
 
 DEFAULT = {"dlrm"}

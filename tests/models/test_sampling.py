@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from panax.core.errors import DataError, RecipeError
-from panax.models import DecoderConfig, DecoderTask, sampling
+from panax.models import DecoderConfig, DecoderTask
+from panax.models.decoder import sampling
 
 TASK = DecoderTask(model=DecoderConfig(vocab_size=96, max_length=32, embed=16, num_layers=1, heads=2, ffn=32))
 

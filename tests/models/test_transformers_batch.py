@@ -9,7 +9,7 @@ from panax.adapters import huggingface
 from panax.core.errors import DataError
 from panax.mesh import MeshShape
 from panax.models import DecoderConfig, DecoderTask
-from panax.models.transformers_batch import own_batch
+from panax.models.decoder.transformers_batch import own_batch
 from panax.optim import Sgd
 
 ROWS, LENGTH, VOCAB = 4, 12, 64

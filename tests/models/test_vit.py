@@ -15,8 +15,8 @@ from panax.core import DataFacts, named_leaves
 from panax.core.errors import DataError, LayoutError, RecipeError
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, Vit, VitConfig, VitTask
-from panax.models.vit import normalize_images
-from panax.models.vit_task import class_surprise
+from panax.models.vision.vit import normalize_images
+from panax.models.vision.vit_task import class_surprise
 from panax.optim import Chained, Schedule, Sgd
 from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
@@ -313,7 +313,7 @@ def test_images_of_another_shape_are_refused():
 
 
 def test_a_collapsed_model_is_not_right():
-    from panax.models.vit_task import _metrics
+    from panax.models.vision.vit_task import _metrics
 
     label, mask = jnp.array([0, 1, 2]), jnp.ones(3)
     alike = _metrics(jnp.zeros((3, 8)), label, mask)

@@ -14,11 +14,11 @@ from test_on_shards import MESHES, OPTIMIZERS
 
 from panax.checkpoint import Checkpointer, restore
 from panax.core import LayoutError, RecipeError, named_leaves
-from panax.kernels.quantised import DynamicMap, Format, QuantizedArray
+from panax.kernels.quantized import DynamicMap, Format, QuantizedArray
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule, Sgd
-from panax.optim.codes import block_of
-from panax.optim.shard import ParameterShard
+from panax.optim.sharded.codes import block_of
+from panax.optim.sharded.shard import ParameterShard
 from panax.train import CompiledStep, Program, StepConfig
 
 STEADY = Schedule(peak=0.05, decay="constant")

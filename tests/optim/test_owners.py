@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from optimized import AXES, LAYERS, SHAPES
 
-from panax.core.layout import current_layout
+from panax.core.layout.layout import current_layout
 from panax.mesh import MeshShape, Placement
-from panax.optim.oriented import TransposedView
-from panax.optim.owners import OwnedArray, OwnedMatrices, map_to_owners
+from panax.optim.matrix.orientation import TransposedView
 from panax.optim.parameter import Parameter
-from panax.optim.shard import ParameterShard
+from panax.optim.sharded.owner_shards import OwnedArray, OwnedMatrices, map_to_owners
+from panax.optim.sharded.shard import ParameterShard
 
 NAMES = ("expert", "query", "out", "up", "down")
 

@@ -8,9 +8,9 @@ from optimized import compared, run
 
 from panax.core import RecipeError
 from panax.optim import Schedule, Shampoo, Soap
-from panax.optim.blocks import MatrixBlocks
-from panax.optim.roots import inverse_root
-from panax.optim.soap import _next_basis
+from panax.optim.matrix.blocks import MatrixBlocks
+from panax.optim.matrix.roots import inverse_root
+from panax.optim.matrix.soap import _next_basis
 
 RATE = 0.05
 SCHEDULE = Schedule(peak=RATE, decay="constant")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.kernels.quantised import FLOAT8, INT8, QuantizedArray, quantize
+from panax.kernels.quantized import FLOAT8, INT8, QuantizedArray, quantize
 from panax.optim import AdamW, Lamb, Lion, Schedule, ScheduleFreeAdamW, Sgd
 
 AXES = {"w": ("embed", "ffn")}

@@ -103,7 +103,7 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
 
 def test_a_run_tells_the_rate_that_its_batch_gives():
     import panax
-    from panax.run.prepare import with_rate_for_batch
+    from panax.run.preparation import with_rate_for_batch
 
     rule = Schedule(peak=1e-3, decay="constant", per_batch="sqrt", base_batch=16)
     experiment = panax.Experiment(

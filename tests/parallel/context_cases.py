@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.core.protocols import RowOrder
-from panax.kernels.attention import attention
-from panax.kernels.attention_mask import MaskRule
-from panax.kernels.attention_reference import reference_attention
+from panax.kernels.attention.attention import attention
+from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.reference import reference_attention
 from panax.parallel.context import zigzag_order
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import ulysses_attention

@@ -16,9 +16,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
-from panax.kernels.attention_blockwise import blockwise_attention
-from panax.kernels.attention_mask import MaskRule
-from panax.kernels.attention_reference import reference_attention
+from panax.kernels.attention.blockwise import blockwise_attention
+from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.reference import reference_attention
 from panax.kernels.registry import _log_once
 from panax.parallel.context import sequence_places, zigzag_inverse, zigzag_order
 from panax.parallel.context_choice import choose_context_attention

@@ -20,8 +20,8 @@ from panax.mesh import MeshShape, Rules
 from panax.mesh.rules import MESH_AXES, divisors
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan.auto import BUBBLE, MARGIN, LayoutChoice, bubble, choose_mesh
-from panax.run.prepare import prepare
+from panax.plan.search.auto import BUBBLE, MARGIN, LayoutChoice, bubble, choose_mesh
+from panax.run.preparation import prepare
 from panax.train import Program, StepConfig
 
 ROWS, H100 = 1024, 84_929_347_584

@@ -2,7 +2,7 @@
 
 import pytest
 
-from panax.plan.beside import overlapped_flops, schedule_tells
+from panax.plan.overlap import overlapped_flops, schedule_tells
 
 PROGRAM = """HloModule jit_step, is_scheduled=true, num_partitions=4
 

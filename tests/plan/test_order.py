@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from panax.plan.fusing import group_passes
-from panax.plan.live import peak_bytes
-from panax.plan.moving import reschedule
-from panax.plan.program import read_program
+from panax.plan.walk.fusion import group_passes
+from panax.plan.walk.liveness import peak_bytes
+from panax.plan.walk.program import read_program
+from panax.plan.walk.schedule_order import reschedule
 
 N = 256
 ARRAY = N * N * 4

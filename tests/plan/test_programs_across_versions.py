@@ -25,18 +25,18 @@ import pytest
 from cpu_here import KERNELS
 
 from panax.comms import Comms
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.core.task import Task
 from panax.kernels.cpu import choice
-from panax.kernels.grouped_rows import aligned_rows, choose_tile
+from panax.kernels.grouped.rows import aligned_rows, choose_tile
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.moe_config import MoE
+from panax.layers.moe.moe_config import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, DlrmConfig, DlrmTask
 from panax.optim import AdamW, Muon, Schedule, Soap
-from panax.plan.operations import work_of
-from panax.plan.program import read_program
-from panax.plan.traffic import traffic_of, traffic_totals
+from panax.plan.walk.operations import work_of
+from panax.plan.walk.program import read_program
+from panax.plan.walk.traffic import traffic_of, traffic_totals
 from panax.train import CompiledStep, Program, StepConfig
 
 RECORDED = Path(__file__).with_name("programs_across_versions.json")

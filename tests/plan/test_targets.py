@@ -4,9 +4,9 @@ import pytest
 from jax.experimental import topologies
 
 from panax.core.errors import RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.plan import parse_target, target_devices
-from panax.plan.targets import CHIPS
+from panax.plan.search.targets import CHIPS
 
 
 @pytest.mark.parametrize(

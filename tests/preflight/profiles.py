@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from panax.plan.profile import (
+from panax.plan.search.profile import (
     CollectiveRates,
     DeviceLocation,
     DeviceRates,

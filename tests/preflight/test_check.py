@@ -13,11 +13,11 @@ import panax
 from panax.cli.main import main
 from panax.core import LayoutError, RecipeError
 from panax.mesh import MeshShape
-from panax.plan.profile import read_profile
+from panax.plan.search.profile import read_profile
 from panax.preflight import HardwareFinding, devices, disks
 from panax.preflight.clocks import offset_of
 from panax.preflight.links import links_of, rounds_of
-from panax.run import checking
+from panax.run.tools import check
 from panax.stores import LocalStore
 
 RECIPE = tiny_recipe.__file__
@@ -90,12 +90,12 @@ def test_as_json_for_programs(here, capsys):
 
 def test_strict_ends_with_a_message_of_every_finding(monkeypatch, capsys):
     odd = HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")
-    monkeypatch.setattr(checking, "findings_of", lambda profile: [odd])
+    monkeypatch.setattr(check, "findings_of", lambda profile: [odd])
     one = MeshShape(fsdp=1)
     result = panax.check(mesh=one)
     assert result.findings == (odd,) and not result.healthy and "1 finding" in str(result)
     with pytest.raises(
-        checking.CheckError, match=r"1 finding, and nothing was started:\n  clock: host b: its clock is 3 s"
+        check.CheckError, match=r"1 finding, and nothing was started:\n  clock: host b: its clock is 3 s"
     ):
         panax.check(mesh=one, strict=True)
     assert main(["check", "--mesh.fsdp", "1", "--strict"]) == 6
@@ -135,7 +135,7 @@ def test_python_checks_what_the_command_line_checks(here):
     with pytest.raises(LayoutError):
         panax.check(mesh=MeshShape(fsdp=3, tensor=5))
     (here / "file").write_text("")
-    with pytest.raises(checking.CheckError, match="can't be written"):
+    with pytest.raises(check.CheckError, match="can't be written"):
         panax.check(mesh=MeshShape(fsdp=1), save=here / "file" / "profile.json")
 
 

@@ -16,7 +16,7 @@ from panax.preflight import full
 from panax.preflight.full import Case, CheckOutcome, Differs, LeftOut, cases, kernels, run_case, running, training
 from panax.preflight.full.comparing import here, made_by, refuse_beyond, worst_share
 from panax.preflight.full.layouts import LAYOUTS, MIXTURE_LAYOUTS
-from panax.run import checking
+from panax.run.tools import check
 
 SMALL = dataclasses.replace(full.CPU, positions=64, heads=4, head_dim=8, rows=128, width=32)
 
@@ -191,7 +191,7 @@ def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
     ],
 )
 def test_half_a_flag_and_flags_without_effect(arguments, said, current, capsys, monkeypatch):
-    monkeypatch.setattr(checking, "full_check", lambda *arguments, **options: pytest.fail("it was run"))
+    monkeypatch.setattr(check, "full_check", lambda *arguments, **options: pytest.fail("it was run"))
     (current / "there.md").write_text("mine")
     assert main(["check", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -7,13 +7,13 @@ import pytest
 from profiles import healthy
 
 from panax.core import RecipeError
-from panax.plan.often import ExecutionCount
-from panax.plan.operations import StepWork
-from panax.plan.profile import ProfileError, newest_profile, profile_path, read_profile
-from panax.plan.roofline import DataSheet, ProfileFigures, step_time, time_lines
-from panax.plan.targets import parse_target
-from panax.plan.traffic import Traffic
-from panax.plan.walk import StepCost
+from panax.plan.search.profile import ProfileError, newest_profile, profile_path, read_profile
+from panax.plan.search.roofline import DataSheet, ProfileFigures, step_time, time_lines
+from panax.plan.search.targets import parse_target
+from panax.plan.walk.operations import StepWork
+from panax.plan.walk.traffic import Traffic
+from panax.plan.walk.trip_counts import ExecutionCount
+from panax.plan.walk.walk import StepCost
 
 PROFILE = healthy(4)
 

@@ -4,7 +4,7 @@ import hooks_worker
 import pytest
 from launching import run_job
 
-from panax.run.hooked import ELSEWHERE
+from panax.run.reporting.hook_runner import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 
 from panax import fit
 from panax.core.errors import PanaxError
-from panax.run.ahead import expected_shapes
-from panax.run.prepare import prepare
+from panax.run.compile_ahead import expected_shapes
+from panax.run.preparation import prepare
 from panax.train import CompiledStep
 from panax.train.ahead import Ahead
 

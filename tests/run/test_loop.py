@@ -19,7 +19,7 @@ from panax.mesh import MeshShape
 from panax.metrics import Tracker
 from panax.metrics.goodput import read_life
 from panax.optim import AdamW, Schedule
-from panax.run.report import Report
+from panax.run.reporting.report import Report
 from panax.train import StepConfig
 
 STEADY = AdamW(schedule=Schedule(peak=3e-3, decay="constant"))

@@ -35,7 +35,7 @@ def test_one_job_of_a_machine_writes_to_a_place(tmp_path, where):
 
 
 def test_checkpoints_may_lie_in_the_runs_own_folder(experiment):
-    from panax.run.prepare import prepare
+    from panax.run.preparation import prepare
     from panax.run.start import open_folder
 
     own = dataclasses.replace(experiment.checkpoint, directory=experiment.directory)

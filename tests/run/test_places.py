@@ -6,8 +6,8 @@ import pytest
 from tiny_recipe import tiny
 
 from panax.core.errors import CheckpointError, RecipeError
-from panax.run.earlier import OWN_FILES
-from panax.run.prepare import PreparedRun
+from panax.run.folder.previous_run import OWN_FILES
+from panax.run.preparation import PreparedRun
 from panax.run.start import refuse_links
 
 

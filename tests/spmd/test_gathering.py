@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from panax.core.boxes import quant_block_shape
 from panax.core.errors import RecipeError
-from panax.kernels.quantised import INT8, quantize
+from panax.core.layout.quant_blocks import quant_block_shape
+from panax.kernels.quantized import INT8, quantize
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.placement import as_spec
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask

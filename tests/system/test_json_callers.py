@@ -9,10 +9,10 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 EXCEPTIONS = {
     "panax/system/json_reader.py": "the reader",
-    "panax/core/installing.py": "what pip has noted in this environment, in a room below the reader's",
-    "panax/data/json_records.py": "records of a user's data, which it reads by pieces and whose doubled names it reports",
-    "panax/data/tokenizer.py": "what the tokenizers library serialized in this process",
-    "panax/data/iterable.py": "a copy of what this process serialized",
+    "panax/core/install_hints.py": "what pip has noted in this environment, in a room below the reader's",
+    "panax/data/formats/json_records.py": "records of a user's data, which it reads by pieces and whose doubled names it reports",
+    "panax/data/text/tokenizer.py": "what the tokenizers library serialized in this process",
+    "panax/data/loading/iterable.py": "a copy of what this process serialized",
     "panax_compare/published.py": "a copy of what this process serialized",
     "panax_compare/results.py": "a copy of what this process serialized",
 }

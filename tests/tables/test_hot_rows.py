@@ -10,7 +10,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.mixed_rows import unmix_rows
+from panax.layers.tables.mixed_rows import unmix_rows
 from panax.mesh import MeshShape, Placement
 from panax.optim import RowWiseAdagrad, Schedule, Sgd
 from panax.train import CompiledStep, Program

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.spmd.segments import segment_sums, sums_by_blocks
 
 

@@ -11,8 +11,8 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, pad_rows_to_parts, parts_for, unmix_rows
-from panax.layers.table_config import MOST_ROWS
+from panax.layers.tables.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, pad_rows_to_parts, parts_for, unmix_rows
+from panax.layers.tables.table_config import MOST_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
 from panax.spmd import GatheredRows

@@ -13,7 +13,7 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core import TrainState
 from panax.core.errors import RecipeError
-from panax.layers.mixed_rows import unmix_rows
+from panax.layers.tables.mixed_rows import unmix_rows
 from panax.mesh import COMPUTE, STORAGE, MeshShape, Placement, Rules
 from panax.optim import LazyAdam, RowOptimizer, RowWiseAdagrad, Schedule, Sgd
 from panax.parallel import row_exchange

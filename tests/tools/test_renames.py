@@ -17,6 +17,7 @@ import tools.renames as package  # noqa: E402
 from tools.renames import server  # noqa: E402
 from tools.renames.__main__ import apply  # noqa: E402
 from tools.renames.lazy import rewrite_lazy_tables  # noqa: E402
+from tools.renames.moves import move_modules  # noqa: E402
 from tools.renames.scripts import rewrite_script  # noqa: E402
 from tools.renames.table import Rename, forward, merge, read_table, write_table  # noqa: E402
 from tools.renames.text import rewrite_text  # noqa: E402
@@ -172,3 +173,74 @@ def _defined(module: str) -> set[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return names
+
+
+@pytest.fixture
+def moving(tmp_path):
+    """A tree of two packages under git, of which modules are moved."""
+    files = {
+        "src/p/__init__.py": 'from q import lazily\nget = lazily("p", {"a": ("X",), "c": ("y",)})\nfrom .c import c\n',
+        "src/p/a.py": '"""`p.b.B`, p/b.py, b.py"""\nfrom . import b\nfrom .b import (\n    B,  # kept\n)\n\nX = b.B, B\n',
+        "src/p/b.py": "from .c import c\nfrom p import a as a\n\n\nclass B: ...\n",
+        "src/p/c.py": "def c(): ...\n",
+        "src/q/__init__.py": "lazily = dict\n",
+        "tests/test_p.py": (
+            "import p.b\nimport p.b as short\nfrom p import a, c\nfrom p.c import c as d\n\n"
+            "é = p.b.B, a.b.B, short.B, c()\n"
+            "patch('p.b.B', 'p.c', 'from p import b')\n"
+        ),
+        "page.md": "`p.b.B` in src/p/b.py and p.cc, x/p/b.py\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    for command in (("init", "-q"), ("add", "-A")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_modules_move_with_everything_that_names_them(moving):
+    moves = [
+        Rename("module", "p.a", "p.inner.first"),
+        Rename("module", "p.b", "p.inner.b"),
+        Rename("module", "p.c", "p.c.c"),
+    ]
+    remarks = move_modules(moving, moves, [path for path in moving.rglob("*.*") if path.suffix in (".py", ".md")])
+
+    def text(name: str) -> str:
+        return (moving / name).read_text("utf-8")
+
+    assert text("src/p/inner/first.py") == (
+        '"""`p.inner.b.B`, p/inner/b.py, b.py"""\nfrom . import b\nfrom .b import (\n    B,  # kept\n)\n\nX = b.B, B\n'
+    )
+    assert text("src/p/inner/b.py") == "from ..c.c import c\nfrom p.inner import first as first\n\n\nclass B: ...\n"
+    assert text("src/p/c/c.py") == "def c(): ...\n"
+    assert text("src/p/__init__.py") == (
+        'from q import lazily\nget = lazily("p", {"inner.first": ("X",), "c.c": ("y",)})\nfrom .c.c import c\n'
+    )
+    assert text("tests/test_p.py") == (
+        "import p.inner.b\nimport p.inner.b as short\nfrom p.inner import first\nfrom p import c\nfrom p.c.c import c as d\n\n"
+        "é = p.inner.b.B, first.b.B, short.B, c()\n"
+        "patch('p.inner.b.B', 'p.c', 'from p import b')\n"
+    )
+    assert text("page.md") == "`p.inner.b.B` in src/p/inner/b.py and p.cc, x/p/b.py\n"
+    assert remarks == [
+        "src/p/c: has no __init__.py yet",
+        "src/p/inner: has no __init__.py yet",
+        "tests/test_p.py: from p import b: is p.inner.b now",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ([Rename("module", "p.a", "p.b")], "several modules would be p.b"),
+        ([Rename("module", "p.x", "p.y")], "not modules of this tree: p.x"),
+        ([Rename("name", "p.a", "p.y")], "not modules of this tree: p.a"),
+    ],
+)
+def test_moves_that_can_not_be_made_change_nothing(moving, moves, message):
+    before = sorted((path, path.read_bytes()) for path in moving.rglob("*.py"))
+    with pytest.raises(ValueError, match=message):
+        move_modules(moving, moves, [path for path, _ in before])
+    assert sorted((path, path.read_bytes()) for path in moving.rglob("*.py")) == before

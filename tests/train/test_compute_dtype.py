@@ -11,13 +11,13 @@ import tiny_recipe
 from panax import fit
 from panax.checkpoint import open_checkpoint
 from panax.core.errors import RecipeError
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.data import TextData
 from panax.kernels import compute_dtype
 from panax.models import DecoderTask, DlrmTask, TwoTowerTask, VitTask
-from panax.models.sequence_task import SequenceTask
+from panax.models.recommenders.sequence_task import SequenceTask
 from panax.optim import Schedule, Sgd
-from panax.run.trained import load_trained
+from panax.run.folder.trained_model import load_trained
 from panax.train import Program, precision
 from panax.train.precision import with_compute_dtype
 

@@ -16,7 +16,7 @@ from panax.mesh import MeshShape, Placement
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
-from panax.run.trained import load_trained
+from panax.run.folder.trained_model import load_trained
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
 
 MODEL = VitConfig(num_classes=10, image_size=8, channels=1, patch=4, embed=16, num_layers=1, heads=2, ffn=32)

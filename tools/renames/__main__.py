@@ -1,6 +1,7 @@
 """Rename identifiers of the project, or bring a script outside it up to date.
 
     python -m tools.renames apply LIST.csv       renames in this tree, and adds the list to docs/renames.csv
+    python -m tools.renames move LIST.csv        moves modules, and adds the list to docs/renames.csv
     python -m tools.renames script FILE...       applies docs/renames.csv to scripts, in place
 
 A list has the columns of `docs/renames.csv`. Rows that can't be applied are printed, and the others go through.
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .lazy import rewrite_lazy_tables
+from .moves import move_modules
 from .scripts import rewrite_script
 from .server import LanguageServer, apply_edits, language_server, whole_workspace
 from .table import Rename, merge, read_table, write_table
@@ -23,7 +25,7 @@ from .text import SUFFIXES, definitions, rewrite_own_doctests, rewrite_text
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "docs/renames.csv"
 SOURCES = ("src", "tests", "benchmarks", "recipes", "examples", "wheels")
-DATED = ("benchmarks/results", "docs/decisions", "docs/renames.csv", "tools/renames")
+DATED = ("benchmarks/results", "docs/decisions", "docs/renames.csv", "tools/renames", "tests/tools")
 """Records of what was; they keep the names of their day."""
 
 WARM_UP_TRIES = 60
@@ -35,12 +37,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.renames", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("apply").add_argument("list", type=Path)
+    commands.add_parser("move").add_argument("list", type=Path)
     commands.add_parser("script").add_argument("files", type=Path, nargs="+")
     chosen = parser.parse_args()
     if chosen.command == "script":
         table = read_table(ROOT / TABLE)
         for path in chosen.files:
             path.write_text(rewrite_script(path.read_text("utf-8"), table), "utf-8")
+        return 0
+    if chosen.command == "move":
+        moves = read_table(chosen.list)
+        print("\n".join(move_modules(ROOT, moves, [*text_files(ROOT), *_build_files(ROOT)])))
+        table = ROOT / TABLE
+        write_table(table, merge(read_table(table), moves))
         return 0
     return apply(read_table(chosen.list), ROOT)
 
@@ -97,6 +106,17 @@ def text_files(root: Path) -> list[Path]:
     names = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
     living = (name for name in names if name.endswith(SUFFIXES) and not name.startswith(DATED))
     return [root / name for name in living if (root / name).is_file() and "CHANGELOG" not in name]
+
+
+def _build_files(root: Path) -> list[Path]:
+    """Files that build, test and document the project, and have other endings than `text_files` asks for."""
+    patterns = (".ci/run", "containers/*", "docs/**/*.yaml", "tests/**/*.yaml", "tests/**/*.json")
+    return [
+        path
+        for pattern in patterns
+        for path in sorted(root.glob(pattern))
+        if path.is_file() and path.suffix not in SUFFIXES
+    ]
 
 
 def _warm_up(server: LanguageServer, root: Path, renames: list[Rename]) -> None:

@@ -14,7 +14,7 @@ from ..core.task import Gradients
 from ..spmd import accumulate_grads
 from .layouts import Kind, automatic_axes, meaning_of
 from .losses import read_loss
-from .placing import place, zeros
+from .placement import place, zeros
 
 Params = Any
 State = Any

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..core import Batch
 from ..core.errors import RecipeError
-from ..data.iterable import as_batch
+from ..data.loading.iterable import as_batch
 
 Variables = Any
 

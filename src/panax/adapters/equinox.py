@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 
 from ..core import Axes, Batch
-from ..core.axes import path_name
 from ..core.errors import RecipeError
+from ..core.params.axes import path_name
 from .adapted import AdaptedTask, Model, use_standard_promotion
 from .calling import call_loss
 from .layouts import Kind

@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 
 from ..core.errors import RecipeError
-from ..core.installing import install_command
+from ..core.install_hints import install_command
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from ..core import Axes, Batch
-from ..core.axes import path_name
 from ..core.errors import RecipeError
+from ..core.params.axes import path_name
 from .adapted import AdaptedTask, Model, use_standard_promotion
 from .applied import Applied, example_batch
 from .calling import call_loss

@@ -18,10 +18,10 @@ import torch
 from ..core import Axes
 from ..core.errors import RecipeError, kind_of
 from ..core.measures import is_reserved
-from ..data.iterable import as_batch
+from ..data.loading.iterable import as_batch
 from .adapted import AdaptedTask
 from .torch import task as torch_task
-from .torch_optimizers import TorchOptimizer, from_torch
+from .torch.optimizers import TorchOptimizer, from_torch
 
 _WITHOUT_EFFECT = re.compile(
     r"forward|training_step|validation_step|test_step|predict_step|configure_optimizers|\w+_dataloader|on_test_\w+|on_predict_\w+"

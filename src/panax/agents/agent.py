@@ -8,7 +8,7 @@ import jax
 
 from ..core import Batch, CollectingTask, DataFacts, Evaluation, logical_axes
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from ..environments import Environment, check_environment
 from .episodes import Act, evaluation_of, run_episodes
 

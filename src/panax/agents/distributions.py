@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, Num
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from ..environments import Box, Discrete, Space
 
 Continuous = Literal["gaussian", "squashed"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import RecipeError, kind_of
-from ..core.validated import Validated
+from ..core.validation import Validated
 from ..environments import Environment, EnvironmentBatch
 from ..environments.batch import keys_of
 from ..hooks import Hook, RunView

@@ -23,11 +23,11 @@ from ..core import (
     map_axes,
     merge_measures,
 )
+from ..core.batch_checks import LeafRange
 from ..core.errors import RecipeError
-from ..core.leaf_ranges import LeafRange
 from ..core.measures import Metrics
 from ..core.task import MatmulPrecision
-from ..core.validated import Validated
+from ..core.validation import Validated
 from ..spmd import compute_grads
 from .agent import Agent
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .memory import MemoryConfig
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core.errors import CheckpointError, PanaxError, RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from ..job.agreement import first_text, gather_ints, gather_texts
 from ..job.join import SECRET
 from ..stores import LocalStore, Store

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ..core.axes import named_leaves
 from ..core.errors import CheckpointError, DamagedError, PanaxError
+from ..core.params.axes import named_leaves
 from ..job.agreement import gather_texts
 from .boxes import ArraySlice, Device, holders, slice_of_shard
 from .manifest import ArrayEntry, checksum, numpy_dtype

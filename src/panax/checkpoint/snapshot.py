@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.axes import named_leaves
 from ..core.errors import CheckpointError
+from ..core.params.axes import named_leaves
 from .boxes import ArraySlice, Device, holders, pieces
 from .manifest import ArrayEntry, Chunk, checksum
 

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import __version__
-from ..cluster.worker import STACKS, guard
+from ..cluster.node.worker import STACKS, guard
 from ..core.errors import RecipeError, nearest
 from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from ..system.streams import settle, tolerate_output_errors, write_last_words
-from .failing import TRACEBACK, said_and_done
+from .failures import TRACEBACK, said_and_done
 from .plugins import leave_out_absent, unsaid
 
 USAGE = """\
@@ -78,66 +78,66 @@ exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint,
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     # Imported when chosen: `panax --help` should not wait for jax.
     if name == "train":
-        from .train import train
+        from .commands.train import train
 
         return train
     if name == "sweep":
-        from .sweep import sweep
+        from .commands.sweep import sweep
 
         return sweep
     if name == "inspect":
-        from .inspect import inspect
+        from .commands.inspect import inspect
 
         return inspect
     if name == "check":
-        from .check import check_hardware
+        from .commands.check import check_hardware
 
         return check_hardware
     if name == "find":
-        from .find import find
+        from .commands.find import find
 
         return find
     if name == "data":
-        from .data import data
+        from .commands.data import data
 
         return data
     if name == "generate":
-        from .generate import generate
+        from .commands.generate import generate
 
         return generate
     if name == "evaluate":
-        from .evaluate import evaluate
+        from .commands.evaluate import evaluate
 
         return evaluate
     if name == "export":
-        from .export import export
+        from .commands.export import export
 
         return export
     if name == "checkpoint":
-        from .checkpoint import checkpoint
+        from .commands.checkpoint import checkpoint
 
         return checkpoint
     if name == "launch":
-        from .launch import launch
+        from .commands.launch import launch
 
         return launch
     if name in ("status", "stop", "logs", "cordon", "uncordon"):
-        from . import jobs
+        from .commands import jobs
 
         return getattr(jobs, name)
     if name == "report":
-        from .report import report
+        from .commands.report import report
 
         return report
     if name == "simulate":
-        from .simulate import simulate
+        from .commands.simulate import simulate
 
         return simulate
     if name == "compare":
-        from .compare import compare
+        from .commands.compare import compare
 
         return compare
-    from .train import recipes
+    from .commands.train import recipes
 
     return recipes
 

@@ -9,9 +9,9 @@ from typing import Any
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError, kind_of
 from ..metrics.console import wrap_line
-from ..presets import preset
+from ..presets.experiments import preset
 from ..run import Experiment, replace_data
-from ..run.no_data import lacks_data
+from ..run.blank_data import lacks_data
 from .main import warn
 from .recipes import PRESET, built_in, find_recipe, told
 from .settings import read_settings

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from .failing import said_and_done
+from .failures import said_and_done
 from .plugins import leave_out_absent, unsaid
 
 MARK = "panax probe: "
@@ -18,8 +18,8 @@ def main() -> int:
     try:
         leave_out_absent()
         with unsaid():
+            from .commands.train import NO_SETTINGS
             from .overrides import experiment_from
-            from .train import NO_SETTINGS
         experiment = experiment_from([each for each in sys.argv[1:] if each not in NO_SETTINGS], "train")
         if "--fast-dev-run" in sys.argv[1:]:
             from ..core.errors import RecipeError

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..core.errors import RecipeError, nearest
-from ..presets import PARAMETERS, preset
+from ..presets.experiments import PARAMETERS, preset
 from ..run import Experiment
 
 Recipe = Callable[[], Experiment]

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..core.printable import printable
+from ..core.sanitize import printable
 
 BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
 

@@ -89,7 +89,7 @@ FIRST_START = ("--fresh", "--check", "--check=warn")
 
 PANAX = (sys.executable, "-m", "panax")
 TRAIN = (*PANAX, "train")
-SPARE = (sys.executable, "-m", "panax.cli.spare")
+SPARE = (sys.executable, "-m", "panax.cli.standby")
 """A worker that waits: it becomes any command of `panax`."""
 
 

@@ -5,11 +5,11 @@ import secrets
 
 from .engines import Engine
 from .job import Job
-from .local import Local
-from .nodes import Nodes
-from .record import JobFolder
-from .supervisor import Supervisor
-from .view import View
+from .node.local import Local
+from .supervisor.job_folder import JobFolder
+from .supervisor.nodes import Nodes
+from .supervisor.supervisor import Supervisor
+from .supervisor.view import View
 
 LOCAL = "local"
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from ..core.axes import named_leaves
-from ..core.layout import Layout
+from ..core.layout.layout import Layout
+from ..core.params.axes import named_leaves
 from ..core.protocols import Axes
 from .owed import each
 from .settings import Comms

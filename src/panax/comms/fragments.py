@@ -11,8 +11,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from ..core.layout import Layout
-from ..core.logical import Role, axis_of
+from ..core.layout.layout import Layout
+from ..core.params.logical import Role, axis_of
 from ..core.protocols import Axes
 from .settings import Comms
 

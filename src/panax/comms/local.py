@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ..core.axes import named_leaves, pair_axes
 from ..core.errors import RecipeError
-from ..core.expected import tag_comm
-from ..core.layout import Layout
+from ..core.layout.declarations import tag_comm
+from ..core.layout.layout import Layout
 from ..core.measures import DataChecks
+from ..core.params.axes import named_leaves, pair_axes
 from ..core.task import Task
 from ..mesh.placement import as_spec
 from ..spmd.collectives import all_reduce

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from ..core.layout import Layout
+from ..core.layout.layout import Layout
 from ..core.protocols import Axes
 from ..core.task import Task
 from .reduction import Ways, ways_of

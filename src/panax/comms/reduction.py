@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.layout import Layout
+from ..core.layout.layout import Layout
 from ..core.protocols import Axes
 from ..spmd.marks import ValueState, assert_sharding, split_over
 from .rows import RowView

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from ..core.boxes import quant_blocks
-from ..core.counter_hash import bits_of_places
-from ..core.layout import Layout, MeshAxes
-from ..core.logical import traits_of
+from ..core.layout.layout import Layout, MeshAxes
+from ..core.layout.quant_blocks import quant_blocks
+from ..core.params.counter_rng import bits_of_places
+from ..core.params.logical import traits_of
 from ..core.protocols import Axes
 
 MANY = 32

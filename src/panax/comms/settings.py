@@ -5,8 +5,8 @@ import warnings
 from typing import Literal
 
 from ..core.errors import RecipeError, nearest
-from ..core.logical import MESH_AXES
-from ..core.validated import Validated
+from ..core.params.logical import MESH_AXES
+from ..core.validation import Validated
 from ..stores import redact_address
 from .wires import WIRES, Wire
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, UInt32
 
 from ..core.errors import RecipeError
-from ..kernels.quantised import (
+from ..kernels.quantized import (
     FLOAT8,
     INT4,
     INT8,

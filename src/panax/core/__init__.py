@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from .lazy import lazily
 
 if TYPE_CHECKING:
-    from .axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
-    from .collecting import Collected, CollectingTask
-    from .dropping import dropout, uniform
+    from .collecting_task import Collected, CollectingTask
     from .errors import (
         CheckpointError,
         DamagedError,
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
         TrainingError,
         nearest,
     )
-    from .layout import Layout, current_layout, current_target, use_layout
-    from .logical import LogicalAxis, Role, Undivided, register_axes
+    from .layout.layout import Layout, current_layout, current_target, use_layout
+    from .layout.target import Target, Traits
     from .measures import (
         DataChecks,
         Loss,
@@ -34,19 +32,21 @@ if TYPE_CHECKING:
         merge_measures,
         total_loss,
     )
-    from .module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
+    from .monitors import HeatMap, MetricMonitor, Watched
+    from .params.axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
+    from .params.dropout import dropout, uniform
+    from .params.logical import LogicalAxis, Role, Undivided, register_axes
+    from .params.module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
+    from .params.scopes import current_scope, debugging, real_values, scope
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
-    from .readable import register_serializable
-    from .scoping import current_scope, debugging, real_values, scope
+    from .serializable import register_serializable
     from .state import StepGuard, TrainState
-    from .target import Target, Traits
     from .task import DataFacts, Evaluation, Gradients, Task
-    from .watching import HeatMap, MetricMonitor, Watched
 
 _WHERE = {
-    "axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
-    "collecting": ("Collected", "CollectingTask"),
-    "dropping": ("dropout", "uniform"),
+    "params.axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
+    "collecting_task": ("Collected", "CollectingTask"),
+    "params.dropout": ("dropout", "uniform"),
     "errors": (
         "CheckpointError",
         "DamagedError",
@@ -58,8 +58,8 @@ _WHERE = {
         "TrainingError",
         "nearest",
     ),
-    "layout": ("Layout", "current_layout", "current_target", "use_layout"),
-    "logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
+    "layout.layout": ("Layout", "current_layout", "current_target", "use_layout"),
+    "params.logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
     "measures": (
         "DataChecks",
         "Loss",
@@ -73,14 +73,14 @@ _WHERE = {
         "merge_measures",
         "total_loss",
     ),
-    "module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
+    "params.module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
-    "readable": ("register_serializable",),
-    "scoping": ("current_scope", "debugging", "real_values", "scope"),
+    "serializable": ("register_serializable",),
+    "params.scopes": ("current_scope", "debugging", "real_values", "scope"),
     "state": ("StepGuard", "TrainState"),
-    "target": ("Target", "Traits"),
+    "layout.target": ("Target", "Traits"),
     "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
-    "watching": ("HeatMap", "MetricMonitor", "Watched"),
+    "monitors": ("HeatMap", "MetricMonitor", "Watched"),
 }
 
 __getattr__ = lazily(__name__, _WHERE)

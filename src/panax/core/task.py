@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from .batch_checks import LeafRange
 from .errors import RecipeError
-from .growing import Growing
-from .leaf_ranges import LeafRange
+from .layout.requirements import AllToAllRequirement, Pipelined
 from .measures import Losses, Metrics, Scalar
-from .needs import AllToAllRequirement, Pipelined
+from .monitors import MetricMonitor
+from .params.growth import Growing
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
-from .watching import MetricMonitor
 
 
 class DataFacts(NamedTuple):

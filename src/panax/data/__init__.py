@@ -2,46 +2,46 @@
 `panax.core.Source`.
 """
 
-from .array_record import ArrayRecord
-from .arrow import Arrow
-from .augmentation import Augmentation, PaddedCrop, RandomCrop
-from .bags import Bag, Calendar, CountVocabulary, Hashed, HashedIds, IntegerIds
-from .buckets import Bucketed
-from .checked import Limits
-from .click_arrays import ClickArrays, ClickExamples
-from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
-from .criteo import Criteo
-from .digits import Digits
-from .example_data import ExampleData, OpenedExamples
-from .example_source import ExampleSource
-from .examples import Arrays, ExampleFiles, Examples, divide, split_by_time
-from .filtered import Filtered
-from .images import ImageFolder, ParquetImages, WebDatasetImages
-from .iterable import IterableSource
-from .joined import ConcatCorpus
-from .loader import Prefetched, prefetch
-from .mds import Mds
-from .megatron import MegatronTokens
-from .mixed import JoinedRows, MixedSource
-from .mixing import Mixing
-from .mixture import Mixture, MixtureComponent
-from .packing import Documents, PackedRows, PaddedRows
-from .paths import corpus_of
-from .ramped import BatchRamp
-from .rand_augment import RandAugment
-from .records import HuggingFaceDisk, Jsonl, Parquet
-from .row_numbers import RowNumbers
-from .sequences import SequenceExamples, Sequences
-from .showing import batch_lines
-from .source import Accounting, DocumentCounts, PackedSource, RowSource
-from .synthetic_clicks import SyntheticClicks, SyntheticExamples
-from .table import Table
-from .text import OpenedPart, OpenedText, TextData, split
-from .token_file import TokenFile
-from .tokenising import open_corpus, write_tokens
-from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Tokenizer
-from .tokens import TokenStore, TokenWriter, open_tokens
-from .webdataset import WebDataset
+from .formats.array_record import ArrayRecord
+from .formats.arrow import Arrow
+from .formats.mds import Mds
+from .formats.megatron import MegatronTokens
+from .formats.records import HuggingFaceDisk, Jsonl, Parquet
+from .formats.webdataset import WebDataset
+from .images.augmentation import Augmentation, PaddedCrop, RandomCrop
+from .images.digits import Digits
+from .images.images import ImageFolder, ParquetImages, WebDatasetImages
+from .images.mixup import Mixing
+from .images.rand_augment import RandAugment
+from .loading.batch_ramp import BatchRamp
+from .loading.buckets import Bucketed
+from .loading.example_data import ExampleData, OpenedExamples
+from .loading.example_source import ExampleSource
+from .loading.examples import Arrays, ExampleFiles, Examples, divide, split_by_time
+from .loading.iterable import IterableSource
+from .loading.prefetch import Prefetched, prefetch
+from .loading.preview import batch_lines
+from .loading.row_numbers import RowNumbers
+from .tables.bags import Bag, Calendar, CountVocabulary, Hashed, HashedIds, IntegerIds
+from .tables.click_arrays import ClickArrays, ClickExamples
+from .tables.criteo import Criteo
+from .tables.sequences import SequenceExamples, Sequences
+from .tables.synthetic_clicks import SyntheticClicks, SyntheticExamples
+from .tables.table import Table
+from .text.concat import ConcatCorpus
+from .text.corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
+from .text.filtered import Filtered
+from .text.mixture import Mixture, MixtureComponent
+from .text.mixture_source import JoinedRows, MixedSource
+from .text.packing import Documents, PackedRows, PaddedRows
+from .text.paths import corpus_of
+from .text.record_checks import Limits
+from .text.text import OpenedPart, OpenedText, TextData, split
+from .text.token_file import TokenFile
+from .text.token_source import Accounting, DocumentCounts, PackedSource, RowSource
+from .text.tokenization import open_corpus, write_tokens
+from .text.tokenizer import BytePairTokenizer, PretrainedTokenizer, Tokenizer
+from .text.tokens import TokenStore, TokenWriter, open_tokens
 
 __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "Bucketed",

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.axes import named_leaves
 from ..core.errors import RecipeError, kind_of
+from ..core.params.axes import named_leaves
 from .batch import EnvironmentBatch, EnvironmentState, Transition
 from .environment import Environment, State
 from .spaces import Box, Discrete, Space

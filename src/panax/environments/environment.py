@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, UInt8
 
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .spaces import Space
 
 State = Any

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from ..core.errors import RecipeError
-from ..core.installing import install_command
+from ..core.install_hints import install_command
 
 Setting = bool | int | float | str
 """What an environment of another library may be given: it is part of a run's settings, and travels as JSON."""

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Key, Num
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 
 BoxType = Literal["float32", "float64", "int32", "uint8", "bool"]
 

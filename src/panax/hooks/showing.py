@@ -3,7 +3,7 @@
 import dataclasses
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .hook import Hook, RunView
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.errors import RecipeError, nearest
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .hook import Hook, RunView
 
 EVALUATION = "evaluation/"

@@ -8,8 +8,8 @@ import panax.kernels.cpu.attention
 import panax.kernels.cpu.convolution
 import panax.kernels.cpu.grouped_matmul
 import panax.kernels.cpu.products  # noqa: F401 (all register their kernels)
-from panax.kernels.attention import attention
-from panax.kernels.attention_case import AttentionCase
+from panax.kernels.attention.attention import attention
+from panax.kernels.attention.case import AttentionCase
 from panax.kernels.cpu.timing import Chosen as TimedKernels
 from panax.kernels.cpu.timing import choose as choose_by_timing
 from panax.kernels.cpu.timing import current_record as timed_kernels_in_force
@@ -21,7 +21,7 @@ from panax.kernels.cross_entropy import (
     cross_entropy_sums_and_gradients,
     linear_cross_entropy,
 )
-from panax.kernels.grouped import grouped_outer, grouped_product
+from panax.kernels.grouped.grouped import grouped_outer, grouped_product
 from panax.kernels.named import Kernels
 from panax.kernels.registry import Kernel, KernelChoice, choose, kernels_of, register, use_kernels
 

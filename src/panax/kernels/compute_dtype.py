@@ -2,8 +2,8 @@
 
 import functools
 
-from panax.core.layout import current_target
-from panax.core.target import Target
+from panax.core.layout.layout import current_target
+from panax.core.layout.target import Target
 from panax.kernels.cpu.instruction_sets import LIMIT
 from panax.kernels.cpu.native import OWN, missing, multiplies_bfloat16
 from panax.system.cpu_info import cpu_flags

@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from panax.core.layout import current_target
-from panax.core.target import Target
+from panax.core.layout.layout import current_target
+from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase

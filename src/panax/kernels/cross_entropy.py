@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.core.target import Target
-from panax.kernels.attention_mask import MASKED
+from panax.core.layout.target import Target
+from panax.kernels.attention.mask import MASKED
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from panax.core.errors import RecipeError
-from panax.core.validated import Validated
+from panax.core.validation import Validated
 from panax.kernels.registry import check_name, kernels_of
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from panax.core.layout import arrays_are_local, current_target
-from panax.core.target import Target
+from panax.core.layout.layout import arrays_are_local, current_target
+from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
 from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, note, register
 

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from panax.core.errors import RecipeError, nearest
-from panax.core.target import Target
+from panax.core.layout.target import Target
 
 logger = logging.getLogger("panax.kernels")
 

@@ -6,47 +6,47 @@ from ..core.lazy import lazily
 from . import axes as axes
 
 if TYPE_CHECKING:
-    from .attention import Attention, Cache
-    from .bags import embedding_bag, embedding_rows
+    from .attention.attention import Attention, Cache
+    from .attention.latent_attention import Latent, LatentAttention, LatentCache
+    from .attention.rotary import Rotary, RotaryScaling, YarnScaling
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
-    from .expert_load import ExpertWatch
     from .feed_forward import Activation, FeedForward
-    from .latent_attention import Latent, LatentAttention, LatentCache
     from .loss import TokenLoss, token_loss
-    from .moe import MixtureOfExperts, router_measures, router_weights
-    from .moe_config import MoE, register_router
+    from .mixers.state_space import StateSpace, StateSpaceCache
+    from .mixers.state_space_block import StateSpaceBlock
+    from .moe.expert_load import ExpertWatch
+    from .moe.moe import MixtureOfExperts, router_measures, router_weights
+    from .moe.moe_config import MoE, register_router
+    from .moe.routing import RouterTerms, Tokens
     from .norm import Norm
-    from .rotary import Rotary, RotaryScaling, YarnScaling
-    from .routing import RouterTerms, Tokens
     from .stack import Stack, build_stacks, run_stacks
-    from .staged import StagedTask
-    from .state_space import StateSpace, StateSpaceCache
-    from .state_space_block import StateSpaceBlock
-    from .table_config import FeatureConfig, Growth, TableConfig
-    from .tables import EmbeddingTables, TablesConfig
+    from .stages.staged import StagedTask
+    from .tables.bags import embedding_bag, embedding_rows
+    from .tables.table_config import FeatureConfig, Growth, TableConfig
+    from .tables.tables import EmbeddingTables, TablesConfig
     from .transformer import TransformerBlock
 
 _WHERE = {
-    "attention": ("Attention", "Cache"),
-    "bags": ("embedding_bag", "embedding_rows"),
+    "attention.attention": ("Attention", "Cache"),
+    "tables.bags": ("embedding_bag", "embedding_rows"),
     "block": ("Block", "Context"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
-    "expert_load": ("ExpertWatch",),
+    "moe.expert_load": ("ExpertWatch",),
     "feed_forward": ("Activation", "FeedForward"),
-    "latent_attention": ("Latent", "LatentAttention", "LatentCache"),
+    "attention.latent_attention": ("Latent", "LatentAttention", "LatentCache"),
     "loss": ("TokenLoss", "token_loss"),
-    "moe": ("MixtureOfExperts", "router_measures", "router_weights"),
-    "moe_config": ("MoE", "register_router"),
+    "moe.moe": ("MixtureOfExperts", "router_measures", "router_weights"),
+    "moe.moe_config": ("MoE", "register_router"),
     "norm": ("Norm",),
-    "rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
-    "routing": ("RouterTerms", "Tokens"),
+    "attention.rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
+    "moe.routing": ("RouterTerms", "Tokens"),
     "stack": ("Stack", "build_stacks", "run_stacks"),
-    "staged": ("StagedTask",),
-    "state_space": ("StateSpace", "StateSpaceCache"),
-    "state_space_block": ("StateSpaceBlock",),
-    "table_config": ("FeatureConfig", "Growth", "TableConfig"),
-    "tables": ("EmbeddingTables", "TablesConfig"),
+    "stages.staged": ("StagedTask",),
+    "mixers.state_space": ("StateSpace", "StateSpaceCache"),
+    "mixers.state_space_block": ("StateSpaceBlock",),
+    "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),
+    "tables.tables": ("EmbeddingTables", "TablesConfig"),
     "transformer": ("TransformerBlock",),
 }
 

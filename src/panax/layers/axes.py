@@ -1,7 +1,7 @@
 """Logical axes of Panax's layers, with their default sharding rules and traits. Plain Python, without jax."""
 
-from ..core.logical import MESH_AXES, Role, Undivided, register_axes
-from ..core.logical import LogicalAxis as Axis
+from ..core.params.logical import MESH_AXES, Role, Undivided, register_axes
+from ..core.params.logical import LogicalAxis as Axis
 
 # Layers stored on their stages do not use the stage axis here; embeddings, which belong to no single stage, do.
 _AT_REST = ("fsdp", "expert", "stage")

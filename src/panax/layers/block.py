@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..core import Module, named_leaves
 from ..core.errors import RecipeError
-from ..core.needs import AllToAllRequirement
+from ..core.layout.requirements import AllToAllRequirement
 from ..core.protocols import AcceptedOrder
 from ..parallel import ContextAttention
 

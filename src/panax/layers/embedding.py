@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from ..core import Module, current_layout, normal, parameter
 from ..core.errors import LayoutError
-from ..core.layout import MeshAxes
-from ..core.module import Initializer
+from ..core.layout.layout import MeshAxes
+from ..core.params.module import Initializer
 from ..core.protocols import Axes
 from ..spmd import (
     WeightOp,

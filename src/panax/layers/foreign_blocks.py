@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from ..core import logical_axes, map_axes, pair_axes
 from ..core.errors import LayoutError
-from ..core.logical import Role, axis_of
+from ..core.params.logical import Role, axis_of
 from ..mesh import Placement
 from ..mesh.placement import as_spec
 from ..parallel.context import sequence_places, zigzag_order

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import current_layout, current_target
 from ..core.errors import LayoutError
-from ..core.target import Target
+from ..core.layout.target import Target
 from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
 from ..spmd import WeightOp, all_gather_sequence, apply_weight_op, gather_weight_early
 from ..spmd.weights import GatheredWeightWithGrad

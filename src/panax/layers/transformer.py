@@ -7,15 +7,15 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from ..core import dropout, scope
-from ..core.needs import AllToAllRequirement
+from ..core.layout.requirements import AllToAllRequirement
 from ..parallel import ContextAttention
-from .attention import Attention
+from .attention.attention import Attention
+from .attention.latent_attention import LatentAttention
 from .block import Block, Context, Positions
 from .feed_forward import FeedForward
-from .latent_attention import LatentAttention
-from .moe import MixtureOfExperts
+from .moe.moe import MixtureOfExperts
+from .moe.routing import RouterTerms, Tokens
 from .norm import Norm
-from .routing import RouterTerms, Tokens
 
 
 class TransformerBlock(Block):

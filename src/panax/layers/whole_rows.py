@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core.layout import Layout, current_layout, use_layout
-from ..core.logical import Role, axis_of
+from ..core.layout.layout import Layout, current_layout, use_layout
+from ..core.params.logical import Role, axis_of
 from ..parallel.context import zigzag_inverse, zigzag_order
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.linear import all_gather_sum

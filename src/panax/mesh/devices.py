@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LayoutError
-from ..core.target import target_of
+from ..core.layout.target import target_of
 
 SLOW_AXES = ("replica", "stage", "fsdp")
 """Axes that may span TPU slices, in order of preference."""

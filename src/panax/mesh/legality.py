@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
-from ..core.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
-from ..core.needs import AllToAllRequirement, Pipelined
+from ..core.layout.requirements import AllToAllRequirement, Pipelined
+from ..core.params.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
 from ..core.protocols import RowOrder
 from .rules import Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core.axes import pair_axes
 from ..core.errors import LayoutError
-from ..core.layout import use_layout
-from ..core.logical import Role, axis_of
+from ..core.layout.layout import use_layout
+from ..core.layout.target import Target, target_of
+from ..core.params.axes import pair_axes
+from ..core.params.logical import Role, axis_of
 from ..core.protocols import Axes, RowOrder
-from ..core.target import Target, target_of
 from ..job.cpu_scheduling import processes_on_these_cores, run_in_batches_while_alone
 from ..job.join import processes_of_this_host
 from .devices import device_grid

@@ -3,7 +3,7 @@ can check a layout without jax.
 
 `storage` shards parameters between uses, `compute` shards all arrays in computation. Each maps a logical axis
 to a tuple of mesh axes. DDP, FSDP, HSDP, tensor, sequence and expert parallelism are entries in these two; no
-model depends on them. The defaults are those of the registered axes (`core/logical.py`).
+model depends on them. The defaults are those of the registered axes (`core/params/logical.py`).
 """
 
 import copy
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..core.errors import LayoutError, nearest
-from ..core.logical import COMPUTE, EACH, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
-from ..core.logical import LOGICAL_AXES as LOGICAL_AXES
-from ..core.validated import Validated
+from ..core.params.logical import COMPUTE, EACH, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
+from ..core.params.logical import LOGICAL_AXES as LOGICAL_AXES
+from ..core.validation import Validated
 
 Zero = Literal["auto", "1", "2", "3"]
 

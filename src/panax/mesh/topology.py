@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from ..core.errors import LayoutError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .rules import MESH_AXES
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..core.printable import printable
+from ..core.sanitize import printable
 from .throughput import Peak
 from .trackers import Tracker
 

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from ..core.watching import HeatMap
+from ..core.monitors import HeatMap
 
 Picture = UInt8[np.ndarray, "height width 3"]
 Mask = Bool[np.ndarray, "height width"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import RecipeError
-from ..core.installing import install_command
+from ..core.install_hints import install_command
 from ..system import files
 from ..system.files import expand_user
 from ..system.lock import open_locked

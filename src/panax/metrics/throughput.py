@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.target import target_of
+from ..core.layout.target import target_of
 from ..kernels import kernels_of, machine, use_kernels
 from ..kernels.cache import kernels_folder, put_whole
 from ..kernels.cpu.native import peak_loop

@@ -5,10 +5,10 @@ Source: PaLM (arXiv:2204.02311), appendix B: the model's forward and backward ma
 three times the forward pass, since each matmul needs two more for its gradients.
 """
 
-from .decoder_config import DecoderConfig
-from .decoder_task import DecoderTask
-from .vit_config import VitConfig
-from .vit_task import VitTask
+from .decoder.config import DecoderConfig
+from .decoder.task import DecoderTask
+from .vision.vit_config import VitConfig
+from .vision.vit_task import VitTask
 
 
 def training_flops_per_token(config: DecoderConfig, length: int) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..core.leaf_ranges import MASK
+from ..core.batch_checks import MASK
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "tokens": ("input_ids", "inputs", "ids", "x"),

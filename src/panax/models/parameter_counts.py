@@ -4,8 +4,8 @@ import math
 
 import jax
 
-from .decoder import Decoder
-from .decoder_config import DecoderConfig
+from .decoder.config import DecoderConfig
+from .decoder.model import Decoder
 
 
 def count_parameters(config: DecoderConfig) -> int:

@@ -1,20 +1,20 @@
 """Optimizers that update local shards and treat each layer's array separately; learning-rate schedules and
 state sharding."""
 
-from .adafactor import Adafactor
 from .decay import uses_weight_decay
-from .elementwise import AdamW, Lion, Sgd
-from .layerwise import Lamb, Lars
-from .muon import Muon
-from .on_shards import ShardedOptimizer
+from .elementwise.adafactor import Adafactor
+from .elementwise.elementwise import AdamW, Lion, Sgd
+from .elementwise.layerwise import Lamb, Lars
+from .elementwise.schedule_free import ScheduleFreeAdamW
+from .matrix.muon import Muon
+from .matrix.shampoo import Shampoo
+from .matrix.soap import Soap
 from .optimizer import Chained, Optax, Optimizer
 from .per_layer import on_each_layer
-from .row_adagrad import RowAdagrad
-from .rows import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad
+from .rows.row_adagrad import RowAdagrad
+from .rows.rows import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad
 from .schedule import OwnSchedule, Schedule
-from .schedule_free import ScheduleFreeAdamW
-from .shampoo import Shampoo
-from .soap import Soap
+from .sharded.sharded_optimizer import ShardedOptimizer
 from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 

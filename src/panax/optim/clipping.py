@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.axes import named_leaves, path_name
+from ..core.params.axes import named_leaves, path_name
 from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 from .parameter import Parameter
-from .shard import ParameterShard, partition_spec, shard_map_over_params
+from .sharded.shard import ParameterShard, partition_spec, shard_map_over_params
 
 LEAST_NORM = 1e-3
 """Minimum weight norm in adaptive clipping, so that weights initialized with zeros can move

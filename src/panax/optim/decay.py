@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from ..core.axes import path_name
-from ..core.logical import is_copies
+from ..core.params.axes import path_name
+from ..core.params.logical import is_copies
 from ..core.protocols import Axes
 
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..core.selecting import LayerParameters, choose
+from ..core.params.selection import LayerParameters, choose
 from .parameter import Parameter
 
 

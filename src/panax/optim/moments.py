@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from .on_shards import StateSpec, UpdateInputs
 from .parameter import Parameter
+from .sharded.sharded_optimizer import StateSpec, UpdateInputs
 
 MEAN, SQUARE = "mean", "square"
 

@@ -13,9 +13,9 @@ import jax
 import optax
 
 from ..core.errors import RecipeError
+from ..core.params.selection import LayerParameters
 from ..core.protocols import Axes
-from ..core.selecting import LayerParameters
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .decay import decay_mask
 from .per_layer import Scope, on_each_layer
 from .schedule import OwnSchedule, Schedule
@@ -39,7 +39,7 @@ class Optimizer(Validated, abc.ABC):
         if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
             return "wrap the optax transformation: Optax(transformation=...)"
         if hasattr(value, "param_groups"):
-            return "convert the PyTorch optimizer: panax.adapters.torch_optimizers.from_torch(...)"
+            return "convert the PyTorch optimizer: panax.adapters.torch.optimizers.from_torch(...)"
         return "write AdamW(...), or another of panax.optim" if isinstance(value, str) else None
 
     @abc.abstractmethod

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import RecipeError, nearest
-from ..core.logical import LOGICAL_AXES, is_copies
+from ..core.params.logical import LOGICAL_AXES, is_copies
 from ..core.protocols import Axes
 from .decay import SAME_SPACE
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..core.axes import path_name
+from ..core.params.axes import path_name
 from ..core.protocols import Axes
 
 Scope = Literal["element", "tree"]

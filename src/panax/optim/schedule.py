@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 
 Decay = Literal["cosine", "linear", "sqrt", "constant", "inverse_sqrt"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ..core.axes import path_name
+from ..core.params.axes import path_name
 from ..core.protocols import Axes
 
 

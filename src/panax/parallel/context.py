@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from panax.core.layout import row_order
+from panax.core.layout.layout import row_order
 from panax.core.protocols import RowOrder
 
 

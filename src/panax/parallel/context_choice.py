@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
-from panax.core.layout import row_order
+from panax.core.layout.layout import row_order
+from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
-from panax.core.target import Target
-from panax.kernels.attention import attention
+from panax.kernels.attention.attention import attention
 from panax.kernels.registry import Kernel, choose, note, register
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import heads_limit, ulysses_attention

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..core.layout import MeshAxes
+from ..core.layout.layout import MeshAxes
 from ..spmd.collectives import axis_index
 from ..spmd.marks import ValueState, assert_sharding
 from .rows import RowMap, collect, spread

@@ -7,7 +7,7 @@ import jax
 
 from ..core import current_target
 from ..kernels.product import fusion_barrier
-from ..spmd.in_backward import current_grad_reduce
+from ..spmd.overlapped_grad_reduce import current_grad_reduce
 
 
 def scan_layers(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..core.layout import axis_size
+from ..core.layout.layout import axis_size
 from ..core.measures import Loss, counted_fields, is_measure, keeps_largest, merge_measures, neutral_value
 from ..spmd.collectives import merge_over_devices
 from ..spmd.marks import ValueState, assert_sharding

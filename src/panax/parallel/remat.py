@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from ..core import current_layout
-from ..core.logical import Role, axis_of
+from ..core.params.logical import Role, axis_of
 from ..spmd.contraction import PRODUCT
 from ..spmd.gathering import DECODED
 from ..spmd.weights import GATHERED

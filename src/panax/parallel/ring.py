@@ -30,11 +30,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.errors import RecipeError
+from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
-from panax.core.target import Target
-from panax.kernels.attention import attention
-from panax.kernels.attention_blockwise import output_delta
-from panax.kernels.attention_mask import MASKED, MaskRule
+from panax.kernels.attention.attention import attention
+from panax.kernels.attention.blockwise import output_delta
+from panax.kernels.attention.mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.registry import KernelChoice, kernels_of, named_kernel, note
 from panax.parallel.context import WireBytes

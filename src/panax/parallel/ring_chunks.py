@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
-from panax.core.target import Target
-from panax.kernels.attention_blockwise import Scores, flash_backward, flash_forward
-from panax.kernels.attention_layout import ScoreBlocks, choose_blocks
-from panax.kernels.attention_mask import MASKED, MaskRule
+from panax.kernels.attention.blockwise import Scores, flash_backward, flash_forward
+from panax.kernels.attention.layout import ScoreBlocks, choose_blocks
+from panax.kernels.attention.mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
 
 _EVERYTHING = MaskRule(causal=False, window=None)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ..core.expected import declare_trip_count
+from ..core.layout.declarations import declare_trip_count
 
 Run = Callable[[Int[Array, ""], Any, Any], jax.Array]
 """(round number, constants, variables) to the round's term of the sum. Must be hashable, and hold no

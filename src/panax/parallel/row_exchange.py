@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core.expected import declare_trip_count, tag_comm
-from ..core.layout import MeshAxes, current_target
+from ..core.layout.declarations import declare_trip_count, tag_comm
+from ..core.layout.layout import MeshAxes, current_target
 from ..spmd.collectives import all_gather, all_reduce, axis_index, reduce_scatter
 from ..spmd.marks import ValueState, assert_sharding, split_over
 from ..spmd.row_gradients import Change, RowGradients, merge_rows, update_rows

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.errors import LayoutError
-from ..core.expected import tag_comm
-from ..core.layout import Layout, MeshAxes
+from ..core.layout.declarations import tag_comm
+from ..core.layout.layout import Layout, MeshAxes
 from ..core.protocols import Axes
 from ..mesh.rules import MESH_AXES
 from ..spmd.collectives import all_gather, all_reduce, reduce_scatter, token_axes

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from ..core.errors import RecipeError
-from ..core.validated import Validated
+from ..core.validation import Validated
 
 ScheduleName = Literal["1f1b", "interleaved", "gpipe"]
 

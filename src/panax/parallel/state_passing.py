@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.core.target import Target
-from panax.kernels.state_space import initial_state_output, state_space_scan
+from panax.core.layout.target import Target
+from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
 from panax.spmd.linear import all_gather_sum, shift_right
 from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding
 

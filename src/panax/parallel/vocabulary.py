@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
-from ..core.counter_hash import mix
-from ..core.expected import tag_comm
+from ..core.layout.declarations import tag_comm
+from ..core.params.counter_rng import mix
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
 from ..spmd.in_place import read_first
 from .row_places import Lies

@@ -6,19 +6,19 @@ from ..core.lazy import lazily
 
 if TYPE_CHECKING:
     from .collectives import Collective, Total, count_collectives, summary
+    from .search.targets import Hardware, parse_target, target_devices
     from .step import Memory, StepPlan, TooLarge, plan_step, text_batch
-    from .targets import Hardware, parse_target, target_devices
-    from .traffic import Traffic, traffic_totals
-    from .walk import StepCost, walk_step
+    from .walk.traffic import Traffic, traffic_totals
+    from .walk.walk import StepCost, walk_step
 
 __getattr__ = lazily(
     __name__,
     {
         "collectives": ("Collective", "Total", "count_collectives", "summary"),
         "step": ("Memory", "StepPlan", "TooLarge", "plan_step", "text_batch"),
-        "targets": ("Hardware", "parse_target", "target_devices"),
-        "traffic": ("Traffic", "traffic_totals"),
-        "walk": ("StepCost", "walk_step"),
+        "search.targets": ("Hardware", "parse_target", "target_devices"),
+        "walk.traffic": ("Traffic", "traffic_totals"),
+        "walk.walk": ("StepCost", "walk_step"),
     },
 )
 

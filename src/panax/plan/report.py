@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from .beside import OverlapReport
 from .collectives import Collective, summary
+from .overlap import OverlapReport
 from .step import StepPlan
-from .walk import StepCost
+from .walk.walk import StepCost
 
 
 def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:

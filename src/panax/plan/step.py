@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from ..data import TextData
-from ..data.source import TEXT_LEAVES
+from ..data.text.token_source import TEXT_LEAVES
 from ..train import CompiledStep
-from .beside import OverlapReport, overlapped_flops, schedule_tells
 from .collectives import Collective, count_collectives
+from .overlap import OverlapReport, overlapped_flops, schedule_tells
 
 
 @dataclasses.dataclass(frozen=True)

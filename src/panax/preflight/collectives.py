@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
-from ..plan.traffic import Traffic
+from ..plan.walk.traffic import Traffic
 from .devices import seconds_of
 
 FIRST_BYTES = 2**18

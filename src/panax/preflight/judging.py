@@ -10,9 +10,9 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from ..plan.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
 from ..plan.report import duration
-from ..plan.targets import CHIPS
+from ..plan.search.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
+from ..plan.search.targets import CHIPS
 from .versions import outliers
 
 DEVICE_RATIO, CPU_RATIO = 1.25, 2.5

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from ..core.errors import StoreError
 from ..job.agreement import gather_ints, gather_texts
-from ..plan.profile import (
+from ..plan.search.profile import (
     CollectiveRates,
     DeviceLocation,
     DeviceRates,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ..plan.profile import HardwareProfile
+from ..plan.search.profile import HardwareProfile
 from .collectives import DEFAULT_KINDS, CollectiveUse, collective_program
 from .devices import BenchmarkSize, measured_devices
 from .links import exchange_program, links_of, rounds_of

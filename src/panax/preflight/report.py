@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..plan.profile import HardwareProfile
 from ..plan.report import align_columns, duration
+from ..plan.search.profile import HardwareProfile
 from ..system import json_reader
 from .full import FullCheck, part_lines
 from .judging import HardwareFinding, flop_rate, process_name, rate

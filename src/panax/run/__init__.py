@@ -1,20 +1,20 @@
 """The place where everything meets: an experiment, and the loop that trains it."""
 
-from .checking import check
-from .evaluating import evaluate
+from .data_override import replace_data
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig
-from .finding_batch import BatchSearch, find_batch
-from .finding_rate import RateSearch, find_lr
 from .fitting import fit, open_run
+from .folder.trained_model import LoadedModel
+from .folder.trained_model import load_trained as load
 from .loop import Run
-from .on_data import replace_data
-from .plain import PlainStep, compile_step
-from .prepare import prepare
+from .plain_step import PlainStep, compile_step
+from .preparation import prepare
+from .reporting.evaluation import evaluate
+from .reporting.generation import continue_text
 from .result import Result
-from .sweeping import Sweep, sweep
-from .trained import LoadedModel
-from .trained import load_trained as load
-from .writing import continue_text
+from .tools.batch_search import BatchSearch, find_batch
+from .tools.check import check
+from .tools.lr_search import RateSearch, find_lr
+from .tools.sweep import Sweep, sweep
 
 __all__ = [
     "BatchSearch",

@@ -8,9 +8,9 @@ from typing import Any
 from ..checkpoint import CheckpointConfig
 from ..comms import Comms
 from ..core import CollectingTask, Task
-from ..core.brief import brief
 from ..core.errors import RecipeError, kind_of
-from ..core.validated import Validated
+from ..core.short_repr import brief
+from ..core.validation import Validated
 from ..data import BatchRamp, RowNumbers, TextData
 from ..hooks import Hook
 from ..kernels import Kernels

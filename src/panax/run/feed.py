@@ -12,8 +12,8 @@ import numpy as np
 from ..core import Position, Source
 from ..core.errors import LayoutError
 from ..data import Prefetched, RowSource
-from ..data.filled import pad_batches
-from ..data.ramped import Ramped
+from ..data.loading.batch_ramp import Ramped
+from ..data.loading.pad_rows import pad_batches
 from ..train.sending import HeldRows, Sender
 
 BATCHES_AHEAD = 2

@@ -24,20 +24,20 @@ from ..metrics.console import open_console
 from ..metrics.run_log import RunLog, both
 from ..system.platform_check import check_system
 from ..train.room import check_room
-from .agreeing_settings import check_held_out, interval_notes, precision_notes
+from .blank_data import lacks_data
 from .experiment import Experiment
-from .interrupt import SignalHandler
-from .islands import Island
-from .keeping import CheckpointSchedule
 from .loop import Run
-from .no_data import lacks_data
-from .prepare import Say, prepare
-from .report import Report
+from .preparation import Say, prepare
+from .recovery.checkpointing import CheckpointSchedule
+from .recovery.interrupt import SignalHandler
+from .recovery.islands import Island
+from .recovery.rewinding import RollbackController
+from .recovery.verification import SdcVerifier, check_verifiable
+from .reporting.report import Report
+from .reporting.session import open_ledger
 from .result import Result
-from .rewinding import RollbackController
-from .session import open_ledger
+from .setting_checks import check_held_out, interval_notes, precision_notes
 from .start import begin, choose_kernels, open_folder, open_memory
-from .verifying import SdcVerifier, check_verifiable
 
 
 def fit(

@@ -8,7 +8,7 @@ import jax
 
 from ..core import TrainState
 from ..core.errors import DataError, LayoutError, RecipeError
-from ..data.ramped import Ramped
+from ..data.loading.batch_ramp import Ramped
 from ..job.heartbeat import heartbeat
 from ..metrics import Histogram
 from ..metrics.film import Frames
@@ -16,20 +16,20 @@ from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
 from .feed import Fed, iterate_on_device
-from .hooked import HookRequests, HookRunner
-from .interrupt import SignalHandler
-from .islands import Island
-from .keeping import CheckpointSchedule, due
-from .prepare import PreparedRun, Say
-from .probing import Probing
-from .report import Report
+from .preparation import PreparedRun, Say
+from .recovery.checkpointing import CheckpointSchedule, due
+from .recovery.fallback_layouts import write_smaller_layouts
+from .recovery.interrupt import SignalHandler
+from .recovery.islands import Island
+from .recovery.probing import Probing
+from .recovery.rewinding import RollbackController
+from .recovery.verification import SdcVerifier
+from .reporting.generation import continue_text
+from .reporting.histograms import weight_histograms
+from .reporting.hook_runner import HookRequests, HookRunner
+from .reporting.report import Report
 from .result import Result
-from .rewinding import RollbackController
-from .smaller import write_smaller_layouts
-from .spread import weight_histograms
 from .start import Start
-from .verifying import SdcVerifier
-from .writing import continue_text
 
 RESERVED = frozenset({"step", "run"})
 """Names that the lines of a log have already."""

@@ -7,10 +7,10 @@ from typing import Any
 from ..core import TrainState
 from ..core.errors import RecipeError, nearest
 from ..metrics.page.lines import Chart, Line, line_chart
-from .evaluating import evaluate_result
-from .history import read_history, table
-from .prepare import PreparedRun
-from .writing import continue_text
+from .preparation import PreparedRun
+from .reporting.evaluation import evaluate_result
+from .reporting.generation import continue_text
+from .reporting.history import read_history, table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

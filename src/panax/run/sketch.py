@@ -6,18 +6,18 @@ from typing import Any
 
 from ..core import DataFacts, Task
 from ..core.errors import RecipeError
-from ..core.target import target_of
+from ..core.layout.target import target_of
 from ..data import BytePairTokenizer, TextData
-from ..data.source import TEXT_AXES
+from ..data.text.token_source import TEXT_AXES
 from ..mesh import Placement
 from ..plan.step import text_batch
 from ..train.compiled import CompiledStep, needs_of
 from ..train.precision import with_compute_dtype
-from .automatic import Say, resolve_auto_mesh
+from .auto_mesh import Say, resolve_auto_mesh
+from .blank_data import lacks_data
 from .experiment import Experiment
-from .no_data import lacks_data
-from .prepare import make_program, prepare, with_rate_for_batch
-from .slow_axes import with_slow_axes
+from .preparation import make_program, prepare, with_rate_for_batch
+from .tools.slow_axes import with_slow_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,8 @@ def sketch_step(
     """
     data = experiment.data
     if not isinstance(data, TextData):
-        if lacks_data(experiment) is not None:
-            # Presets are made of experiments, so that they are imported after them.
-            from ..presets import with_blank_images
-
-            experiment = with_blank_images(experiment)
+        if (blank := lacks_data(experiment)) is not None:
+            experiment = blank.fill(experiment)
         prepared = prepare(experiment, say, devices)
         return Sketch(experiment, prepared.task, prepared.step, lambda: dict(next(prepared.data.train.batches()).batch))
     try:

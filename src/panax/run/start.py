@@ -14,21 +14,21 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
-from ..data.agreement import classes_of
+from ..data.loading.class_agreement import classes_of
 from ..job.agreement import first_text, is_process_zero
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
 from ..stores import open_store
 from ..system import json_reader
 from ..system.lock import open_locked, owner
-from .ahead import compile_ahead
-from .description import describe
-from .earlier import OWN_FILES, SETTINGS, archive_run, check_same_run, position_in
+from .compile_ahead import compile_ahead
 from .experiment import Experiment
-from .keeping import BEST, BestEvaluation
-from .leaving_out import DataProgress, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
-from .prepare import PreparedRun, Say
-from .restored import averaging_again, restore_state
+from .folder.description import describe
+from .folder.previous_run import OWN_FILES, SETTINGS, archive_run, check_same_run, position_in
+from .folder.restoration import averaging_again, restore_state
+from .preparation import PreparedRun, Say
+from .recovery.checkpointing import BEST, BestEvaluation
+from .recovery.skipped_batches import DataProgress, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
 from .versions import report_versions
 
 MODEL = "model.json"
@@ -356,7 +356,7 @@ def first_state(prepared: PreparedRun, say: Say) -> TrainState:
         say(f"starting from the weights in {where}")
         params, model_state = load(where, prepared.task, state.params, state.model_state)
     else:
-        from .trained import classes_in, find_checkpoints, read_weights
+        from .folder.trained_model import classes_in, find_checkpoints, read_weights
 
         checkpoint = next(find_checkpoints(where))
         say(f"starting from the weights in {checkpoint.url}")

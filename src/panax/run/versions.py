@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from ..checkpoint import Checkpoint
-from .prepare import Say
+from .preparation import Say
 
 VERSIONS = "versions"
 """The name under which a checkpoint holds them."""

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from ..core.errors import RecipeError
-from ..core.expected import tag_comm
-from ..core.layout import MeshAxes, current_layout
-from ..core.logical import Role, axis_of
+from ..core.layout.declarations import tag_comm
+from ..core.layout.layout import MeshAxes, current_layout
 from ..core.measures import MeanWithInterval, counted_fields, is_measure, keeps_largest
+from ..core.params.logical import Role, axis_of
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from ..core.layout import MeshAxes, current_layout
-from ..core.logical import Role, axis_of
+from ..core.layout.layout import MeshAxes, current_layout
+from ..core.params.logical import Role, axis_of
 from ..core.protocols import Axes
 from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter

@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.boxes import LEAST, quant_blocks
 from ..core.errors import RecipeError
 from ..core.jax_primitives import define_primitive
-from ..core.layout import Layout, MeshAxes, current_layout
-from ..core.logical import traits_of
+from ..core.layout.layout import Layout, MeshAxes, current_layout
+from ..core.layout.quant_blocks import LEAST, quant_blocks
+from ..core.params.logical import traits_of
 from ..core.protocols import Axes
 from ..core.task import Task
-from ..kernels.quantised import FLOAT8, INT8, Format, QuantizedArray, quantize
+from ..kernels.quantized import FLOAT8, INT8, Format, QuantizedArray, quantize
 from .collectives import gather_dims
 from .marks import split_over
 

@@ -10,8 +10,8 @@ from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, curre
 from ..core.loss_scale import objective_of
 from ..core.measures import Scalar, merge_stacked
 from .collectives import psum_over_tokens
-from .in_backward import GradReduceOverlap, current_grad_reduce, overlap_grad_reduce, parameter_name
 from .once import split_slots
+from .overlapped_grad_reduce import GradReduceOverlap, current_grad_reduce, overlap_grad_reduce, parameter_name
 
 
 def compute_grads(

@@ -17,7 +17,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ..core.layout import MeshAxes
+from ..core.layout.layout import MeshAxes
 from .collectives import all_gather, all_reduce, reduce_scatter
 from .marks import ValueState, assert_sharding
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
-from ..core.layout import Layout
+from ..core.layout.layout import Layout
 
 
 def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any, results: Any) -> Callable[..., Any]:

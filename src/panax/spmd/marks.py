@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from ..core.jax_primitives import define_primitive, read_parameter
-from ..core.layout import MeshAxes, current_layout
+from ..core.layout.layout import MeshAxes, current_layout
 
 Tree = TypeVar("Tree")
 

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core.logical import traits_of
+from ..core.params.logical import traits_of
 from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .gathering import gather_weight_as

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from ..core.layout import MeshAxes, current_layout
+from ..core.layout.layout import MeshAxes, current_layout
 from .marks import ValueState, assert_sharding
 
 Products = Sequence[Callable[[jax.Array], jax.Array]]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..core.layout import current_target
+from ..core.layout.layout import current_target
 from .segments import segment_sums
 
 Change = Callable[[jax.Array, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, Mapping[str, jax.Array]]]

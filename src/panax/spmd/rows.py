@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.errors import RecipeError
-from ..core.layout import current_target
+from ..core.layout.layout import current_target
 from .segments import segment_sums
 from .weights import GatherSpec
 

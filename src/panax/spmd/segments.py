@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..core.target import Target
+from ..core.layout.target import Target
 from .marks import linear_in
 
 BLOCK = 32

@@ -14,8 +14,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from ..core.layout import MeshAxes, current_layout
-from ..core.logical import Role, axis_of
+from ..core.layout.layout import MeshAxes, current_layout
+from ..core.params.logical import Role, axis_of
 from .collectives import token_axes
 from .linear import all_gather_sum, psum_forward, reduce_scatter_sum
 from .marks import mark_shared_cotangent

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from ..core.layout import MeshAxes, current_layout
+from ..core.layout.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .gathering import gather_weight_as

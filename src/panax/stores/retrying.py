@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..core.errors import StoreError
-from ..core.validated import Validated
+from ..core.validation import Validated
 from .failures import failure_of
 from .store import MissingError
 

@@ -1,1 +1,1 @@
-"""What the operating system gives: locks, folders that Panax owns, caches, the processor."""
+"""The operating system: locks, folders that Panax owns, caches, the processor."""

@@ -17,7 +17,7 @@ def processor() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor can do, by the names that Linux lists; nothing where the system does not tell."""
+    """Return the processor's instruction sets by the names that Linux lists; empty if the system does not list them."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return frozenset({"asimd"})  # All of Apple's have it.
     return frozenset(_listed(_fields()).split())
@@ -28,7 +28,7 @@ def _listed(fields: dict[str, str]) -> str:
 
 
 def _fields() -> dict[str, str]:
-    """What is said of the first processor."""
+    """Read the entry of the first processor."""
     return {
         name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(list(_lines())))
     }

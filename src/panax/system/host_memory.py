@@ -18,7 +18,7 @@ _FILES = {
 
 
 def host_bytes() -> int:
-    """What this process may use of the host's memory: the least of what is there, of its cgroups' limits, and of `ulimit -v`."""
+    """Return the bytes of host memory that this process may use: the least of the host's memory, its cgroups' limits and `ulimit -v`."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
@@ -28,7 +28,7 @@ def host_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """What this process may take now: the least of what the host has, and of what its cgroups and `ulimit -v` leave it."""
+    """Return the bytes that this process may allocate now: the least that the host, its cgroups and `ulimit -v` leave."""
     found = [_available()]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:

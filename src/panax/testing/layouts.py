@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from ..core import Axes, Task, named_leaves, pair_axes
-from ..core.logical import axes_of_rows, is_table
+from ..core.params.logical import axes_of_rows, is_table
 from ..mesh import MESH_AXES, MeshShape, Placement, Rules
 from ..mesh.legality import problem
 from ..optim import Optax, RowSgd, Schedule

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from ..core import Axes, Batch, Collected, CollectingTask, DataChecks, TrainState, current_target
 from ..core.errors import RecipeError
-from ..core.layout import whole_arrays
+from ..core.layout.layout import whole_arrays
 from ..core.measures import NO_FAULT, merge_stacked
 from .precision import matmuls_as_set
 from .update import PARAMETER_NORM, Scalars, check_names, parameter_norm, prepare_batch

@@ -14,11 +14,11 @@ import numpy as np
 
 from ..comms.fragments import OuterSync
 from ..core import Axes, CollectingTask, TrainState, pair_axes
+from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..core.errors import TrainingError
-from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
-from ..core.logical import Role, axis_of
-from ..core.module import draw_in_turn
-from ..core.target import Target
+from ..core.layout.target import Target
+from ..core.params.logical import Role, axis_of
+from ..core.params.module import draw_in_turn
 from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import MeshRequirements, check, fitted_rules, remarks

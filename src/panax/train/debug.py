@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import Axes, TrainState, real_values
-from ..core.leaf_ranges import check_ranges, narrow_to_32_bits
+from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..kernels import use_kernels
 from .on_mesh import split_rows
 from .program import Program

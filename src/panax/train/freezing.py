@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core import named_leaves
 from ..core.errors import RecipeError
-from ..core.selecting import LayerParameters, choose
+from ..core.params.selection import LayerParameters, choose
 
 Rows = Mapping[str, frozenset[int]]
 """For a stacked parameter, its frozen layers."""

@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..core import Axes, Batch, Task, TrainState, current_layout, named_leaves
-from ..core.counter_hash import bits_of_places, to_centered_uniform
 from ..core.errors import LayoutError, RecipeError, nearest
-from ..core.expected import declare_trip_count
-from ..core.growing import Growing
-from ..core.layout import Layout
+from ..core.layout.declarations import declare_trip_count
+from ..core.layout.layout import Layout
+from ..core.params.counter_rng import bits_of_places, to_centered_uniform
+from ..core.params.growth import Growing
 from ..mesh.placement import as_spec
 from ..parallel.row_places import Lies
 from ..parallel.vocabulary import Said, ShardVocabulary, VocabularyBlocks

@@ -18,20 +18,20 @@ from ..comms import Comms
 from ..comms.delayed import Terms
 from ..comms.reduction import Owed, reduce_compressed, ways_of
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
-from ..core.expected import tag_comm
-from ..core.layout import Layout, whole_arrays
+from ..core.layout.declarations import tag_comm
+from ..core.layout.layout import Layout, whole_arrays
 from ..core.loss_scale import use_loss_scale
 from ..core.measures import counted_fields, keeps_largest
 from ..mesh.placement import as_spec
 from ..mesh.rules import MESH_AXES
 from ..spmd import compute_grads, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
-from ..spmd.in_backward import GradReduceOverlap, overlap_grad_reduce
 from ..spmd.manual import map_over_shards
 from ..spmd.marks import ValueState, assert_sharding, check_sharding
 from ..spmd.once import gather_params_per_step, reduce_grads
-from .in_backward import as_share, early_owed, early_sums
+from ..spmd.overlapped_grad_reduce import GradReduceOverlap, overlap_grad_reduce
 from .loss_scaling import unscale_gradients
+from .overlapped_grads import as_share, early_owed, early_sums
 from .tables import OpenedTables, TableUpdates, scale_rows
 
 BatchAxes = Mapping[str, Axes]

@@ -8,7 +8,7 @@ import jax
 
 from ..core import Task
 from ..core.errors import RecipeError
-from ..core.target import Target
+from ..core.layout.target import Target
 from ..job.agreement import gather_texts
 from ..kernels.compute_dtype import AUTO, dtype_for, reason_for_float32
 

@@ -13,8 +13,8 @@ from ..comms import Comms
 from ..comms.fragments import OuterSync, last_meeting, outer_sync_after
 from ..core import Axes, CollectingTask, StepGuard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
-from ..core.layout import Layout
-from ..core.logical import axes_of_rows
+from ..core.layout.layout import Layout
+from ..core.params.logical import axes_of_rows
 from ..core.state import averages_of
 from ..kernels import Kernels
 from ..kernels.compute_dtype import resolve
@@ -23,10 +23,10 @@ from .collecting import check_plain, collecting_step, first_batch
 from .freezing import Rows, freeze, mask_frozen_layers
 from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
+from .mup import WidthFactors, width_factors
 from .replicated import average_params, initial_replicas, place_program, take_local_step
 from .tables import TableUpdates
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
-from .width import WidthFactors, width_factors
 
 
 @dataclasses.dataclass(frozen=True)

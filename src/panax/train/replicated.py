@@ -23,10 +23,10 @@ from ..comms.local import (
 from ..comms.owed import check_mesh, residual_specs
 from ..core import Axes, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
-from ..core.layout import Layout, use_layout
+from ..core.layout.layout import Layout, use_layout
 from ..core.measures import merge_stacked, total_loss
 from ..spmd.gathering import check_effect as check_gathers
-from .in_backward import check_sums
+from .overlapped_grads import check_sums
 from .update import MEASURES, Scalars, prepare_batch, scalars_of
 
 if TYPE_CHECKING:

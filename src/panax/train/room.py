@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from ..core.errors import RecipeError
-from ..core.target import target_of
+from ..core.layout.target import target_of
 from ..system.host_memory import free_bytes
 
 

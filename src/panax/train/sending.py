@@ -12,8 +12,8 @@ import numpy.typing as npt
 from jax.sharding import Sharding
 
 from ..core import Axes, Task
+from ..core.batch_checks import NUMBER
 from ..core.errors import DataError
-from ..core.leaf_ranges import NUMBER
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

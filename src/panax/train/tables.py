@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec
 from ..comms import Comms
 from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes, path_name
 from ..core.errors import RecipeError, nearest
-from ..core.layout import Layout
-from ..core.logical import is_table
+from ..core.layout.layout import Layout
+from ..core.params.logical import is_table
 from ..mesh.placement import as_spec
 from ..optim import RowOptimizer, RowWiseAdagrad
 from ..parallel.row_exchange import RowExchange

@@ -26,11 +26,11 @@ from ..core import (
     pair_axes,
     total_loss,
 )
+from ..core.batch_checks import NUMBER, find_faults, skip_masked_rows, widen
 from ..core.errors import RecipeError, TrainingError
-from ..core.leaf_ranges import NUMBER, find_faults, skip_masked_rows, widen
-from ..core.logical import axes_of_rows
 from ..core.measures import Losses, Metrics, is_reserved
-from ..core.validated import Validated
+from ..core.params.logical import axes_of_rows
+from ..core.validation import Validated
 from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clipped_by_layer
 from ..optim.transformation import Transformation, apply_updates

@@ -13,7 +13,7 @@ from typing import Any
 
 from panax.core.errors import RecipeError, nearest
 
-from ..work import Batch, Family
+from ..work.work import Batch, Family
 
 ALL: tuple[Family, ...] = ("vit", "llama", "mixtral")
 
@@ -108,18 +108,18 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="torch_eager",
         title="PyTorch eager",
-        module="torch_eager",
+        module="torch.torch_eager",
         whose="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
-        families={**_TRANSFORMERS, "dlrm": ("torch_dlrm",)},
+        families={**_TRANSFORMERS, "dlrm": ("torch.torch_dlrm",)},
         framework="torch",
     ),
     Column(
         name="torch_compile",
         title="torch.compile",
-        module="torch_compile",
-        shares=("torch_eager",),
+        module="torch.torch_compile",
+        shares=("torch.torch_eager",),
         whose="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
@@ -129,8 +129,8 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="torch_xla",
         title="PyTorch/XLA",
-        module="torch_xla",
-        shares=("torch_eager",),
+        module="torch.torch_xla",
+        shares=("torch.torch_eager",),
         whose="the class of transformers, unchanged",
         requires=("torch", "transformers", "torch_xla"),
         install="pip install 'torch_xla[tpu]' (or the wheel of the torch_xla releases that fits your torch)",
@@ -140,31 +140,31 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="plain_jax",
         title="Plain JAX",
-        module="plain_jax",
-        shares=("optax_optimizer",),
+        module="jax.plain_jax",
+        shares=("jax.optax_optimizer",),
         whose="written by hand in jax.numpy",
         requires=("jax", "optax"),
         install="pip install jax optax",
-        families={"vit": ("plain_vit",), "llama": ("plain_decoder",), "mixtral": ("plain_decoder",)},
+        families={"vit": ("jax.plain_vit",), "llama": ("jax.plain_decoder",), "mixtral": ("jax.plain_decoder",)},
         framework="jax",
     ),
     Column(
         name="flax",
         title="Flax NNX",
-        module="flax_nnx",
-        shares=("optax_optimizer",),
+        module="jax.flax_nnx",
+        shares=("jax.optax_optimizer",),
         whose="written by hand of Flax's layers",
         requires=("jax", "flax", "optax"),
         install="pip install 'panax-jax[flax]'",
-        families={"vit": ("flax_vit",), "llama": ("flax_decoder",)},
+        families={"vit": ("jax.flax_vit",), "llama": ("jax.flax_decoder",)},
         why_not="Flax has no mixture of experts, and none is written here",
         framework="jax",
     ),
     Column(
         name="adapted",
         title="PyTorch adapted",
-        module="adapted",
-        shares=("torch_eager",),
+        module="ours.adapted",
+        shares=("torch.torch_eager",),
         whose="the class of transformers, unchanged",
         requires=("jax", "torch", "transformers"),
         install="pip install 'panax-jax[torch]' transformers",
@@ -175,11 +175,11 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="panax",
         title="Panax",
-        module="panax_own",
+        module="ours.panax_own",
         whose="Panax's own",
         requires=("jax",),
         install="pip install panax-jax",
-        families={**_TRANSFORMERS, "dlrm": ("panax_dlrm",)},
+        families={**_TRANSFORMERS, "dlrm": ("ours.panax_dlrm",)},
         framework="jax",
         own=True,
     ),
@@ -189,13 +189,13 @@ TABLE_COLUMNS: tuple[Column, ...] = (
     Column(
         name="torchrec",
         title="TorchRec's FBGEMM",
-        module="torch_fbgemm",
-        shares=("torch_dlrm",),
+        module="torch.torch_fbgemm",
+        shares=("torch.torch_dlrm",),
         whose="FBGEMM's table-batched embeddings, as TorchRec uses them",
         requires=("torch", "fbgemm_gpu"),
         install="an environment with torch==2.13.0, numpy, safetensors, psutil and, by `pip install --no-deps`, "
         "fbgemm-gpu-cpu==1.8.0; name its python in $PANAX_TORCHREC_PYTHON",
-        families={"dlrm": ("torch_fbgemm",)},
+        families={"dlrm": ("torch.torch_fbgemm",)},
         why_not="it is for tables",
         framework="torch",
         python="PANAX_TORCHREC_PYTHON",
@@ -220,8 +220,8 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
     ours = Column(
         name=f"panax_{layout}",
         title=f"Panax {layout}={WAYS}",
-        module="panax_distributed",
-        shares=("panax_own",),
+        module="ours.panax_distributed",
+        shares=("ours.panax_own",),
         whose="Panax's own",
         requires=("jax",),
         install="pip install panax-jax",
@@ -238,8 +238,8 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
     theirs = Column(
         name=f"torch_{name}",
         title=f"PyTorch {title}",
-        module="torch_distributed",
-        shares=("torch_eager",),
+        module="torch.torch_distributed",
+        shares=("torch.torch_eager",),
         whose="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,

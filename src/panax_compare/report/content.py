@@ -2,16 +2,16 @@
 
 import json
 
-from panax.core.finite import least
+from panax.core.finite_stats import least
 from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, TextTable
 
 from ..columns import EVERY
 from ..formatting import percent, rate, ratio, seconds, size
 from ..questions import answers
 from ..results import Comparison
-from ..settings import PRECISIONS
-from ..sources import length_of, text_of
 from ..verdict import ColumnFigures, loss_tolerances, peak_of, rows_of, verdict
+from ..work.settings import PRECISIONS
+from ..work.sources import length_of, text_of
 from .plots import ColumnBar, bars, lines
 
 
@@ -298,6 +298,6 @@ def _programs(comparison: Comparison) -> tuple[Block, ...]:
         lengths.append((column.title, str(length.program), str(length.model or "a library's"), names))
         for name in (*program, *model):
             if name not in seen:
-                files.append(Code(text_of(name), "python", f"{name}.py"))
+                files.append(Code(text_of(name), "python", f"{name.replace('.', '/')}.py"))
                 seen.add(name)
     return (*shown, TextTable(tuple(lengths)), *files)

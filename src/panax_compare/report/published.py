@@ -8,7 +8,7 @@ from panax.metrics.page.markdown import markdown, table
 
 from ..formatting import seconds
 from ..published import FLAWS, SIDES, Published, variants
-from ..sources import text_of
+from ..work.sources import text_of
 from .plots import ColumnBar, bars
 from .writing import MARKDOWN, PAGE, PLOTS
 
@@ -32,8 +32,8 @@ def write_published(published: Published, folder: Path) -> tuple[Path, str]:
             (
                 Code(published.command, "console"),
                 *(
-                    Code(text_of(name), "python", f"{name}.py")
-                    for name in ("published_torch", "published_jax", "plain_vit")
+                    Code(text_of(name), "python", f"{name.replace('.', '/')}.py")
+                    for name in ("torch.published_torch", "jax.published_jax", "jax.plain_vit")
                 ),
             ),
         ),

@@ -10,8 +10,8 @@ import pytest
 
 from panax.core.errors import DataError
 from panax.data import Parquet
-from panax.data.mds import Mds
-from panax.data.webdataset import read_samples
+from panax.data.formats.mds import Mds
+from panax.data.formats.webdataset import read_samples
 
 
 def varint(number):

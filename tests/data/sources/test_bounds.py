@@ -16,13 +16,13 @@ import pytest
 
 from panax.core import DataError, RecipeError
 from panax.data import BadRecord, Document, ImageFolder, Jsonl, Parquet, Table
-from panax.data.array_record import ArrayRecord
-from panax.data.arrow import Arrow
-from panax.data.ipc_sizes import check_ipc_sizes
-from panax.data.mds import Mds
-from panax.data.pictures import Decoding
-from panax.data.records import HuggingFaceDisk
-from panax.data.webdataset import WebDataset
+from panax.data.formats.array_record import ArrayRecord
+from panax.data.formats.arrow import Arrow
+from panax.data.formats.ipc_sizes import check_ipc_sizes
+from panax.data.formats.mds import Mds
+from panax.data.formats.records import HuggingFaceDisk
+from panax.data.formats.webdataset import WebDataset
+from panax.data.images.encoded_images import Decoding
 
 FIXTURES = Path(__file__).with_name("fixtures")
 LARGE = 2**25

@@ -68,7 +68,7 @@ def test_bad_lines_are_counted_with_their_places(tmp_path, caplog):
 def test_many_blocks_are_one_table(tmp_path, monkeypatch):
     text = "\n".join(line(str(n % 2), (str(n),), (f"{n:x}",)) for n in range(500))
     whole = opened(tmp_path, text, name="day_0", ids=CountVocabulary()).read(np.arange(500))
-    monkeypatch.setattr("panax.data.criteo._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("panax.data.tables.criteo._BLOCK_BYTES", 4096)
     bad = text.split("\n")
     bad.insert(400, "nothing")
     parts = opened(tmp_path, "\n".join(bad), name="day_1", bad=1, ids=CountVocabulary()).read(np.arange(500))

@@ -12,12 +12,12 @@ from PIL import Image
 
 from panax.core import DataError, RecipeError, Source
 from panax.data import RowSource
-from panax.data.example_data import ExampleData
-from panax.data.example_source import ExampleSource
-from panax.data.examples import Arrays, ExampleFiles, Examples, divide
-from panax.data.images import ImageFolder, ParquetImages, WebDatasetImages
-from panax.data.pictures import Decoding
-from panax.data.table import Table
+from panax.data.images.encoded_images import Decoding
+from panax.data.images.images import ImageFolder, ParquetImages, WebDatasetImages
+from panax.data.loading.example_data import ExampleData
+from panax.data.loading.example_source import ExampleSource
+from panax.data.loading.examples import Arrays, ExampleFiles, Examples, divide
+from panax.data.tables.table import Table
 from panax.stores import open_store
 
 FIXTURES = Path(__file__).with_name("fixtures")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
-from panax.data.file_cache import FileCache, NoRoomError
+from panax.data.files.file_cache import FileCache, NoRoomError
 from panax.system.owned_dir import make_owned_dir
 
 
@@ -85,7 +85,7 @@ def test_what_was_removed_by_hand_no_longer_counts(cache):
 
 
 def test_of_many_copies_some_more_go_so_that_the_next_find_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("panax.data.file_cache.MANY", 50)
+    monkeypatch.setattr("panax.data.files.file_cache.MANY", 50)
     cache = FileCache(tmp_path / "files", 1000)
     clears = []
     monkeypatch.setattr(FileCache, "_clear", lambda self, size, clear=cache._clear: clears.append(size) or clear(size))
@@ -136,7 +136,7 @@ def test_threads_share_a_copy_and_keep_the_bound(cache):
 USER = """
 import os, sys, time
 from pathlib import Path
-from panax.data.file_cache import FileCache
+from panax.data.files.file_cache import FileCache
 root, number = Path(sys.argv[1]), int(sys.argv[2])
 cache = FileCache(root, 35)
 for i in range(40):
@@ -166,7 +166,7 @@ def test_processes_share_copies_and_keep_the_bound(tmp_path):
 HANGS = """
 import sys, time
 from pathlib import Path
-from panax.data.file_cache import FileCache
+from panax.data.files.file_cache import FileCache
 def fill(descriptor):
     print("filling", flush=True)
     time.sleep(60)

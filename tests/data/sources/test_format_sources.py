@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from panax.core import DataError, RecipeError
-from panax.core.installing import install_command
+from panax.core.install_hints import install_command
 from panax.data import BadRecord, Corpus, Document, TextData
-from panax.data.array_record import ArrayRecord
-from panax.data.arrow import Arrow
-from panax.data.mds import Mds, decode
-from panax.data.megatron import MegatronTokens, read_index
-from panax.data.webdataset import WebDataset
+from panax.data.formats.array_record import ArrayRecord
+from panax.data.formats.arrow import Arrow
+from panax.data.formats.mds import Mds, decode
+from panax.data.formats.megatron import MegatronTokens, read_index
+from panax.data.formats.webdataset import WebDataset
 
 FIXTURES = Path(__file__).with_name("fixtures")
 RECORDS = [{"text": f"text {i} über", "q": f"q{i}", "a": f"a{i}", "other": i} for i in range(5)]

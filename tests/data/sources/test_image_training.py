@@ -10,9 +10,9 @@ from PIL import Image
 
 import panax
 from panax.core import Evaluation, Loss, Mean, named_leaves
-from panax.data.example_data import ExampleData
-from panax.data.example_source import ExampleSource
-from panax.data.images import ImageFolder
+from panax.data.images.images import ImageFolder
+from panax.data.loading.example_data import ExampleData
+from panax.data.loading.example_source import ExampleSource
 from panax.optim import AdamW, Schedule
 
 

@@ -11,8 +11,8 @@ from pyarrow import parquet
 
 from panax.core import DataError
 from panax.data import ExampleData, ImageFolder, ParquetImages
-from panax.data.magic import is_image
-from panax.data.pictures import Decoding
+from panax.data.files.magic import is_image
+from panax.data.images.encoded_images import Decoding
 
 TURNED = np.zeros((40, 20, 3), np.uint8)
 TURNED[:20], TURNED[20:, :10], TURNED[20:, 10:] = (255, 0, 0), (0, 0, 255), (0, 255, 0)

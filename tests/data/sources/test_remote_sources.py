@@ -13,14 +13,14 @@ from servers.faults import Fault
 
 from panax.core import DataError, StoreError
 from panax.data import Document, Jsonl, Parquet, TextFiles
-from panax.data.arrow import Arrow
-from panax.data.checked import Checked
-from panax.data.file_cache import FileCache, NoRoomError
-from panax.data.files import each_here, find_files
-from panax.data.mds import Mds
-from panax.data.megatron import MegatronTokens
-from panax.data.remote import PART_BYTES, find_objects
-from panax.data.webdataset import WebDataset
+from panax.data.files.file_cache import FileCache, NoRoomError
+from panax.data.files.files import each_here, find_files
+from panax.data.files.remote import PART_BYTES, find_objects
+from panax.data.formats.arrow import Arrow
+from panax.data.formats.mds import Mds
+from panax.data.formats.megatron import MegatronTokens
+from panax.data.formats.webdataset import WebDataset
+from panax.data.text.record_checks import Checked
 from panax.stores import open_store
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -166,7 +166,7 @@ def test_what_was_copied_ahead_makes_room_for_what_comes_first(folder, monkeypat
     for number, size in enumerate(sizes):
         open_store(folder).write(f"some/{number}.txt", [b"x" * size])
     monkeypatch.setenv("PANAX_CACHE_GB", str(1000 / 1e9))
-    monkeypatch.setattr("panax.data.file_cache._WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("panax.data.files.file_cache._WAIT_SECONDS", 1.0)
     lengths = []
     for name, path in each_here(find_files((f"{folder}/some",), ("*",))):
         time.sleep(0.1)  # until the others were tried

@@ -25,9 +25,9 @@ from expected import PHASES, End, expected
 from faulty import Hosts
 
 from panax.checkpoint import Checkpointer, open_checkpoint
-from panax.cluster.diagnosis import Cause
-from panax.cluster.record import incidents
-from panax.cluster.world import JobLayout
+from panax.cluster.supervisor.diagnosis import Cause
+from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_layout import JobLayout
 
 HERE = Path(__file__).parent
 RECIPE, STEPS, BASE = str(HERE / "recipe.py"), 24, 10

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from panax.checkpoint import checkpointer, reading
-from panax.data.source import PackedSource
+from panax.data.text.token_source import PackedSource
 from panax.models import DecoderTask
-from panax.models.decoder import Decoder
+from panax.models.decoder.model import Decoder
 from panax.stores.local import LocalStore
 
 LONG = "PANAX_TEST_LONG_SAVE"

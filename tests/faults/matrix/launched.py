@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from panax.cluster import nodes as agents
 from panax.cluster.engines import AGENT
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
 from panax.cluster.job import SPARE, Job, RestartPolicy
 from panax.cluster.launching import launch
+from panax.cluster.supervisor import nodes as agents
 from panax.core.errors import LaunchError
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.kernels.convolution import (
     ConvolutionGeometry,
     case_of,

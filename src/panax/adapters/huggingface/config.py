@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import CheckpointError, RecipeError, kind_of, nearest
 from ...layers import Latent
-from ...layers.moe_config import MoE
+from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
 from ...system import json_reader
 from .families import FAMILIES

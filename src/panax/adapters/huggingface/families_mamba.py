@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ...models import HybridConfig
-from ...models.mamba import OF_ATTENTION, OF_FEED_FORWARD
+from ...models.decoder.mamba import OF_ATTENTION, OF_FEED_FORWARD
 from .family import DENSE, GATED, MULTI_HEAD, PLAIN, ROTARY, ROTARY_ABSENT, ROTARY_KEYS, Family, weights_of
 from .nested import PARTIAL, is_json
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...core.errors import RecipeError
 from ...layers import Rotary, RotaryScaling, YarnScaling
-from ...layers.moe_config import MoE
+from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig
 from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, MoEMapping
 

@@ -12,17 +12,17 @@ from torch import nn
 from ...core import DataChecks
 from ...core.errors import RecipeError
 from ...system.host_memory import free_bytes
-from .drawing import SameDraws
-from .eagerly import disable_compile
-from .graph import TracedProgram, as_function
-from .hooks import after_accumulation
 from .objective import Objective
-from .refusing import locating
-from .regions import mark_checkpoint_regions
-from .rounding import graph_in_torch
-from .tracing import mode_of
-from .untouched import generators_kept, restore_after, surely
-from .values import as_numpy
+from .rejection import locating
+from .state.drawing import SameDraws
+from .state.untouched import generators_kept, restore_after, surely
+from .tracing.eagerly import disable_compile
+from .tracing.graph import TracedProgram, as_function
+from .tracing.hooks import after_accumulation
+from .tracing.regions import mark_checkpoint_regions
+from .tracing.rounding import graph_in_torch
+from .tracing.tracing import mode_of
+from .tracing.values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 """How far the two may be apart, relative to the norm of each gradient. A hundred times what sums in another order make

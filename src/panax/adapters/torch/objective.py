@@ -9,7 +9,7 @@ from torch import nn
 
 from ...core.errors import RecipeError, kind_of
 from ..losses import FORMS, named_terms
-from .criteria import value_of
+from .tracing.criteria import value_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

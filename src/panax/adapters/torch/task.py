@@ -15,20 +15,20 @@ from ...kernels.compute_dtype import AUTO, resolve
 from ..adapted import AdaptedTask, Model
 from .checking import check as check_against_torch
 from .checking import too_large
-from .criteria import is_sum
-from .drawing import SameDraws
-from .graph import TracedProgram, as_function
-from .hooks import hooked_parameters
-from .initialising import initialiser
 from .kinds import kinds
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
-from .outside import refuse_moved
-from .python_state import PythonState
-from .tracing import mode_of, trace
-from .untouched import generators_kept, restore_after, swap_tensors
-from .values import as_numpy
-from .weights import TensorArray, host_arrays, places, put_back, unused_names
+from .state.drawing import SameDraws
+from .state.initialization import initialiser
+from .state.outside import refuse_moved
+from .state.python_state import PythonState
+from .state.untouched import generators_kept, restore_after, swap_tensors
+from .state.weights import TensorArray, host_arrays, places, put_back, unused_names
+from .tracing.criteria import is_sum
+from .tracing.graph import TracedProgram, as_function
+from .tracing.hooks import hooked_parameters
+from .tracing.tracing import mode_of, trace
+from .tracing.values import as_numpy
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from ...core import Module
-from ...core.validated import Validated
+from ...core.validation import Validated
 from ...environments import Discrete, Space
 
 Carry = Any

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from ...core.errors import LaunchError, nearest
 from .resources import Resources
 
-AGENT = (sys.executable, "-m", "panax.cluster.agent")
+AGENT = (sys.executable, "-m", "panax.cluster.node.agent")
 """What an engine starts on each node; the supervisor's address and the job's secret are in its environment."""
 
 AGENTS_SECONDS = 25.0

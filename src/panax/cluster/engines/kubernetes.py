@@ -14,7 +14,7 @@ from typing import Any
 from ...core.errors import LaunchError
 from ...system import json_reader
 from ...system.json_reader import JsonError
-from ..agent import AGAIN
+from ..node.agent import AGAIN
 from .client import Followed, answer, require
 from .engine import AGENT
 from .environment import SECRET, SUPERVISOR

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...core.errors import LaunchError
-from ..agent import AGAIN
+from ..node.agent import AGAIN
 from .client import wait_for
 from .engine import AGENT
 from .environment import SUPERVISOR

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from ...core.errors import LaunchError
-from ...core.installing import package
+from ...core.install_hints import package
 from ...system import json_reader
 from .client import tail
 from .environment import NODE

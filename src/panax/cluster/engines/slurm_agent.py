@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from ...core.errors import LaunchError
-from ..agent import AGAIN
-from ..agent import main as agent
+from ..node.agent import AGAIN
+from ..node.agent import main as agent
 from .client import answer
 
 WATCH_SECONDS = 1800.0

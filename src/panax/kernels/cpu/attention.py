@@ -14,8 +14,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from panax.kernels.attention_blockwise import Halves, Scores
-from panax.kernels.attention_layout import ScoreBlocks
+from panax.kernels.attention.blockwise import Halves, Scores
+from panax.kernels.attention.layout import ScoreBlocks
 from panax.kernels.cpu.native import KERNELS, native
 from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.kernels.convolution import ConvolutionCase, ConvolutionFunctions, ConvolutionGeometry, output_places
 from panax.kernels.cpu.native import KERNELS, OWN, native
 from panax.kernels.cpu.products import native_limit

@@ -8,11 +8,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import DTYPES
 from panax.kernels.cpu.native import KERNELS, missing, native
-from panax.kernels.grouped import GroupedCase, GroupedMatmul
-from panax.kernels.grouped_rows import Groups
+from panax.kernels.grouped.grouped import GroupedCase, GroupedMatmul
+from panax.kernels.grouped.rows import Groups
 from panax.kernels.registry import Kernel, register
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import DTYPES
 from panax.kernels.cpu.native import KERNELS, OWN, missing, native
 from panax.kernels.product import MatmulCase

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from panax.core.target import Target
+from panax.core.layout.target import Target
 from panax.job.agreement import first_text, gather_texts, is_process_zero
-from panax.kernels.attention import attention
+from panax.kernels.attention.attention import attention
 from panax.kernels.cache import is_whole, kernels_folder, put_whole
 from panax.kernels.cpu.choice import (
     DTYPES,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from panax.core.finite import greatest
+from panax.core.finite_stats import greatest
 
 from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strip, Strips, Tabs, TextTable
 from ..page.svg import number as short

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from panax.core.finite import greatest
+from panax.core.finite_stats import greatest
 
 from ..page.blocks import Annotation, Picture, Strip, StripSegment
 from ..page.lines import Line, line_chart

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from panax.core.finite import ascending, least
+from panax.core.finite_stats import ascending, least
 
 from ..goodput import Session
 from .reading import Facts, RunFiles, number, text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import RecipeError
-from ...core.finite import least
+from ...core.finite_stats import least
 from .costs import device_hours_of
 from .figures import HELD_OUT, speed_curves
 from .reading import RunFiles

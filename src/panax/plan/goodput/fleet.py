@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ...core.errors import RecipeError
-from ...core.validated import Validated
+from ...core.validation import Validated
 from .stages import StageTimes, check_amount
 
 FAILURES_PER_DEVICE_DAY = 4.7e-4

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ...core.errors import RecipeError
-from ...core.validated import Validated
+from ...core.validation import Validated
 
 LONGEST = 1e9
 """Seconds; no stage of a run takes thirty years."""

@@ -13,9 +13,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ...kernels import AttentionCase, Kernel, attention
-from ...kernels.attention_blockwise import blockwise_attention
-from ...kernels.attention_mask import MaskRule
-from ...kernels.attention_reference import reference_attention
+from ...kernels.attention.blockwise import blockwise_attention
+from ...kernels.attention.mask import MaskRule
+from ...kernels.attention.reference import reference_attention
 from ...kernels.product import MatmulCase
 from ...parallel.context import zigzag_order
 from ...parallel.context_choice import ContextCase

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.target import Target, target_of
+from ...core.layout.target import Target, target_of
 from ...kernels import Kernel, use_kernels
 from ...plan.report import duration
 from .parts import Differs, Figures, LeftOut

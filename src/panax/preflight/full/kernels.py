@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.target import Target
+from ...core.layout.target import Target
 from ...kernels import Kernel, kernels_of
-from ...kernels.grouped import GroupedCase, Groups, aligned_rows, choose_tile
+from ...kernels.grouped.grouped import GroupedCase, Groups, aligned_rows, choose_tile
 from ...kernels.product import MatmulCase, product, sum_of_rows
-from ...kernels.quantised import INT8
-from ...kernels.quantised.rest import WORK, RestCase
+from ...kernels.quantized import INT8
+from ...kernels.quantized.rest import WORK, RestCase
 from ...kernels.registry import works
 from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
 from .comparing import here, made_by, refuse_beyond, worst_share

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from ...data.source import TEXT_AXES
+from ...data.text.token_source import TEXT_AXES
 from ...layers import MoE
 from ...models import DecoderConfig, DecoderTask
 from ...testing.layouts import STEPS, LayoutComparison, layout_name

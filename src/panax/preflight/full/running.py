@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from ...core.errors import RecipeError
-from ...core.target import Target, target_of
+from ...core.layout.target import Target, target_of
 from ...system.cpu_info import processor
 from ..versions import versions_here
 from .kernels import kernel_cases

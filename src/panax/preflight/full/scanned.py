@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...kernels import Kernel, linear_cross_entropy
-from ...kernels.state_space import state_space_scan
-from ...kernels.state_space_reference import reference_state_space_scan
+from ...kernels.state_space.reference import reference_state_space_scan
+from ...kernels.state_space.state_space import state_space_scan
 from .attention import BATCH, documents
 from .comparing import evaluate_definition, here, made_by, worst_share
 from .parts import Case, Figures

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...checkpoint import CheckpointConfig, Checkpointer, restore
 from ...core import named_leaves
-from ...data.source import TEXT_AXES, TEXT_LEAVES
+from ...data.text.token_source import TEXT_AXES, TEXT_LEAVES
 from ...mesh import MeshShape, Placement
 from ...metrics.throughput import measure_product, peak_of
 from ...models import DecoderConfig, DecoderTask

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ....core import Target, current_target
-from ....kernels.attention_blockwise import Halves, Scores
-from ....kernels.attention_layout import choose_blocks
-from ....kernels.attention_mask import MaskRule
+from ....kernels.attention.blockwise import Halves, Scores
+from ....kernels.attention.layout import choose_blocks
+from ....kernels.attention.mask import MaskRule
 from ....kernels.product import MatmulCase, choose_timed
 from ....kernels.registry import Kernel, kernels_of, note, register
 from .registry import aten, lowers, wide

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ....core.errors import RecipeError
-from ..randomness import RandomnessError
+from ..state.randomness import RandomnessError
 from .registry import lowers
 
 

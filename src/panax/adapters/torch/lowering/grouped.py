@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import torch
 
 from ....core import current_target
-from ....kernels.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from ....kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
 from .registry import aten, lowers
 
 

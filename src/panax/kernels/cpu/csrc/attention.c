@@ -9,7 +9,7 @@
 
 #if defined(LANES)
 
-/* As in kernels/attention_mask.py: their differences are finite, so no row can turn into a NaN. */
+/* As in kernels/attention/mask.py: their differences are finite, so no row can turn into a NaN. */
 static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
 
 struct attention {

@@ -1,0 +1,97 @@
+"""Drawing the weights of a module on the meta device by its user's own initialisation, straight into shards.
+
+The function that initialises the module is traced on fake tensors, and runs in one jitted function: no weight is ever whole on
+the host or on one device. The distributions are PyTorch's, the numbers come from JAX's key.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ....core.errors import RecipeError
+from ..rejection import locating
+from ..tracing.graph import TracedProgram
+from ..tracing.tracing import Traced, functional
+from .untouched import swap_tensors
+from .weights import places
+
+Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
+
+
+def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
+    """A function of a key that draws all parameters and buffers, as `initialise(module)` writes them.
+
+    Raises:
+        RecipeError: Not everything is on the meta device, or `initialise` leaves a tensor as it is, or can't be traced.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in own.items():
+        if not tensor.is_meta:
+            raise RecipeError(
+                f"initialise= draws what is on the meta device, and {name} is on {tensor.device}; build the whole module under "
+                f"torch.device('meta')"
+            )
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tied = places(module)
+
+    def run() -> list[torch.Tensor]:
+        fresh = {}
+        for name, tensor in own.items():
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            fresh[name] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        with swap_tensors(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
+            initialise(module)
+            after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            return [after[name].detach() for name in own]
+
+    with mode, locating(module), _without_rejection():
+        traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)()
+        graph = functional(traced, (), module)
+    outputs: Sequence[Any] = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    for name, node in zip(own, outputs):
+        if _is_unwritten(node):
+            raise RecipeError(f"initialise= leaves {name} as it is, empty; write every parameter and buffer in it")
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    program = TracedProgram.create(Traced(graph.graph, constants, (), tuple(own), (), (), (), ()))
+
+    def draw(key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        values = dict(zip(own, program.run_forward((), key)[0]))
+        params, state = dict(module.named_parameters()), dict(module.named_buffers())
+        return {name: values[name] for name in params}, {name: values[name] for name in state}
+
+    return draw
+
+
+@contextlib.contextmanager
+def _without_rejection() -> Iterator[None]:
+    """PyTorch draws a truncated normal by trial and rejection, a loop over values; inside it is by the inverse distribution."""
+    module: Any = nn.init
+    usual = module._no_grad_trunc_normal_
+
+    def by_inverse(tensor: torch.Tensor, mean: Any, std: Any, a: Any, b: Any, generator: Any = None) -> torch.Tensor:
+        low, high = (torch.erf(torch.tensor((edge - mean) / (std * 2**0.5))) for edge in (a, b))
+        uniform = torch.empty_like(tensor).uniform_(0, 1)
+        drawn = torch.erfinv(low + uniform * (high - low)) * (std * 2**0.5) + mean
+        return tensor.copy_(drawn.clamp(a, b))
+
+    module._no_grad_trunc_normal_ = by_inverse
+    try:
+        yield
+    finally:
+        module._no_grad_trunc_normal_ = usual
+
+
+def _is_unwritten(node: Any) -> bool:
+    """Whether a value is memory that nothing has written."""
+    while node.op == "call_function" and node.target in _PASSING:
+        node = node.args[0]
+    return node.op == "call_function" and "empty" in str(node.target)
+
+
+_PASSING = {torch.ops.aten.detach.default, torch.ops.aten.detach_copy.default, torch.ops.aten.alias.default}

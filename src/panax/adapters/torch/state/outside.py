@@ -1,0 +1,105 @@
+"""What a loss depends on that is not the module's: parameters that PyTorch would train, and constants that a loop may move."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ....core.errors import RecipeError
+from .python_seen import MOST_BYTES
+from .python_state import PythonState
+
+
+def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor], before: PythonState) -> None:
+    """Raise where a backward pass of PyTorch's would give a gradient to a tensor that no stand-in is for.
+
+    Args:
+        own: The module's parameters and buffers by name.
+
+    Raises:
+        RecipeError: A parameter of a criterion's, or one of the module's that an object holds a view of.
+    """
+    names = {id(tensor): name for name, tensor in own.items()}
+    stand_ins: list[Any] = [total.grad_fn for total in sums]
+    met: set[Any] = set()
+    while stand_ins:
+        function = stand_ins.pop()
+        if function is None or function in met:
+            continue
+        met.add(function)
+        stand_ins.extend(each for each, _ in function.next_functions)
+        if type(function).__name__ != "AccumulateGrad":
+            continue
+        tensor = function.variable
+        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+            continue  # what stands in for one, or was made in the forward
+        if id(tensor) in names:
+            raise RecipeError(
+                f"the loss reaches the parameter {names[id(tensor)]!r} by way of a tensor that was computed from it before (in "
+                f"an object such as a distribution that was made once), which would stay at its first value; compute it in the "
+                f"forward"
+            )
+        place, _ = before.outside.get(id(tensor), (None, None))
+        held = "one that the forward itself makes" if place is None else f"{place.owner}, {place.shown}"
+        raise RecipeError(
+            f"the loss depends on a parameter that is not the module's: {held}, {list(tensor.shape)}; it would never be trained. "
+            f"Hold what has it in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
+            f"as it is"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A tensor of a user's that a traced step holds at its values.
+
+    Attributes:
+        mark: By which it is known whether it has changed.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    mark: Any
+
+    @property
+    def has_moved(self) -> bool:
+        return _mark(self.tensor) != self.mark
+
+
+def constants_of(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[Constant, ...]:
+    """Those of a graph's constants that Python code of the user's holds."""
+    memory = {_address(tensor) for tensor in constants} - {None}
+    return tuple(
+        Constant(f"{place.owner}, {place.shown}", tensor, _mark(tensor))
+        for place, tensor in before.outside.values()
+        if _address(tensor) in memory
+    )
+
+
+def refuse_moved(constants: Iterable[Constant]) -> None:
+    """Raise where a tensor that the compiled steps hold fixed has been changed since."""
+    for constant in constants:
+        if constant.has_moved:
+            raise RecipeError(
+                f"a tensor that is not the module's ({constant.name}) was changed after the module was adapted, and the "
+                "compiled steps "
+                "computed with its first values; hold it in the module as a buffer, and update it in the forward, or "
+                "give what it "
+                f"computes as a leaf of the batch. check=False in task(...) lets it pass"
+            )
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+def _mark(tensor: torch.Tensor) -> Any:
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
+    step = max(1, flat.numel() * flat.element_size() // MOST_BYTES)
+    # By its bits, since .data changes no version; of a large one some of them.
+    values = flat[::step].contiguous()
+    data = torch.view_as_real(values) if values.is_complex() else values
+    return tuple(tensor.shape), hashlib.sha256(data.view(torch.uint8).numpy().tobytes()).hexdigest()

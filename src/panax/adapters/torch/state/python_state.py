@@ -1,0 +1,250 @@
+"""What Python code can reach and change besides a module's tensors: watched while a module is traced, and put back afterwards.
+
+A trace holds every Python value at what it was. A number that each forward counts up, wherever it is kept, would be fixed without
+a word; so the values that the module and its loss can reach are compared between forwards. What a forward on tensors without
+values leaves behind (a tensor in a list, an entry of a cache) would break the user's own module; so all of it is put back.
+"""
+
+import collections
+import inspect
+import random
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions.utils import lazy_property
+
+from .memory import extent_of
+from .python_opaque import is_iterator
+from .python_seen import (
+    FILE,
+    MOST_BYTES,
+    SIMPLE,
+    SKIPPED,
+    SeenValue,
+    ValueLocation,
+    comparison_token,
+    is_users,
+    package_of,
+)
+from .python_values import LOOKS, look_at_object
+from .surroundings import watched_function_ids
+
+GENERATORS = "the process"
+"""The owner of the random generators that everything shares."""
+
+NUMPYS = "NumPy's np.random"
+
+_INSTALLED = re.compile(r"(site|dist)-packages")
+
+Put = tuple[Callable[[Any], None], Any]
+"""What is held somewhere, with what puts another thing there."""
+
+
+class PythonState:
+    """Everything that the roots reach, as it is now.
+
+    Attributes:
+        tokens: What was seen, by place, to be compared.
+        fakes: The places that hold a tensor of a trace.
+        borrowed: Functions of `random` that code holds by names of its own, each with what puts another there.
+        aliases: The module's own parameters and buffers where Python code holds them too, each with what puts another there.
+        iterators: Generators and the like that code holds, each with what puts another there.
+        unfollowed: The places of tensors that are views of those, or that nothing can be put in the place of.
+        outside: By id, tensors with values that are not the module's, with their places.
+        packages: Those that the module and the loss are of.
+    """
+
+    def __init__(self, module: nn.Module, loss: Any, stand_ins: Mapping[int, torch.Tensor] = MappingProxyType({})):
+        """
+        Args:
+            stand_ins: The module's own tensors by the ids of what stood in for them in a trace. Where a forward has left a
+                stand-in in a place of its own (recurrent layers list their weights anew), the tensor itself is put there.
+        """
+        self._names = {id(part): path for path, part in module.named_modules()}
+        self.packages = {package_of(type(part)) for part in module.modules()} | {package_of(loss)}
+        self.tokens: dict[ValueLocation, Any] = {}
+        self.fakes: list[ValueLocation] = []
+        self.borrowed: list[Put] = []
+        self.aliases: list[Put] = []
+        self.iterators: list[Put] = []
+        self.unfollowed: list[ValueLocation] = []
+        self.outside: dict[int, tuple[ValueLocation, torch.Tensor]] = {}
+        own = [*module.parameters(), *module.buffers()]
+        self._watched = watched_function_ids()
+        self._own = {id(tensor) for tensor in own}
+        self._memory = {_memory_of(tensor) for tensor in own} - {None}
+        self._extents = sorted(extent for tensor in own if (extent := extent_of(tensor)) is not None)
+        self._restores: list[Callable[[], None]] = []
+        self._held: list[Any] = []  # so that no id is used twice
+        queue = collections.deque(
+            [(ValueLocation(f"module {path or '(root)'}"), part) for path, part in module.named_modules()]
+        )
+        queue.append((ValueLocation("the loss"), loss))
+        queue.append((ValueLocation(GENERATORS, NUMPYS), _numpys_own()))
+        queue.extend(
+            (ValueLocation("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items()
+        )
+        met: set[int] = set()
+        while queue:
+            place, value = queue.popleft()
+            value = stand_ins.get(id(value), value)
+            if isinstance(value, SIMPLE):
+                self.tokens[place] = comparison_token(value)
+                continue
+            if id(value) in met:
+                continue
+            met.add(id(value))
+            self._held.append(value)
+            seen = self._look(place, value)
+            self.tokens[place] = seen.token
+            queue.extend(seen.children)
+            for put, held in seen.borrowed:
+                if id(held) in stand_ins:
+                    held = stand_ins[id(held)]
+                    put(held)
+                if id(held) in self._own:
+                    self.aliases.append((put, held))
+                elif id(held) in self._watched or getattr(held, "__self__", None) is _pythons_own():
+                    self.borrowed.append((put, held))
+                elif is_iterator(held):
+                    self.iterators.append((put, held))
+            if isinstance(value, tuple) and any(id(each) in self._own for each in value):
+                self.unfollowed.append(place)
+            if isinstance(value, tuple) and any(id(each) in stand_ins for each in value):
+                self.fakes.append(place)
+            if seen.restore is not None:
+                self._restores.append(seen.restore)
+
+    def restore(self) -> None:
+        """Put everything back to what it was."""
+        for restore in self._restores:
+            restore()
+
+    def changed_since(self, before: "PythonState") -> list[tuple[ValueLocation, str, str]]:
+        """The places whose values differ, with what they were and what they are."""
+        absent = ("nothing", "nothing")
+        return [
+            (place, _shown(before.tokens.get(place, absent)), _shown(self.tokens.get(place, absent)))
+            for place in {**self.tokens, **before.tokens}
+            if before.tokens.get(place, absent) != self.tokens.get(place, absent)
+        ]
+
+    def _look(self, place: ValueLocation, value: Any) -> SeenValue:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(place, value)
+        if isinstance(value, nn.Module):
+            owner = (
+                ValueLocation(f"module {self._names.get(id(value), '') or '(root)'}")
+                if id(value) in self._names
+                else place
+            )
+            return look_at_object(owner, value, self._classes(type(value)))
+        if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
+            return SeenValue(type(value).__name__)
+        if isinstance(value, np.ndarray) and self._shares(value):
+            self.unfollowed.append(place)
+        for fits, look in LOOKS:
+            if fits(value):
+                return look(place, value)
+        if is_users(type(value)):
+            if isinstance(value, torch.distributions.Distribution):
+                _forget_lazy(value)
+            return look_at_object(place, value, self._classes(type(value)))
+        return SeenValue(type(value).__name__)
+
+    def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
+        """Whether a class or function is of a file that is not installed, or of an installed package that the model is of.
+
+        Of the latter, classes are followed where they are those of objects, and not wherever a file names them.
+        """
+        package = package_of(code)
+        if package in SKIPPED:
+            return False
+        file = getattr(sys.modules.get(package), "__file__", None) or ""
+        if not _INSTALLED.search(file):
+            return True
+        return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
+
+    def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
+        """Whether it has memory of the module's tensors."""
+        extent = extent_of(value)
+        return extent is not None and any(extent.overlaps(own) for own in self._extents)
+
+    def _classes(self, cls: type) -> list[tuple[ValueLocation, type]]:
+        return [(ValueLocation(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
+
+    def _tensor(self, place: ValueLocation, value: torch.Tensor) -> SeenValue:
+        if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
+            self.fakes.append(place)
+            return SeenValue("a tensor without values")
+        if id(value) not in self._own:
+            self.outside[id(value)] = (place, value)
+        # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
+        computed = value.grad_fn is not None and not place.owner.startswith(FILE)
+        if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
+            self.unfollowed.append(place)
+        hooks = [
+            (tensor_hooks or {})
+            for tensor_hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
+        ]
+        children = [(place, hook) for held in hooks for hook in held.values()]
+        module_owns = place.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
+        token = ("a tensor", tuple(value.shape), str(value.dtype))
+        if module_owns or value.is_meta or value.layout != torch.strided or value.is_inference():
+            return SeenValue(token, children)
+        token = (*token, value._version)
+        if value.numel() * value.element_size() > MOST_BYTES:
+            return SeenValue(token, children)
+        kept = value.detach().clone()
+
+        def restore() -> None:
+            if not torch.equal(value, kept):
+                with torch.no_grad():
+                    value.copy_(kept)
+
+        return SeenValue(token, children, restore)
+
+
+def _forget_lazy(distribution: Any) -> None:
+    """Remove what a distribution has computed in a trace and keeps: it would compute it again."""
+    for name, held in list(vars(distribution).items()):
+        if isinstance(held, FakeTensor) and isinstance(
+            inspect.getattr_static(type(distribution), name, None), lazy_property
+        ):
+            delattr(distribution, name)
+
+
+def _hooks_on_all_modules() -> dict[str, Any]:
+    held = vars(nn.modules.module)
+    return {name: each for name, each in held.items() if name.startswith("_global_") and isinstance(each, dict)}
+
+
+def _pythons_own() -> random.Random:
+    """The generator behind the functions of `random`."""
+    return random.seed.__self__  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _numpys_own() -> np.random.RandomState:
+    return np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+def _shown(token: Any) -> str:
+    if isinstance(token, tuple) and token[0] in ("random generator", "array"):
+        return f"one {token[0]}"
+    if isinstance(token, tuple) and len(token) == 2:
+        return token[1] if isinstance(token[1], str) else f"a {token[0]} of {token[1]}"
+    return token if isinstance(token, str) else str(token[0])

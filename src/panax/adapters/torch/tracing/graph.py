@@ -1,0 +1,367 @@
+"""A traced graph as a JAX function whose derivative is the graph's own backward part.
+
+What the backward part reads of the forward part is kept between the two, except inside checkpointed regions: there only a
+region's inputs are kept, and its operations run again behind a barrier that holds them until the gradient arrives, or the
+compiler would merge the two runs into one and keep everything.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from ....core import current_target
+from ....core.errors import RecipeError
+from ..lowering import DTYPES, LOWERINGS, Out
+from ..lowering.randomness import is_random
+from ..rejection import MODULE
+from .guards import NodeGuard, computes_in_double, guards_of, guards_of_doubles, is_double
+from .regions import REGION
+from .tracing import BACKWARD, MOST_LOSSES, Traced
+from .values import as_jax
+
+Values = dict[Node, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedProgram:
+    """A traced graph, sorted into what runs forward and what runs backward.
+
+    Attributes:
+        region: Checkpointed region of each forward node that is in one.
+        kept: Forward nodes whose values the backward part reads.
+        draws: Random node to its place among all.
+        guards: What the forward part checks of indices and integers.
+    """
+
+    traced: Traced
+    inputs: tuple[Node, ...]
+    outputs: tuple[Any, ...]
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    region: Mapping[Node, int]
+    kept: tuple[Node, ...]
+    draws: Mapping[Node, int]
+    guards: tuple[NodeGuard, ...]
+
+    @classmethod
+    def create(cls, traced: Traced) -> "TracedProgram":
+        """Sort a graph's nodes.
+
+        Raises:
+            RecipeError: An operation has no lowering, naming it and where the model uses it.
+        """
+        nodes = list(traced.graph.nodes)
+        inputs = tuple(node for node in nodes if node.op == "placeholder")
+        cotangents = set(inputs[len(traced.parameters) + len(traced.buffers) + len(traced.leaves) :])
+        output = next(node for node in nodes if node.op == "output")
+        calls = [node for node in nodes if node.op in ("call_function", "get_attr")]
+        backward: set[Node] = set()
+        region: dict[Node, int] = {}
+        draws: dict[Node, int] = {}
+        for node in calls:
+            marks = node.meta.get("custom") or {}
+            source = node.args[0] if node.target is operator.getitem else None
+            if (
+                (source in backward if source is not None else bool(marks.get(BACKWARD)))
+                or any(each in cotangents or each in backward for each in node.all_input_nodes)
+            ) and node.op != "get_attr":
+                backward.add(node)
+            elif source is not None and source in region:
+                region[node] = region[source]
+            elif REGION in marks and node.op != "get_attr":
+                region[node] = marks[REGION]
+            if node.op == "call_function":
+                _check(node)
+                if is_random(node.target):
+                    draws[node] = len(draws)
+        flat = tuple(output.args[0])
+        wanted = _reaching(flat)
+        kept = _kept([node for node in calls if node in backward and node in wanted], backward | cotangents, region)
+        forward = tuple(node for node in calls if node not in backward and node in wanted)
+        return cls(
+            traced=traced,
+            inputs=inputs,
+            outputs=flat,
+            forward=forward,
+            backward=tuple(node for node in calls if node in backward and node in wanted),
+            region=region,
+            kept=kept,
+            draws=draws,
+            guards=(*guards_of(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
+        )
+
+    @property
+    def doubles(self) -> tuple[str, ...]:
+        """Where the model computes in float64, which is float32 here: inputs by name, and modules."""
+        names = [*self.traced.parameters, *self.traced.buffers, *self.traced.leaves]
+        found = {name: None for name, node in zip(names, self.inputs) if is_double(node) and computes_in_double(node)}
+        for node in self.forward:
+            if is_double(node) and node.op == "call_function" and computes_in_double(node):
+                found.setdefault((node.meta.get("custom") or {}).get(MODULE) or "the loss")
+        return tuple(found)
+
+    @functools.cached_property
+    def _is_backward(self) -> frozenset[Node]:
+        return frozenset(self.backward)
+
+    @property
+    def num_outputs(self) -> int:
+        """Those of the forward part: losses and metrics by two, and buffers."""
+        return 2 * (len(self.traced.losses) + len(self.traced.metrics)) + len(self.traced.buffers)
+
+    def run_forward(self, inputs: Sequence[Any], key: jax.Array) -> tuple[list[Any], list[Any]]:
+        """The outputs with the worst value of each guard behind them, and the values that the backward part reads."""
+        values: Values = dict(zip(self.inputs, inputs))
+        for node in self.forward:
+            values[node] = self._call(node, values, key)
+        outputs = [_output(values, each) for each in self.outputs[: self.num_outputs]]
+        if self.guards:
+            outputs.append(jnp.stack([guard.worst(values) for guard in self.guards]))
+        return outputs, [values[node] for node in self.kept]
+
+    def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
+        """Gradients of the trained parameters."""
+        values: Values = dict(zip(self.kept, kept))
+        values.update(zip(self.inputs[-MOST_LOSSES:], cotangents))
+        again = _Recomputing(self, values, key)
+        for node in self.backward:
+            again.provide(node)
+            values[node] = self._call(node, values, key)
+            again.latest(values[node])
+        last = [_output(values, each) for each in self.outputs[self.num_outputs :]]
+        return [jnp.asarray(gradient) for gradient in last]
+
+    def _call(self, node: Node, values: Values, key: jax.Array) -> Any:
+        if node.op == "get_attr":
+            return as_jax(self.traced.constants[str(node.target)])
+        arguments, keywords = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
+        if node.target is operator.getitem:
+            return cast(Any, arguments)[0][cast(Any, arguments)[1]]
+        out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
+        if isinstance(out, Out):
+            shared = node in self._is_backward and len(node.users) > 1
+            out = dataclasses.replace(out, turned=_turned(node), shared_backward=shared)
+        with jax.named_scope(node.name):
+            return _as_declared(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords)), out, node)
+
+
+class _Recomputing:
+    """Runs the operations of checkpointed regions again, as the backward part asks for them."""
+
+    def __init__(self, program: TracedProgram, values: Values, key: jax.Array):
+        self._program, self._values, self._key = program, values, key
+        self._gradient: Any = None
+        self._opened: dict[int, Values] = {}
+
+    def latest(self, value: Any) -> None:
+        """Remember a value that only the backward pass has: a region waits for it."""
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+            self._gradient = value
+
+    def provide(self, node: Node) -> None:
+        for each in node.all_input_nodes:
+            if each not in self._values:
+                self._values[each] = self._again(each)
+
+    def _again(self, node: Node) -> Any:
+        region = self._program.region[node]
+        if region not in self._opened:
+            self._opened[region] = self._barred(region)
+        seen = self._opened[region]
+        if node not in seen:
+            for each in node.all_input_nodes:
+                if each not in seen:
+                    # What a region reads of another one is kept; constants are made anew.
+                    seen[each] = self._again(each)
+            seen[node] = self._program._call(node, seen, self._key)
+        return seen[node]
+
+    def _barred(self, region: int) -> Values:
+        """The kept inputs of a region, not to be had before the newest gradient."""
+        inside = self._program.region
+        inputs = [
+            node
+            for node in self._program.kept
+            if inside.get(node) != region and any(inside.get(u) == region for u in node.users)
+        ]
+        held = [self._values[node] for node in inputs]
+        if self._gradient is None:
+            return dict(zip(inputs, jax.lax.optimization_barrier(held)))
+        *held, gradient = jax.lax.optimization_barrier([*held, self._gradient])
+        if not current_target().traits.keeps_barriers:
+            held = [value if node.op == "placeholder" else _after(value, gradient) for node, value in zip(inputs, held)]
+        return dict(zip(inputs, held))
+
+
+NEVER = 0x7FC5A5A5
+"""The bits of a NaN that no operation makes."""
+
+
+def _after(value: Any, gradient: jax.Array) -> Any:
+    """`value`, which can't be had before `gradient`, and which no compiler can prove to be `value`.
+
+    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), and with that `jax.checkpoint` too.
+    """
+    if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
+        return value
+    bits = jax.lax.bitcast_convert_type(gradient.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits == jnp.uint32(NEVER), jnp.zeros_like(value), value)
+
+
+def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
+    """The forward values that the backward part reads outside of regions, and those that regions which run again read."""
+    found: dict[Node, None] = {}
+    again: set[Node] = set()
+    asked: list[Node] = []
+    for node in backward:
+        for each in node.all_input_nodes:
+            if each in region:
+                asked.append(each)
+            elif each not in later:
+                found[each] = None
+    while asked:
+        node = asked.pop()
+        if node in again:
+            continue
+        again.add(node)
+        for each in node.all_input_nodes:
+            if region.get(each) == region[node]:
+                asked.append(each)
+            else:
+                found[each] = None
+    return tuple(found)
+
+
+def _reaching(outputs: Iterable[Any]) -> set[Node]:
+    wanted: set[Node] = set()
+    asked = [node for node in outputs if isinstance(node, Node)]
+    while asked:
+        node = asked.pop()
+        if node not in wanted:
+            wanted.add(node)
+            asked.extend(node.all_input_nodes)
+    return wanted
+
+
+def _of_inputs(traced: Traced, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
+    """The guards of doubles that come in: leaves of the batch, and buffers that change."""
+    first = 2 * (len(traced.losses) + len(traced.metrics))
+    rest = inputs[len(traced.parameters) :]
+    buffers = dict(zip(traced.buffers, rest))
+    leaves = dict(zip(traced.leaves, rest[len(buffers) :]))
+    changed = {name: node for (name, node), after in zip(buffers.items(), outputs[first:]) if after is not node}
+    yield from guards_of_doubles(changed, of_batch=False)
+    yield from guards_of_doubles(leaves, of_batch=True)
+
+
+def _turned(node: Node) -> frozenset[int]:
+    """The places of the arguments that are transpositions of matrices; one of a transposition is none."""
+
+    def turned(each: Any) -> bool:
+        return isinstance(each, Node) and _transposes(each) and not turned(each.args[0])
+
+    return frozenset(i for i, each in enumerate(node.args) if turned(each))
+
+
+def _transposes(node: Node) -> bool:
+    aten = torch.ops.aten
+    if node.op != "call_function" or not hasattr(node.meta.get("val"), "ndim") or node.meta["val"].ndim != 2:
+        return False
+    if node.target in (aten.permute.default, aten.permute_copy.default):
+        return [dim % 2 for dim in cast(Any, node.args[1])] == [1, 0]
+    if node.target in (aten.transpose.int, aten.transpose_copy.int):
+        return cast(Any, node.args[1]) % 2 != cast(Any, node.args[2]) % 2
+    return node.target in (aten.t.default, aten.t_copy.default)
+
+
+def _output(values: Values, output: Any) -> Any:
+    return values[output] if isinstance(output, Node) else output
+
+
+def _check(node: Node) -> None:
+    if node.target is torch.ops.aten.view.dtype:
+        for value in (node.meta["val"], cast(Any, node.args[0]).meta["val"]):
+            if value.dtype in (torch.int64, torch.float64, torch.complex128):
+                raise RecipeError(
+                    f"view(dtype){_where(node)} reads the bits of {value.dtype}, and such numbers have half as many here; "
+                    f"convert the values (.to(dtype)), or take their bits when the data is prepared"
+                )
+    if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
+        return
+    if getattr(node.target, "namespace", None) == "profiler":
+        return  # `record_function` gives nothing that a value depends on
+    raise RecipeError(
+        f"the operation {node.target} has no JAX lowering here{_where(node)}; write the model without it, or register one with "
+        f"panax.adapters.torch.lowers"
+    )
+
+
+def _where(node: Node) -> str:
+    """Which part of the model an operation is of, as far as it is known."""
+    module = (node.meta.get("custom") or {}).get(MODULE)
+    if module is not None:
+        return f" in {module}"
+    trace = node.meta.get("stack_trace") or node.meta.get("seq_stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    return f" (used at {' '.join(lines[-2:])})" if lines else ""
+
+
+def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_out(part, key) for part in value)
+    return None if value is None else Out(tuple(value.shape), DTYPES[value.dtype], key)
+
+
+def _as_declared(found: Any, out: Any, node: Node) -> Any:
+    """With PyTorch's dtypes, and its shapes to be sure."""
+    if isinstance(out, tuple):
+        return tuple(_as_declared(part, declared, node) for part, declared in zip(found, out))
+    if found is None or out is None:
+        return None
+    found = jnp.asarray(found)
+    assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
+    return found if found.dtype == out.dtype else found.astype(out.dtype)
+
+
+def as_function(program: TracedProgram) -> Callable[..., list[Any]]:
+    """`f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
+
+    `others` maps the remaining inputs by their place; what the losses' gradients are divided by comes in as their cotangents.
+    """
+    places = {name: i for i, name in enumerate(program.traced.parameters)}
+    trained_places = [places[name] for name in program.traced.trained]
+    num_inputs = len(program.inputs) - MOST_LOSSES
+
+    def joined(trained: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        inputs: list[Any] = [None] * num_inputs
+        for place, value in zip(trained_places, trained):
+            inputs[place] = value
+        rest = iter(others)
+        return [next(rest) if value is None else value for value in inputs]
+
+    @functools.partial(jax.custom_vjp)
+    def run(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> list[Any]:
+        return program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))[0]
+
+    def forward(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> Any:
+        outputs, kept = program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))
+        return outputs, (kept, key_data)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        kept, key_data = residuals
+        given = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
+        given += [jnp.zeros(())] * (MOST_LOSSES - len(given))
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            gradients = program.run_backward(kept, given, jax.random.wrap_key_data(key_data))
+        return tuple(gradients), None, None
+
+    run.defvjp(forward, backward)
+    return cast(Callable[..., list[Any]], run)

@@ -1,0 +1,49 @@
+"""`panax data show`: what a model sees of its data, before it is trained on it."""
+
+import argparse
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from ...core.errors import RecipeError
+from ...data.loading.class_agreement import classes_of
+from ...data.loading.preview import batch_lines
+from ...data.text.token_source import PackedSource
+from ...metrics.console import plain_console, wrap_line
+from ...run.preparation import open_data
+from ..overrides import experiment_from
+from ..parser import Parser
+from ..plugins import start_jax
+
+
+def data(arguments: Sequence[str]) -> int:
+    """Print the first batch of a recipe's data."""
+    options, rest = parser().parse_known_args(arguments)
+    if options.rows < 0:
+        raise RecipeError(f"-n {options.rows}; expected how many rows to show, 0 or more")
+    experiment = experiment_from([options.recipe, *rest], "data show")
+    start_jax()
+    console = plain_console()
+    opened = open_data(experiment, lambda line: console.print(Text(wrap_line(line), style="dim")))
+    batch, _ = next(iter(opened.train.batches()))
+    if isinstance(opened.train, PackedSource):
+        rows = opened.train.rows.num_rows
+        print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")
+    print("\n".join(batch_lines(batch, opened.tokenizer, options.rows, classes_of(opened.train))))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The subcommand and its own flags; all others are those of the recipe."""
+    parser = Parser(prog="panax data", description="Look at what a model sees of its data, before it is trained on it.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    show = commands.add_parser(
+        "show",
+        help="the first batch: shapes, texts with what carries no loss, labels",
+        description="Print the first batch: shapes, dtypes and ranges; rows as text, with what carries no loss; labels.",
+        epilog="Takes `--data PATH...` and the recipe's own flags, as `panax train` does.",
+        allow_abbrev=False,
+    )
+    show.add_argument("recipe", help="as `panax train` takes it")
+    show.add_argument("-n", type=int, default=3, dest="rows", metavar="ROWS", help="how many rows of text (default: 3)")
+    return parser

@@ -1,0 +1,62 @@
+"""`panax evaluate`: how good a trained model is."""
+
+import argparse
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from ...core.errors import RecipeError
+from ...job.join import only_alone
+from ...metrics.console import plain_console, wrap_line
+from ...run.folder.trained_model import load_trained
+from ...run.reporting.evaluation import evaluate_trained
+from ..main import warn
+from ..parser import Parser
+from ..plugins import start_jax
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Print losses and metrics of a checkpoint, on what its run held out or on other data."""
+    options = parser().parse_args(arguments)
+    only_alone("panax evaluate")
+    start_jax()
+    trained = load_trained(options.run, warn, newest=True)
+    fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
+    if fields and not options.data:
+        raise RecipeError(
+            f"{', '.join(f'--{name}' for name in fields)} names a field of what --data gives; give that too"
+        )
+    console = plain_console()
+    found = evaluate_trained(
+        trained,
+        options.data,
+        options.batches,
+        fields=fields,
+        say=lambda line: console.print(Text(wrap_line(line), style="dim")),
+    )
+    print(f"checkpoint  {trained.url}")
+    averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""
+    print(f"data        {' '.join(options.data) if options.data else 'what the run held out'}{averaged}")
+    width = max(map(len, found))
+    for name, value in found.items():
+        if name not in ("ema_decay", "averaged"):
+            print(f"{name:{width}}  {value:.6g}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = Parser(
+        prog="panax evaluate", description="Losses and metrics of a trained model, on its newest checkpoint."
+    )
+    parser.add_argument("run", help="a run's folder (its newest checkpoint is taken), or a checkpoint's own")
+    parser.add_argument(
+        "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: what the run held out)"
+    )
+    parser.add_argument(
+        "--text", metavar="FIELD", help="the field of a record that holds the text (default: the run's)"
+    )
+    parser.add_argument("--prompt", metavar="FIELD", help="the field that holds what comes before the answer")
+    parser.add_argument("--answer", metavar="FIELD", help="the field that holds what is learnt")
+    parser.add_argument("--batches", type=int, help="at most so many (default: as the run did; of other data all)")
+    return parser

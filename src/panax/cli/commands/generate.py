@@ -1,0 +1,39 @@
+"""`panax generate`: continue a text with a trained model."""
+
+from collections.abc import Sequence
+
+from ...core.sanitize import printable
+from ...job.join import only_alone
+from ...run.folder.trained_model import load_trained
+from ..main import warn
+from ..parser import Parser
+from ..plugins import start_jax
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """Print the prompt and what the model of a checkpoint continues it with."""
+    parser = Parser(prog="panax generate", description="Continue a text with a trained model.")
+    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
+    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--tokens", type=int, default=128, help="how many tokens to add (default: 128)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
+    parser.add_argument("--top-k", type=int, default=50, help="draw among the likeliest so many; 0: all (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
+    options = parser.parse_args(arguments)
+    only_alone("panax generate")
+    start_jax()
+    trained = load_trained(options.checkpoint, warn)
+    # A model may generate control characters, and this output usually ends in a terminal.
+    print(
+        printable(
+            options.prompt
+            + trained.generate(
+                options.prompt,
+                tokens=options.tokens,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                seed=options.seed,
+            )
+        )
+    )
+    return 0

@@ -1,0 +1,359 @@
+"""`panax inspect`: what a recipe is and what a step of it will take, before anything runs."""
+
+import dataclasses
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from ...comms.fragments import OuterSync
+from ...core import Task, pair_axes
+from ...core.errors import RecipeError
+from ...data import TextData
+from ...kernels import choose_by_timing
+from ...mesh import Placement
+from ...metrics.console import WIDTH, plain_console, wrap_line
+from ...plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ...plan.report import plan_lines, rare_lines, size, walk_lines
+from ...plan.search.profile import (
+    HardwareProfile,
+    ProfileError,
+    newest_profile,
+    profile_in,
+    profiles_folder,
+    read_profile,
+)
+from ...plan.search.roofline import DataSheet, ProfileFigures, step_time, time_lines
+from ...plan.tables import table_costs, table_lines
+from ...plan.walk.walk import walk_agreement, walk_renewal
+from ...run import Experiment
+from ...run.blank_data import lacks_data
+from ...run.folder.description import describe
+from ...run.preparation import prepare
+from ...run.sketch import sketch_step
+from ...train.compiled import CompiledStep
+from ..overrides import asks_for_help, experiment_from
+from ..plugins import start_jax, unsaid
+from ..recipes import built_in
+
+Say = Callable[[str], None]
+
+SETTINGS = "--settings"
+
+HARDWARE = "--hardware"
+"""Takes the file of a profile; `--profile` is a setting of runs."""
+
+HELP = """\
+  --data PATH...    read these files, folders or globs of text
+  --hardware FILE   a step's time by what `panax check` measured
+  --target h100x64  for devices that are not here (v5p-128, ...)
+  --no-compile      as far as tracing tells, in a second or two
+  --settings        all settings too, with what was left open filled in
+  --mesh auto       choose the layout over the devices
+"""
+
+TPU_KINDS = {"v5e": ("tpu v5 lite", "tpu v5e"), "v5p": ("tpu v5", "tpu v5p"), "v6e": ("tpu v6 lite", "tpu v6e")}
+"""A target's kind to what JAX calls its devices, where that is not a part of the name."""
+
+LESS = "Shard over more devices (--mesh.fsdp), or use --task.remat full, more --step.micro-batches or a smaller --data.batch-size"
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is inspected.
+
+    Attributes:
+        task: With what the recipe left open filled in.
+        batch: Shapes of a training batch.
+        target: What it is compiled for; None for the attached devices.
+    """
+
+    experiment: Experiment
+    task: Task
+    step: Any
+    batch: Callable[[], dict[str, Any]]
+    sequence_length: int | None
+    target: Hardware | None = None
+
+
+def inspect(arguments: Sequence[str]) -> int:
+    """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled step."""
+    if asks_for_help(arguments, "inspect", HELP):
+        return 0
+    if not arguments or arguments[0].startswith("-"):
+        raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+    console = plain_console()
+
+    def say(line: str) -> None:
+        console.print(wrap_line(line), style="dim")
+
+    warnings.showwarning = lambda message, *_: _warn(console, str(message))
+    with_settings = SETTINGS in arguments
+    rest, target, compiles, profile = split_flags([each for each in arguments if each != SETTINGS])
+    given = None if profile is None else (read_profile(profile), Path(profile))
+    if target is None:
+        experiment = experiment_from(rest, "inspect")
+        start_jax()
+        subject = _attached(experiment, say)
+    else:
+        with unsaid():
+            devices = target_devices(target)
+        subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
+    if given is not None:
+        _check_profile(subject, *given)
+    print_parameters(subject, console)
+    if isinstance(subject.step, CompiledStep):
+        batch = subject.batch()
+        for line in table_lines(table_costs(subject.step, batch)):
+            console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+        print_walk(subject, batch, console, given)
+        if compiles:
+            print_step(subject, batch, console)
+    if with_settings:
+        console.print("settings")
+        console.print_json(json.dumps(describe(_resolved(subject))))
+    return 0
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
+    """The arguments without `--target`, `--no-compile` and `--hardware`, and what those say."""
+    rest, target, compiles, profile = [], None, True, None
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name == "--target":
+            target = parse_target(value if equals else next(remaining, ""))
+        elif name == HARDWARE:
+            profile = value if equals else next(remaining, "")
+        elif argument == "--no-compile":
+            compiles = False
+        else:
+            rest.append(argument)
+    return rest, target, compiles, profile
+
+
+def _attached(experiment: Experiment, say: Say) -> Subject:
+    if (blank := lacks_data(experiment)) is not None:
+        if isinstance(experiment.data, TextData):
+            choose_by_timing()
+            return _elsewhere(experiment, None, jax.devices(), say)
+        experiment = blank.fill(experiment)
+    prepared = prepare(experiment, say)
+    source = prepared.data.train
+    data = experiment.data
+
+    def batch() -> dict[str, Any]:
+        return text_batch(data) if isinstance(data, TextData) else dict(next(source.batches()).batch)
+
+    return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
+
+
+def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: Say) -> Subject:
+    """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
+    or the tokenizer's."""
+    found = sketch_step(
+        experiment,
+        devices,
+        say,
+        None if target is None else target.memory_bytes,
+        None if target is None else target.devices_per_fast_domain,
+    )
+    return Subject(found.experiment, found.task, found.step, found.batch, found.sequence_length, target)
+
+
+def print_parameters(subject: Subject, console: Console) -> None:
+    """Print the parameter table, the mesh, bytes and FLOPs."""
+    step = subject.step
+    program = step.program
+    placement = getattr(step, "placement", None) or Placement.create(devices=jax.devices()[:1])
+    table = _table(program.abstract.params, program.axes.params, step.shardings.params, program.trainable)
+    for number, line in enumerate(table):
+        console.print(line, style="" if number else "bold", no_wrap=True)
+    mesh = " ".join(f"{axis}={size}" for axis, size in placement.sizes.items() if size > 1) or "one device"
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.params))
+    console.print(f"mesh           {mesh}{f' of {subject.target.name}' if subject.target else ''}")
+    console.print(f"number         {total:,} parameters")
+    for name, tree, shardings in (
+        ("parameters", program.abstract.params, step.shardings.params),
+        ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
+    ):
+        whole, each = _bytes(tree, shardings)
+        console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
+    for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
+        console.print(line, highlight=False)
+    for name in ("owed", "delayed"):
+        kept, lies = getattr(program.abstract, name), getattr(step.shardings, name)
+        if kept is not None:
+            whole, each = _bytes(kept, lies)
+            console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
+    words = program.comms.words()
+    if words is not None:
+        console.print(words)
+    flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
+    of = "a token's"
+    if flops is None:
+        flops, of = subject.task.flops_per_example(), f"one of the {subject.task.unit}'"
+    if flops is not None:
+        console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass")
+
+
+def print_walk(
+    subject: Subject, batch: dict[str, Any], console: Console, profile: tuple[HardwareProfile, Path] | None = None
+) -> None:
+    """Trace the training step; print what it will take, as far as its trace tells.
+
+    Args:
+        profile: What was measured of the hardware, with its file; None to look for one.
+    """
+    if not subject.task.names_axes and subject.step.placement.devices.size > 1:
+        console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
+        return
+    cost = walk_step(subject.step, batch)
+    lines = [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]
+    renewal, renewed = subject.step.program.transformation.renewal, walk_renewal(subject.step)
+    if renewal is not None and renewed is not None:
+        lines += rare_lines("renewal", renewed, renewal.when)
+    comms = subject.step.program.comms
+    # After the first steps, and before the last one, it is always a part.
+    for part in range(comms.fragments):
+        agreement = walk_agreement(subject.step, OuterSync((part,), (part,)))
+        if agreement is not None:
+            of = "" if comms.fragments == 1 else f" of part {part + 1} of {comms.fragments}"
+            lines += rare_lines("agreement", agreement, f"after every {comms.local_steps} steps{of}")
+    for line in lines:
+        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path] | None) -> list[str]:
+    """A step's time by what was measured of the devices, else by their data sheets; nothing where there is neither."""
+    placement, target = subject.step.placement, subject.target
+    if given is None and target is None:
+        folders = [profile_in(subject.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
+        given = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
+    if given is not None:
+        profile, path = given
+        source = f"what was measured on {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
+        return time_lines(step_time(cost, ProfileFigures(profile, placement.sizes)), source)
+    if target is None:
+        return []
+    source = (
+        f"the data sheet of {target.kind}, which no program reaches; give --hardware FILE, which `panax check` makes"
+    )
+    return time_lines(step_time(cost, DataSheet(target, placement.sizes)), source)
+
+
+def _check_profile(subject: Subject, profile: HardwareProfile, path: Path) -> None:
+    """See that a profile is of the kind of devices that a step is for."""
+    if subject.target is None:
+        kind = subject.step.placement.devices.devices.flat[0].device_kind
+        fits = kind == profile.device_kind
+    else:
+        kind = subject.target.kind
+        fits = kind in profile.device_kind.lower() or profile.device_kind.lower() in TPU_KINDS.get(kind, ())
+    if not fits:
+        raise ProfileError(
+            f"{path} is the profile of {profile.device_kind}, and the step is for {kind}; run `panax check` there, or leave "
+            f"{HARDWARE} out"
+        )
+
+
+def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> None:
+    """Compile the training step; print its memory and its communication, and warn if it does not fit."""
+    try:
+        plan = plan_step(subject.step, batch)
+    except TooLarge as error:
+        _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
+        return
+    for line in subject.step.kernels_taken:
+        console.print(_fitted(f"kernel         {line}"), highlight=False, markup=False, soft_wrap=True)
+    limit = _memory_limit(subject)
+    for line in plan_lines(plan, limit, _name(subject)):
+        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+    if limit and plan.memory.total > limit:
+        _warn(
+            console,
+            f"the step does not fit: {size(plan.memory.total)} on each device, where there are {size(limit)}. {LESS}",
+        )
+
+
+def _fitted(line: str) -> str:
+    """A line behind its name; a table's own lines stay."""
+    return line if line.startswith("  ") else wrap_line(line, 15)
+
+
+def _name(subject: Subject) -> str:
+    if subject.target is not None:
+        return subject.target.name
+    devices = subject.step.placement.devices.devices
+    return f"{devices.size} x {devices.flat[0].device_kind}"
+
+
+def _memory_limit(subject: Subject) -> int | None:
+    if subject.target is not None:
+        return subject.target.memory_bytes
+    statistics = subject.step.placement.devices.devices.flat[0].memory_stats() or {}
+    return statistics.get("bytes_limit")
+
+
+def _warn(console: Console, message: str) -> None:
+    console.print(wrap_line(f"warning: {message}"), style="bold yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _resolved(subject: Subject) -> dict[str, Any]:
+    experiment = subject.experiment
+    return {field: getattr(experiment, field) for field in experiment.__dataclass_fields__ if field != "task"} | {
+        "task": subject.task
+    }
+
+
+def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
+    """Two lines for each parameter: its name and bytes, and its axes with the mesh axes that split them. Names are never cut."""
+    lines = [_row("parameter", "bytes", "on each device")]
+    places = jax.tree.leaves(shardings)
+    for (name, leaf, leaf_axes), place, free in zip(pair_axes(params, axes), places, jax.tree.leaves(trainable)):
+        spec = [*getattr(place, "spec", ()), *(None,) * leaf.ndim]
+        dims = [
+            f"{axis or '-'} {length}" + (f" ({'·'.join((part,) if isinstance(part, str) else part)})" if part else "")
+            for axis, length, part in zip(leaf_axes, leaf.shape, spec)
+        ]
+        whole, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
+        lines += _row(name if free else f"{name} (frozen)", size(whole), size(each)).splitlines()
+        lines += wrap_line(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
+    return lines
+
+
+def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
+    """A line for each kind of what an optimizer on shards keeps: its bytes, its types, and its bytes for each parameter."""
+    lines = []
+    for kind, kept in state.items() if isinstance(state, Mapping) else ():
+        whole, each = _bytes(kept, shardings[kind])
+        types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kept)))
+        if isinstance(kept, Mapping):
+            share = whole / max(1, parameters)
+            lines.append(f"  {kind:12} {size(whole)}, {size(each)} on each: {types}, {share:.2f} bytes a parameter")
+    return lines
+
+
+def _row(name: str, whole: str, each: str) -> str:
+    numbers = f"{whole:>10} {each:>14}"
+    return (
+        f"{name:{WIDTH - len(numbers)}}{numbers}" if len(name) < WIDTH - len(numbers) else f"{name}\n{numbers:>{WIDTH}}"
+    )
+
+
+def _leaf_bytes(shape: Sequence[int], dtype: Any) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _bytes(tree: Any, shardings: Any) -> tuple[int, int]:
+    whole = each = 0
+    for leaf, place in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
+        whole += _leaf_bytes(leaf.shape, leaf.dtype)
+        each += _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
+    return whole, each

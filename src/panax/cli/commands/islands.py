@@ -1,0 +1,152 @@
+"""`panax launch --islands N`: as many jobs, each with its own supervisor and folder, that meet in one place."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from ...core.errors import LaunchError
+from ...system.outlet import Outlet
+
+MEETING = "meeting"
+LINE_CHARACTERS, LAST_WORDS_SECONDS = 1 << 16, 5.0
+_OWN = ("--comms.islands.count", "--comms.islands.index")
+
+
+def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, only: int | None) -> int:
+    """Start the islands of a run, and follow them until all have ended. One that fails for good stops no other.
+
+    Args:
+        flags: Of `panax launch`, those that say how many islands there are left out.
+        folder: The run's; each island has a folder in it.
+        only: Start this one alone, to bring it back.
+
+    Returns:
+        0 where all have ended well, else the exit code of one that has not.
+
+    Raises:
+        LaunchError: The flags can't be used for islands.
+    """
+    if count < 2 or (only is not None and not 0 <= only < count):
+        raise LaunchError(
+            f"--islands {count}{'' if only is None else f' --island {only}'}: expected 2 or more, counted from 0"
+        )
+    given = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
+    if given:
+        raise LaunchError(f"{given[0]} is set by --islands for each island; leave it out")
+    if "--fresh" in flags and only is None:
+        _set_aside(folder / MEETING)
+    indices = range(count) if only is None else [only]
+    jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
+    outlet, errors = Outlet(sys.stdout), Outlet(sys.stderr)
+    tellers = [
+        threading.Thread(target=_told, args=(job.stdout, index, outlet), daemon=True) for index, job in jobs.items()
+    ]
+    for teller in tellers:
+        teller.start()
+
+    stopped = threading.Event()
+
+    def passed_on(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        for job in jobs.values():
+            if job.poll() is None:
+                job.send_signal(number)
+
+    before = {
+        number: signal.signal(number, passed_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    }
+    try:
+        codes = _followed(jobs, stopped, errors)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for teller in tellers:
+        teller.join(LAST_WORDS_SECONDS)  # a process that an island has left behind may hold its pipe
+    outlet.close()
+    errors.close()
+    return max(codes.values())
+
+
+def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> list[str]:
+    """The flags that the job of one island is launched with, from those of all."""
+    own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
+    if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
+        own += ["--comms.islands.place", str(folder / MEETING)]
+    return [*without_directory(flags), *own, "--directory", str(folder / f"island_{index}")]
+
+
+def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "panax", "launch", recipe, *flags]
+    # In a session of its own: Ctrl-C reaches this process alone, which passes it on once.
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event, errors: Outlet) -> dict[int, int]:
+    """The exit codes, when all have ended.
+
+    Args:
+        stopped: Whether they were told to end.
+        errors: Takes what a person should know.
+    """
+    codes: dict[int, int] = {}
+    while len(codes) < len(jobs):
+        for index, job in jobs.items():
+            if index in codes:
+                continue
+            try:
+                code = job.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            codes[index] = code if code >= 0 else 128 - code
+            if code and len(codes) < len(jobs) and not stopped.is_set():
+                errors.write(
+                    f"panax: island {index} ended with exit code {codes[index]}; the others continue, and the same command with "
+                    f"--island {index} brings it back\n"
+                )
+    return codes
+
+
+def _told(lines: IO[str] | None, index: int, outlet: Outlet) -> None:
+    # Read whether anybody reads what is written, or not: an island would stand still otherwise.
+    if lines is not None:
+        for line in iter(lambda: lines.readline(LINE_CHARACTERS), ""):
+            outlet.write(f"island {index} | {line.rstrip()}\n")
+
+
+def _set_aside(place: Path) -> None:
+    """Move what an earlier run's islands left out of the way; it is not removed."""
+    if not place.exists():
+        return
+    number = next(n for n in range(1, 10_000) if not place.with_name(f"{place.name}.{n}").exists())
+    place.rename(place.with_name(f"{place.name}.{number}"))
+
+
+def without_directory(flags: Sequence[str]) -> list[str]:
+    """The flags without the one that says where the run lies.
+
+    >>> without_directory(["--directory", "a", "--seed", "3", "--directory=b"])
+    ['--seed', '3']
+    """
+    found, of_directory = [], False
+    for flag in flags:
+        if of_directory:
+            of_directory = False
+        elif flag == "--directory":
+            of_directory = True
+        elif not flag.startswith("--directory="):
+            found.append(flag)
+    return found

@@ -1,0 +1,236 @@
+"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run, by the files in its folder; here of one that was launched."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...cluster.node.worker_process import log_of
+from ...cluster.supervisor.job_folder import JOB, STALE_SECONDS, STATUS, STOP, findings, incidents, place_of, read
+from ...cluster.supervisor.job_layout import Worlds, read_cordoned
+from ...cluster.supervisor.job_layout import cordon as taken_out
+from ...cluster.supervisor.job_layout import uncordon as put_back
+from ...core.errors import LaunchError
+from ...core.sanitize import printable
+from ..parser import Parser
+from ..tails import follow, last_lines, say_line
+from . import plain_runs
+
+FOLLOW_SECONDS = 0.5
+WAIT_SECONDS = 660.0
+"""For a stopped job to have saved and ended."""
+
+
+ABOUT = {
+    "status": "How a run is, or why it ended.",
+    "logs": "What a run, or the processes of a launched one, have said.",
+    "stop": "Save a run, in all its processes at one step, and end it.",
+    "cordon": "Take nodes out of a launched run: it continues without them from its next save.",
+    "uncordon": "Put nodes back that were taken out of a launched run: it takes them in at its next save.",
+}
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The flags of a command."""
+    parser = Parser(prog=f"panax {command}", description=ABOUT[command])
+    parser.add_argument("run", help="its folder: runs/NAME")
+    if command == "logs":
+        parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
+        parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
+        parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
+    if command in ("cordon", "uncordon"):
+        parser.add_argument("nodes", nargs="+", metavar="NODE", help="a number of the job's, or a host's name")
+    if command == "cordon":
+        parser.add_argument("--why", default="by hand", help="for `panax status` and the report")
+    return parser
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Say how a launched run is, or why it has ended."""
+    run = parser_of("status").parse_args(arguments).run
+    if plain_runs.is_plain(run):
+        return plain_runs.status(run)
+    place = place_of(run)
+    job, now = read(place / JOB), time.time()
+    if not (place / STATUS).is_file():
+        say_line(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
+        return 0
+    found = read(place / STATUS)
+    end = found.get("end")
+    step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
+    gone = end is None and not is_followed(place, found)
+    state = "no longer supervised" if gone else found["state"]
+    say_line(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    say_line(f"  {job['command']}")
+    # Goodput is told below, as the ledger has it.
+    reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
+    values = {name.rpartition("/")[2]: value for name, value in reported.items()}
+    figures = [f"{name} {value:,.4g}" for name, value in values.items()]
+    if isinstance(found.get("goodput"), float):
+        figures.append(f"goodput {found['goodput']:.0%}")
+    say_line("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
+    if end is not None:
+        say_line(f"  ended with exit code {end['exit_code']}: {end['message']}")
+        if end.get("advice"):
+            say_line(f"  {end['advice']}")
+    elif gone:
+        say_line(
+            f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
+        )
+    nodes = found.get("nodes", {})
+    if nodes and len(nodes["running"]) < nodes["of"]:
+        say_line(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
+    for node, why in read_cordoned(place).items():
+        still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
+        say_line(f"  node {node} is taken out{still}: {why}")
+    for one in found["processes"]:
+        ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
+        say_line(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+    for message in found.get("slow", ()):
+        say_line(f"  slow now: {message}")
+    for one in findings(place):
+        say_line(f"  at step {one['step']}: {one['kind']}: {one['message']}")
+    for one in incidents(place):
+        say_line(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+        parts = ("detect", "teardown", "restart", "restore", "first_step")
+        seconds = [f"{part.replace('_', ' ')} {one[part]:.1f}" for part in parts if one.get(part) is not None]
+        if seconds:
+            say_line(f"    seconds: {', '.join(seconds)}")
+    return 0
+
+
+def logs(arguments: Sequence[str]) -> int:
+    """Print what the processes of a launched run have said."""
+    asked = parser_of("logs").parse_args(arguments)
+    if asked.lines < 1:
+        raise LaunchError(f"--lines {asked.lines}; expected at least 1")
+    if plain_runs.is_plain(asked.run):
+        if asked.process:
+            raise LaunchError(f"--process {asked.process}: the run was not launched, and has one log, of process 0")
+        return plain_runs.logs(asked.run, asked.lines, following=asked.follow)
+    place = place_of(asked.run)
+    count = int(read(place / JOB)["processes"])
+    if asked.process is not None and not 0 <= asked.process < count:
+        raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
+    wanted = range(count) if asked.process is None else [asked.process]
+    seen: dict[int, int] = {}
+    for process in wanted:
+        path = log_of(place, process)
+        lines, seen[process] = last_lines(path, asked.lines)
+        if asked.process is None:
+            print(f"== process {process}: {path}")
+        print("\n".join(map(printable, lines)))
+    while asked.follow:
+        sys.stdout.flush()
+        over = _over(place)
+        for process in wanted:
+            mark = process if len(seen) > 1 else None
+            seen[process] = follow(log_of(place, process), seen[process], mark, last=over)
+        if over:
+            break
+        time.sleep(FOLLOW_SECONDS)
+    return 0
+
+
+def stop(arguments: Sequence[str]) -> int:
+    """Have a launched run save at one step in all processes, and end."""
+    run = parser_of("stop").parse_args(arguments).run
+    if plain_runs.is_plain(run):
+        return plain_runs.stop(run, WAIT_SECONDS)
+    place = place_of(run)
+    found = _status(place)
+    if "end" in found:
+        raise LaunchError(f"the job has ended already: {found['end']['message']}")
+    if not is_followed(place, found):
+        raise LaunchError("no supervisor follows this job any more: it has ended, or its host is gone")
+    (place / STOP).touch()
+    print("asked it to save and to end; waiting for that", flush=True)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        found = _status(place)
+        if "end" in found:
+            say_line(f"ended: {found['end']['message']}")
+            return 0
+        time.sleep(FOLLOW_SECONDS)
+    raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
+
+
+def cordon(arguments: Sequence[str]) -> int:
+    """Take nodes out of a launched run."""
+    asked = parser_of("cordon").parse_args(arguments)
+    place, numbers, total = _nodes(asked)
+    taken_out(Worlds.in_place(place), place, numbers, asked.why, total=total)
+    print(f"node {', '.join(map(str, numbers))}: out of the job from its next save; back by `panax uncordon`")
+    return 0
+
+
+def uncordon(arguments: Sequence[str]) -> int:
+    """Put nodes back into a launched run."""
+    asked = parser_of("uncordon").parse_args(arguments)
+    place, numbers, total = _nodes(asked)
+    put_back(place, numbers, total=total)
+    print(f"node {', '.join(map(str, numbers))}: in the job again from its next save")
+    return 0
+
+
+def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
+    """The job's files, the nodes that are meant, and how many it has.
+
+    Raises:
+        LaunchError: The job has ended, or a host of that name runs none of its processes.
+    """
+    place = place_of(asked.run)
+    found, job = _status(place), read(place / JOB)
+    if "end" in found:
+        raise LaunchError(f"the job has ended: {found['end']['message']}")
+    hosts: dict[str, list[int]] = {}
+    for one in found.get("processes", ()):
+        hosts.setdefault(one["host"], []).append(one["node"])
+    numbers: set[int] = set()
+    for each in asked.nodes:
+        if not each.isdecimal() and each not in hosts:
+            raise LaunchError(
+                f"no process of the job runs on {each!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
+            )
+        numbers |= {int(each)} if each.isdecimal() else {*hosts[each]}
+    return place, sorted(numbers), int(job["nodes"])
+
+
+def _status(place: Path) -> dict[str, Any]:
+    return read(place / STATUS) if (place / STATUS).is_file() else {"at": read(place / JOB)["began"]}
+
+
+def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
+    """Whether a supervisor writes a job's status: it is new, or changes while it is looked at.
+
+    The clock of the host that writes may be another one: a status that looks old, or of tomorrow, is looked at for a while.
+    """
+    if abs(time.time() - found.get("at", 0.0)) <= STALE_SECONDS:
+        return True
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(FOLLOW_SECONDS)
+        if _status(place) != found:
+            return True
+    return False
+
+
+def _over(place: Path) -> bool:
+    found = _status(place)
+    return "end" in found or not is_followed(place, found)
+
+
+def _ago(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> [_ago(5.0), _ago(125.0), _ago(7300.0)]
+    ['5 s', '2 min 5 s', '2 h 1 min']
+    """
+    seconds = max(seconds, 0)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

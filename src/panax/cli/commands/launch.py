@@ -1,0 +1,282 @@
+"""`panax launch`: the flags that say where a job runs; the rest is what `panax train` takes."""
+
+import argparse
+import dataclasses
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...cluster.engines import ENGINES, Engine, Resources, engine_of
+from ...cluster.job import SPARE, Job, RestartPolicy, Stragglers, allowed_environment
+from ...cluster.launching import LOCAL
+from ...cluster.launching import launch as launched
+from ...cluster.supervisor.diagnosis import Cause
+from ...cluster.supervisor.view import AS_SAID, View
+from ...core.errors import LaunchError, PanaxError, RecipeError, nearest
+from ...system import children, json_reader
+from .islands import launch_islands
+
+USAGE = """\
+usage: panax launch RECIPE --processes N [--on ENGINE] [flags of panax train]
+
+Starts N processes, follows them, and starts them again from the last checkpoint
+when one fails. Ctrl-C saves and ends all of them. In the run's folder, job/ has
+what each process said; `panax status RUN` tells how it is.
+
+  --processes N     in all; each node runs as many (1)
+  --devices D       of each process; on CPU they are simulated
+  --on ENGINE       local, ray, slurm, mpi or kubernetes (local)
+  --nodes M         machines (1)
+  --check           measure the hardware in these processes first; stop where
+                    something is odd (--check=warn: say it, and train)
+  --dry-run         print what would be started or submitted, and end
+  --port P          of JAX's coordinator (any that is free)
+  --max-restarts R  then give up (20)
+  --max-without-progress F  failures in a row, none of which came further than
+                    the one before; then give up (3)
+  --stall-seconds S without a step, until it counts as hanging (300)
+  --start-seconds S the same before the first step, while a state is restored
+                    or a program compiled (1800)
+  --save-seconds S  for the save when the job is stopped (600)
+  --replace-seconds S  for a lost node to come back; then the job goes on
+                    without it, and takes it in again at a later save (5)
+  --min-nodes M     the fewest that it goes on with (1)
+  --stragglers P    a node that is slower than the others: warn says it, cordon
+                    takes it out at a later save too, ignore does neither (warn)
+  --slow-factor F   a node is slow if it takes F times what others take (1.5)
+  --slow-probes N   in N measurements in a row (3)
+  --no-spares       keep no processes that wait for a restart
+  --quiet           show nothing but how it ended
+  --islands I       as many jobs as these flags say, which train by themselves
+                    and meet after --comms.local-steps; one that is lost stops
+                    no other. --island K starts one of them alone
+
+for engines, as each of them needs; docs/launch.md says which
+  --accelerator cpu|gpu|tpu   --cpus C   --memory 64G   --time HH:MM:SS
+  --partition P --account A --constraint F --array 0-3          Slurm
+  --hosts a,b                                                   MPI
+  --image I --namespace N --claim C --mount /runs --queue Q
+  --node-selector KEY=VALUE                                     Kubernetes
+  --env NAME (a variable that nodes get too)   --address A (the supervisor's)
+"""
+
+OWN = (
+    "max_restarts",
+    "max_without_progress",
+    "stall_seconds",
+    "start_seconds",
+    "save_seconds",
+    "replace_seconds",
+    "min_nodes",
+    "stragglers",
+    "slow_factor",
+    "slow_probes",
+)
+"""Fields of the policy that are flags."""
+
+DRY_RUN, ISLANDS, ISLAND = "--dry-run", "--islands", "--island"
+
+SUBMISSION = "--submission"
+"""Given by Panax itself to a job that an engine may start again: --fresh counts for its first start."""
+
+PROBE_SECONDS = 600.0
+
+
+def launch(arguments: Sequence[str]) -> int:
+    """Start a job where the flags say, and follow it; or hand it to an engine's queue."""
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    if arguments[0].startswith("-"):
+        raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
+    own, rest = split_flags(arguments[1:])
+    if own.islands is not None or own.island is not None:
+        return _islands(own, arguments, rest)
+    if "--help" in rest or "-h" in rest:
+        print(USAGE)
+        return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
+    resources = resources_of(own)
+    policy = RestartPolicy(**{name: getattr(own, name) for name in OWN})
+    engine = None if own.on == LOCAL else engine_of(own.on, resources)
+    if engine is None:
+        resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
+    else:
+        if not own.dry_run:
+            engine.check()
+        policy = dataclasses.replace(policy, agents_seconds=engine.agents_seconds)
+    train = (arguments[0], *rest)
+    facts = probe(train)
+    job = Job(
+        arguments=train,
+        folder=Path(facts["folder"]),
+        name=facts["name"],
+        num_steps=facts["num_steps"],
+        processes=own.processes,
+        nodes=own.nodes,
+        devices=own.devices if own.accelerator == "cpu" else None,
+        port=own.port,
+        spare=() if own.no_spares else SPARE,
+        policy=policy,
+        submission=own.submission,
+    )
+    if own.dry_run:
+        print(_submission(job, engine, arguments))
+        return 0
+    if engine is not None and engine.submits():
+        return _submit(job, engine, arguments, own.on)
+    view = View(job.num_steps, quiet=own.quiet)
+    return _ended(launched(job, engine, name=own.on, view=view), job, view)
+
+
+def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
+    """Start islands, each by this command without the flags that say how many there are."""
+    if own.islands is None:
+        raise LaunchError(f"{ISLAND} {own.island} is one of several: say how many there are, as in {ISLANDS} 4")
+    if own.dry_run or own.submission or own.processes != 1 or own.nodes != 1:
+        raise LaunchError(f"{ISLANDS} {own.islands}: an island is one process, with as many devices as --devices says")
+    flags, skips = [], False
+    for flag in arguments[1:]:
+        name, equals, _ = flag.partition("=")
+        if skips:
+            skips = False
+        elif name in (ISLANDS, ISLAND):
+            skips = not equals
+        else:
+            flags.append(flag)
+    # As each of them will be: an error is said once, before any is started.
+    own_place = (
+        []
+        if any(flag.partition("=")[0] == "--comms.islands.place" for flag in rest)
+        else ["--comms.islands.place", "."]
+    )
+    facts = probe((arguments[0], *rest, "--comms.islands.count", str(own.islands), *own_place))
+    return launch_islands(arguments[0], flags, Path(facts["folder"]), own.islands, own.island)
+
+
+def probe(arguments: Sequence[str]) -> dict[str, Any]:
+    """The run's folder, name and steps; from another process, since telling takes jax.
+
+    Raises:
+        PanaxError: The recipe or its flags can't be used; the message has been said.
+    """
+    command = [sys.executable, "-m", "panax.cli.probe", *arguments]
+    try:
+        found = children.run(command, PROBE_SECONDS)
+    except TimeoutError as error:
+        raise LaunchError(f"the recipe {arguments[0]!r} was not read within {PROBE_SECONDS:.0f} s") from error
+    from ..probe import MARK
+
+    *_, line = [each for each in found.output.splitlines() if each.startswith(MARK)] or [""]
+    if found.code or not line:
+        said = found.errors.strip().splitlines()
+        message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
+        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.code or 2)
+    sys.stderr.write(found.errors)
+    return json_reader.parse(line.removeprefix(MARK), constants=True)
+
+
+_ERROR = "panax: error: "
+
+
+class _Refused(PanaxError):
+    """What another process has found wrong."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def _start_of_error(lines: Sequence[str]) -> int:
+    return next((number for number, line in enumerate(lines) if line.startswith(_ERROR)), 0)
+
+
+def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The flags that say where, and the others."""
+    parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--on", default=LOCAL)
+    parser.add_argument(DRY_RUN, action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--no-spares", action="store_true")
+    parser.add_argument("--port", type=int)
+    parser.add_argument(ISLANDS, type=int)
+    parser.add_argument(ISLAND, type=int)
+    parser.add_argument(SUBMISSION, default="")
+    for field in dataclasses.fields(Resources):
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, tuple):
+            parser.add_argument(flag, action="append", default=[])
+        elif isinstance(field.default, str):
+            parser.add_argument(flag, default=field.default)
+        else:
+            parser.add_argument(flag, type=int, default=field.default)
+    for name in OWN:
+        default = getattr(RestartPolicy(), name)
+        choices = [*Stragglers] if isinstance(default, Stragglers) else None
+        kind = str if choices else type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, choices=choices)
+    try:
+        own, rest = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise LaunchError(f"{error}; `panax launch --help` lists the flags") from error
+    for field in dataclasses.fields(Resources):
+        if isinstance(field.default, tuple):
+            setattr(own, field.name, tuple(getattr(own, field.name)))
+    if own.on not in (LOCAL, *ENGINES):
+        raise LaunchError(f"--on {own.on}: there is no such engine; {nearest(own.on, (LOCAL, *ENGINES))}")
+    if own.port is not None and not 0 < own.port < 65536:
+        raise LaunchError(f"--port {own.port}; expected 1 to 65535")
+    return own, rest
+
+
+def resources_of(own: argparse.Namespace) -> Resources:
+    """What the flags ask an engine for."""
+    return Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
+
+
+def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:
+    if engine is not None:
+        again = [each for each in arguments if each != DRY_RUN]
+        return engine.submission(["launch", *again], job.folder)
+    environment = {**allowed_environment(), **job.environment()}
+    shown = " ".join(
+        f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))
+    )
+    where = f"PANAX_COORDINATOR=127.0.0.1:{job.port or 'PORT'} PANAX_PROCESSES={job.processes}"
+    return "\n".join(
+        f"{where} PANAX_PROCESS={index} {shown + ' ' if shown else ''}{shlex.join(job.command())}"
+        for index in range(job.processes)
+    )
+
+
+def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> int:
+    job.place.mkdir(parents=True, exist_ok=True)
+    number = engine.submit(["launch", *arguments, SUBMISSION, secrets.token_hex(8)], job.folder)
+    run = os.path.relpath(job.folder)
+    print(
+        f"submitted to {name} as {number}\nwhen it runs: panax status {run}, panax logs {run} --follow, panax stop {run}"
+    )
+    return 0
+
+
+def _ended(code: int, job: Job, view: View) -> int:
+    """Say why a job was not done and where it left its words."""
+    if code == 0:
+        return 0
+    from ...cluster.supervisor.job_folder import STATUS, read
+
+    end = read(job.place / STATUS).get("end", {})
+    advice = f"\n{end['advice']}" if end.get("advice") else ""
+    run = os.path.relpath(job.folder)
+    kind = "panax" if code in (129, 130, 143) else "panax: error"
+    said = end.get("message", "ended")
+    if end.get("cause") == Cause.CHECK.value and view.has_said(said):
+        said = "the hardware check has failed, as said above"
+    elif view.has_said(said):
+        said = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
+    print(f"{kind}: {said}{advice}\nits words: panax logs {run}", file=sys.stderr)
+    return code

@@ -1,0 +1,103 @@
+"""`panax status`, `logs`, `stop` of a run that `panax train` or a script has started, by the files in its folder."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ...core.errors import LaunchError
+from ...metrics.goodput import readable_seconds
+from ...metrics.report.reading import HELD, SESSIONS, RunFiles, read_run
+from ...metrics.report.reading import LOG as FIGURES
+from ...metrics.run_log import NAME
+from ...system.lock import signal_owner
+from ..tails import follow, last_lines, say_line
+
+SHOWN = ("train/loss", "evaluation/loss", "speed/mfu", "seconds/step")
+
+FOLLOW_SECONDS = 0.5
+
+
+def is_plain(run: str | Path) -> bool:
+    """True if a folder is that of a run without a supervisor."""
+    folder = Path(run)
+    return (
+        any((folder / name).is_file() for name in (SESSIONS, FIGURES, NAME)) and not (folder / "job/job.json").is_file()
+    )
+
+
+def status(run: str) -> int:
+    """Say how a run is, or how it ended."""
+    found = read_run(run)
+    session = found.life.sessions[-1] if found.life is not None else None
+    step, steps = found.last_step, found.num_steps
+    of = f" of {steps:,}" if steps else ""
+    at = f"step {step:,}{of}" if step is not None else "before the first step"
+    state = "trains" if found.alive else _end(session.end if session is not None else "")
+    seconds = f", after {readable_seconds(found.life.wall_seconds)}" if found.life is not None else ""
+    say_line(f"{found.name}: {state}, {at}{seconds}")
+    command = found.facts.get("command")
+    if isinstance(command, list):
+        say_line(f"  {' '.join(map(str, command))}")
+    figures = [
+        f"{name.removeprefix('train/')} {value:,.4g}" for name in SHOWN if (value := _last(found, name)) is not None
+    ]
+    if found.life is not None:
+        figures.append(f"goodput {found.life.goodput:.0%}")
+    if figures:
+        say_line(f"  {', '.join(figures)}")
+    if not found.alive and step is not None and steps and step < steps:
+        say_line("  the same command again resumes it from its last checkpoint")
+    return 0
+
+
+def _last(found: RunFiles, name: str) -> float | None:
+    curve = found.curves.get(name)
+    return None if curve is None or curve.last is None else float(curve.last)
+
+
+def _end(end: str) -> str:
+    if not end:
+        return "ended without a word (killed, or its host is gone)"
+    return "done" if end == "done" else f"ended: {end}"
+
+
+def logs(run: str, lines: int, *, following: bool) -> int:
+    """Print the last lines of a run's log, and what comes until it ends."""
+    path = Path(run) / NAME
+    if not path.is_file():
+        raise LaunchError(f"{path} is not there: the run was trained by an older Panax, which kept no log")
+    shown, seen = last_lines(path, lines)
+    for line in shown:
+        say_line(line)
+    while following:
+        alive = read_run(run).alive
+        seen = follow(path, seen, None, last=not alive)
+        if not alive:
+            break
+        time.sleep(FOLLOW_SECONDS)
+    return 0
+
+
+def stop(run: str, seconds: float) -> int:
+    """Have a run save, and end.
+
+    Raises:
+        LaunchError: It does not run, or not here.
+    """
+    folder = Path(run)
+    if not read_run(folder).alive:
+        raise LaunchError(f"{run} does not run now; `panax status {run}` says how it ended")
+    hindrance = signal_owner(folder / HELD, signal.SIGTERM)
+    if hindrance:
+        raise LaunchError(f"{run} can't be stopped from here: {hindrance}")
+    print("asked it to save and to end; waiting for that", flush=True)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = read_run(folder)
+        if not found.alive:
+            step = found.last_step
+            say_line(f"ended{f' after step {step:,}' if step is not None else ''}")
+            return 0
+        time.sleep(FOLLOW_SECONDS)
+    raise LaunchError(f"the run has not ended within {seconds:.0f} s; see {os.path.join(run, NAME)}")

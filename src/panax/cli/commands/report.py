@@ -1,0 +1,37 @@
+"""`panax report`: a run, or several side by side, as one page."""
+
+import argparse
+from collections.abc import Sequence
+
+from ...metrics.report import report as written
+from ..parser import Parser
+
+ABOUT = """\
+Write one self-contained HTML page about a run: curves, throughput, where the
+time went, every incident with its cause and cost, layout, device-hours and
+their price, energy where a device tells it, environment, how to reproduce it.
+Two or more runs are shown side by side. Only the files in the runs' folders
+are read, also while a run goes on."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    found = Parser(prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder: runs/NAME")
+    found.add_argument(
+        "--rate", type=float, metavar="PRICE", help="of an hour of one device; without it there are no prices"
+    )
+    found.add_argument("--currency", default="USD", help="in which the rate is (%(default)s)")
+    found.add_argument(
+        "--output",
+        metavar="FILE",
+        help="the page (report.html in the run's folder; of several runs, comparison.html in the first one's)",
+    )
+    return found
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write the page, and say where it is."""
+    asked = parser().parse_args(arguments)
+    print(written(*asked.runs, rate=asked.rate, currency=asked.currency, output=asked.output))
+    return 0

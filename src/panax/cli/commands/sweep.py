@@ -1,0 +1,70 @@
+"""`panax sweep`: a recipe with several values of some settings, one table, one chart."""
+
+import math
+import signal
+from collections.abc import Sequence
+
+from ...core.errors import RecipeError
+from ...job.join import only_alone
+from ...metrics.console import plain_console
+from ...run.tools.sweep import CHART, TABLE, Sweep, combinations_of, run_trials
+from ..overrides import experiment_from
+from ..plugins import start_jax
+
+HELP = """\
+usage: panax sweep RECIPE --SETTING A,B[,C...] [--field.sub value ...]
+
+Train a recipe with each combination of the values that commas separate, one
+run after the other, each in its own folder of runs/NAME-sweep:
+
+  panax sweep quickstart --optimizer.schedule.peak 1e-3,3e-3 --seed 0,1
+
+It ends with a table (sweep.csv) and a chart of the losses (sweep.svg). The
+same command again resumes; a run that fails is a row with its error.
+--fresh and --accept-changes mean what they mean for `panax train`.
+"""
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Train each combination, then show the table."""
+    if "--help" in arguments or "-h" in arguments:
+        print(HELP, end="")
+        return 0
+    if not arguments or arguments[0].startswith("-"):
+        raise RecipeError("expected `panax sweep RECIPE --SETTING A,B`; `panax recipes` lists the recipes")
+    fresh, accept = ("--fresh" in arguments, "--accept-changes" in arguments)
+    name, *flags = [each for each in arguments if each not in ("--fresh", "--accept-changes")]
+    runs = list(combinations_of(flags))
+    if len(runs) < 2:
+        raise RecipeError(
+            "no setting has several values; separate them by commas, as in --optimizer.schedule.peak 1e-3,3e-3"
+        )
+    # All are read before the first is trained: a mistake in the last one shows at once.
+    trials = [(varied, experiment_from([name, *run], "train")) for varied, run in runs]
+    only_alone("panax sweep")
+    start_jax()
+    console = plain_console()
+    found = run_trials(trials, fresh=fresh, accept_changes=accept)
+    for line in format_sweep(found):
+        console.print(line)
+    if found.interrupted_by is not None:
+        return 128 + signal.Signals[found.interrupted_by]
+    return 1 if all(trial.error for trial in found.trials) else 0
+
+
+def format_sweep(found: Sweep) -> list[str]:
+    """The table of a sweep, the best run first, in at most 80 columns where names allow it."""
+    names = list(found.trials[0].settings)
+    titles = [name.rpartition(".")[2] for name in names]
+    accurate = any("accuracy" in trial.evaluation for trial in found.trials)
+    rows = [[*titles, "steps", "loss", *(["accuracy"] if accurate else [])]]
+    ranked = found.ranked
+    for trial in ranked:
+        loss = "failed" if trial.error else f"{trial.loss:.4f}"
+        more = [f"{trial.evaluation['accuracy']:.1%}" if "accuracy" in trial.evaluation else ""] if accurate else []
+        rows.append([*(str(trial.settings[name]) for name in names), str(trial.step), loss, *more])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+    if math.isfinite(ranked[0].loss):
+        lines.append(f"best          {ranked[0].folder}")
+    return ["", *lines, f"table         {found.folder}/{TABLE}", f"chart         {found.folder}/{CHART}"]

@@ -1,0 +1,230 @@
+"""`panax train` and `panax recipes`."""
+
+import contextlib
+import inspect
+import shutil
+import signal
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ...core.errors import PanaxError, RecipeError
+from ...core.install_hints import package
+from ...core.sanitize import printable
+from ...hooks import Samples
+from ...job.agreement import is_process_zero
+from ...job.heartbeat import heartbeat
+from ...job.join import join
+from ...job.start_time import count_from_the_process
+from ...metrics import PrometheusTracker, Tracker
+from ...metrics.console import open_console, plain_console, wrap_line
+from ...plan.search.profile import profile_in
+from ...presets.experiments import PARAMETERS
+from ...run import Experiment, Result, check, fit
+from ...run.auto_mesh import Say
+from ..overrides import asks_for_help, experiment_from
+from ..parser import Parser
+from ..plugins import start_jax
+from ..recipes import built_in
+
+HELP = """\
+  --data PATH...    train on these files, folders or globs of text
+  --fresh           train from step 0; what is there is set aside
+  --accept-changes  resume with other settings or data
+  --check           measure the hardware first, and stop where something is odd
+  --check=warn      say it, and train
+  --prometheus PORT  let a Prometheus server read all figures, at this host's
+                    loopback (or at ADDRESS:PORT)
+  --fast-dev-run    two steps of everything, to see that it runs
+  --mesh auto       choose the layout over the devices
+  --traceback       show where an error came from
+"""
+
+SAMPLE_TOKENS = 96
+
+HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
+"""Flags that say how a run begins: they are no part of the experiment."""
+
+
+PROMETHEUS = "--prometheus"
+
+CHECK = ("--check", "--check=warn")
+"""Flags of a check before the run: the first stops where something is found."""
+
+NO_SETTINGS = (*HOW.values(), *CHECK)
+"""Flags of `panax train` alone."""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a recipe's experiment, then show what came of it."""
+    count_from_the_process()
+    if asks_for_help(arguments, "train", HELP):
+        return 0
+    if not arguments or arguments[0].startswith("-"):
+        raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+    arguments, endpoint = _without_endpoint(list(arguments))
+    how = {name: flag in arguments for name, flag in HOW.items()}
+    experiment = experiment_from([each for each in arguments if each not in NO_SETTINGS], "train")
+    heartbeat().phase("join")
+    join()
+    start_jax()
+    heartbeat().phase("prepare")
+    console = plain_console()
+    # The first process speaks for all.
+    console.quiet = not is_process_zero()
+    say, progress = open_console(console)
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    if how["fast_dev_run"]:
+        say(f"{experiment.name}: two steps of everything; nothing is kept")
+    else:
+        say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
+    if any(flag in arguments for flag in CHECK):
+        check_first(experiment, say, strict=CHECK[0] in arguments)
+    result = fit(experiment, say=say, trackers=(progress, *endpoint), **how)
+    if result.interrupted_by is not None:
+        # The terminal may be what has gone.
+        with contextlib.suppress(OSError):
+            console.print(
+                wrap_line(
+                    f"stopped by {result.interrupted_by} after step {result.step} of {experiment.num_steps}; saved "
+                    f"{result.checkpoint}\nthe same command again resumes from there"
+                )
+            )
+        return 128 + signal.Signals[result.interrupted_by]
+    if result.stopped:
+        console.print(wrap_line(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
+    try:
+        show(result, console, kept=not how["fast_dev_run"])
+    except Exception as error:
+        # The run is done and saved: what is shown of it does not decide whether it succeeded. The terminal may be what has gone.
+        with contextlib.suppress(OSError):
+            said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+            say(f"warning: the run is done and saved ({result.checkpoint}); it can't be shown whole: {said}")
+    return 0
+
+
+def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, ...]]:
+    """The other arguments, and the tracker that `--prometheus` asks for."""
+    for number, each in enumerate(arguments):
+        flag, equals, value = each.partition("=")
+        if flag == PROMETHEUS:
+            rest = arguments[number + 1 :]
+            if not equals:
+                value, *rest = rest or [""]
+            return arguments[:number] + rest, (PrometheusTracker.at(value),)
+    return arguments, ()
+
+
+def check_first(experiment: Experiment, say: Say, *, strict: bool) -> None:
+    """Measure the hardware in the processes that are about to train on it, and keep its profile in the run's folder.
+
+    Raises:
+        CheckError: `strict`, and something is odd.
+    """
+    say("measuring devices, links, clocks and disks")
+    found = check(experiment, save=profile_in(experiment.folder), strict=strict)
+    for each in found.findings:
+        say(f"warning: {each}")
+    say(f"checked in {found.profile.seconds:.0f} s: {len(found.findings) or 'no'} finding(s); profile in {found.kept}")
+
+
+def show(result: Result, console: Console, *, kept: bool) -> None:
+    """What a run ends with: how good, a sample, where everything is, what to try next.
+
+    Args:
+        kept: Whether there still is what it wrote.
+    """
+    prepared = result.prepared
+    lines: list[str] = []
+    if result.evaluation:
+        entropy = prepared.data.unigram_entropy
+        compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
+        if "return" in result.evaluation:
+            interval = result.evaluation.get("return_ci95")
+            within = "" if interval is None else f" +- {interval:.1f}"
+            lines.append(f"mean return   {result.evaluation['return']:.1f}{within} (95 % of confidence)")
+        elif "loss" in result.evaluation:
+            lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
+        if "bits_per_byte" in result.evaluation:
+            lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
+    where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
+    install = "" if shutil.which("tensorboard") else f"   ({package('tensorboard')})"
+    curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"
+    kept_lines = [f"checkpoint    {result.checkpoint}", f"curves        {curves}"]
+    lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
+    try:
+        sampled = _sample(result)
+    except Exception as error:
+        # The run is done and saved: a sample does not decide whether it succeeded.
+        sampled = None
+        said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+        lines.append(f"warning: no sample: {said}")
+    if sampled is not None:
+        prompt, text, flags = sampled
+        console.print("\na sample of what the model writes, after a prompt in bold")
+        console.print(prompt, style="bold", end="")
+        console.print(printable(text), style="cyan")
+        if kept:
+            lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
+    console.print()
+    for line in lines:
+        console.print(wrap_line(line, 14))
+
+
+def _sample(result: Result) -> tuple[str, str, str] | None:
+    """(a prompt, what follows it, the flags that `panax generate` needs for the same), drawn as the run's own samples are."""
+    task, data = result.prepared.task, result.prepared.data
+    if data.tokenizer is None or not task.generates:
+        return None
+    # No space after the word: tokenizers keep a space with the word that follows.
+    prompt = "def" if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The"
+    length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
+    tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
+    own = next((hook for hook in result.prepared.experiment.hooks if isinstance(hook, Samples)), Samples())
+    usual = Samples()
+    flags = "".join(
+        f" --{name.replace('_', '-')} {getattr(own, name)}"
+        for name in ("temperature", "top_k")
+        if getattr(own, name) != getattr(usual, name)
+    )
+    text = result.generate(prompt, tokens=tokens, temperature=own.temperature, top_k=own.top_k)
+    return prompt, text, flags
+
+
+def _corpus(experiment: Experiment) -> Any:
+    return getattr(experiment.data, "corpus", None)
+
+
+def recipes(arguments: Sequence[str]) -> int:
+    """List the recipes, each with the first line of what it says of itself, and the published models."""
+    parser = Parser(prog="panax recipes", description="What there is to train, and how large it is.")
+    parser.parse_args(arguments)
+    print("recipes: panax train NAME")
+    for name, recipe in sorted(built_in().items()):
+        said = (inspect.getdoc(recipe) or "").splitlines()[0]
+        print(textwrap.fill(said, 80, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18))
+    print("\npresets, and their parameters: panax train preset:NAME --data PATH...")
+    entries = [f"{name:16} {size(PARAMETERS[name]):>7}" for name in PARAMETERS]
+    rows = -(-len(entries) // 3)
+    for row in range(rows):
+        print("  " + "  ".join(entries[row::rows]).rstrip())
+    return 0
+
+
+def size(parameters: int) -> str:
+    """A number of parameters in words.
+
+    >>> [size(124_439_808), size(8_030_261_248), size(1_008_038_758_400)]
+    ['124 M', '8.0 B', '1008 B']
+    """
+    billions = parameters / 1e9
+    return (
+        f"{parameters / 1e6:.0f} M"
+        if billions < 0.9995
+        else f"{billions:.1f} B"
+        if billions < 99.95
+        else f"{billions:.0f} B"
+    )

@@ -1,0 +1,59 @@
+"""How a command ends that can't go on: one message, what to do, and an exit code; a traceback only where it is asked for."""
+
+import errno
+import os
+import sys
+import traceback
+
+from ..core.errors import PanaxError
+from ..core.sanitize import printable
+from ..job.heartbeat import heartbeat
+
+TRACEBACK = "--traceback"
+
+MEMORY_ADVICE = (
+    "use more --step.micro-batches, --task.remat full, a smaller --data.batch-size or --data.sequence-length, or shard over more "
+    "devices with --mesh.fsdp"
+)
+
+
+def said_and_done(error: BaseException, *, with_traceback: bool) -> int:
+    """Print the one message of an error to standard error; its exit code."""
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has gone (`panax recipes | head`): what is flushed at exit must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    if with_traceback:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        print("panax: stopped at once; the last checkpoint is whole", file=sys.stderr)
+        return 130
+    said = message(error)
+    code = error.exit_code if isinstance(error, PanaxError) else 1
+    heartbeat().error(error, said, code)
+    print(f"panax: error: {printable(said)}", file=sys.stderr)
+    return code
+
+
+def message(error: BaseException) -> str:
+    """What went wrong, and what to do about it."""
+    if isinstance(error, PanaxError):
+        notes = [f"  {note}" for note in getattr(error, "__notes__", ()) if note.startswith("in model part")]
+        return "\n".join([str(error), *notes])
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return f"out of memory; {MEMORY_ADVICE}"
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else ""
+    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return f"out of device memory: {first}; {MEMORY_ADVICE}"
+    kind = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        place = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{place}; see that the path exists, may be used, and has room. {_where(error)}"
+    return f"{kind}. {_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"It comes from {frames[-1].filename}, line {frames[-1].lineno}. " if frames else ""
+    return f"{place}Run the same command with {TRACEBACK} to see how it came about"

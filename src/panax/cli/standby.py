@@ -1,0 +1,76 @@
+"""A worker that waits: it has imported what training takes, and becomes the worker that its agent tells it to be.
+
+    python -m panax.cli.standby
+
+It touches no device before, and ends without a word where it is never needed.
+"""  # fmt: skip
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..cluster.node.standby import order_of
+from ..cluster.node.worker import guard, show_stacks
+from ..job.start_time import start_run_clock
+from ..system.allocator import keep_freed_memory, restart_with_huge_pages
+from .main import main as panax
+from .plugins import leave_out_absent, unsaid
+
+NEEDED = (
+    "panax.cli.commands.train",
+    "panax.models",
+    "panax.metrics.tensorboard",
+    "panax.checkpoint.memory",
+    "jax.experimental.multihost_utils",
+)
+"""What a run imports on its way to the first step."""
+
+
+def main() -> int:
+    restart_with_huge_pages()
+    guard()
+    keep_freed_memory()
+    leave_out_absent()
+    with unsaid():
+        for name in NEEDED:
+            importlib.import_module(name)
+    order = told()
+    if order is None:
+        return 0
+    become(order)
+    return panax(order["arguments"])
+
+
+def told() -> dict[str, Any] | None:
+    """What the agent says, once it does; None where it has no use for this process."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(0, 1 << 16)
+        if not more:
+            return None
+        line += more
+    return order_of(line)
+
+
+def become(order: Mapping[str, Any]) -> None:
+    """Take on the environment, the log and the beginning of the worker that this process is from now on."""
+    _redirect(order["log"])
+    os.environ.update(order["environment"])
+    show_stacks(order["stacks"])
+    start_run_clock()
+
+
+def _redirect(log: str) -> None:
+    """What is written from now on goes to the log, and nothing comes in."""
+    nothing, said = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(nothing, 0)
+    for number in (1, 2):
+        os.dup2(said, number)
+    for number in (nothing, said):
+        os.close(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""The agent of a node: starts its workers, follows them, and ends them with itself. `python -m panax.cluster.node.agent` is one.
+
+The engine starts an agent on each node, with the supervisor's address and the job's secret in the environment. It holds no jax.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import random
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..engines.environment import SECRET, SUPERVISOR, node_number
+from .accelerators import gpus_of, visible_gpus
+from .channel import Busy, Channel, Message, Refused, connect_to_supervisor
+from .standby import Spares
+from .worker_process import WorkerProcess
+
+INHERITED = "PANAX_CONNECTION"
+"""The number of a connection that the supervisor has made itself, on this machine."""
+
+CONNECT_SECONDS = 25.0
+"""For a supervisor to listen."""
+
+BUSY_SECONDS = 300.0
+"""For one that listens to answer."""
+
+AGAIN = 75
+"""The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
+
+TICK_SECONDS = 0.5
+STACKS_SECONDS = 1.0
+"""For workers to write their stacks."""
+
+PING_SECONDS = 2.0
+SILENT_SECONDS = 20.0
+"""Without a word from a supervisor on another machine, until it counts as gone: a network may fail without a word.
+
+That is before the supervisor counts this host as lost (`nodes.SILENT_SECONDS`) and starts the job again without it: a worker that
+is cut off holds its run's folder no longer by then, and writes nothing.
+"""
+
+PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
+
+
+class NodeAgent:
+    """The workers of one node, as the supervisor wishes.
+
+    It is told: `start` (workers), `spares` (to keep), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`,
+    `beat`, `lines` of the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
+    """
+
+    def __init__(self, channel: Channel, secret: str):
+        """
+        Args:
+            secret: The job's, by which its workers know each other before JAX joins them.
+        """
+        self._channel, self._secret = channel, secret
+        self._children: dict[int, WorkerProcess] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel, selectors.EVENT_READ, None)
+        self._lifeline, self._held = os.pipe()
+        self._beats: dict[int, Message] = {}
+        self._noticed = ""
+        self._spares = Spares(self._lifeline)
+        self._ended = False
+        self._heard = self._pinged = time.monotonic()
+
+    def run(self) -> bool:
+        """Serve until the supervisor says so, or has gone; no worker is left then.
+
+        Returns:
+            Whether the supervisor said so.
+        """
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+            signal.signal(number, self._notice)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._channel.send(hello=facts_of_node(self._channel))
+        try:
+            while not self._ended and not self._channel.closed:
+                self._turn()
+        finally:
+            self._spares.close()
+            self._kill()
+        return self._ended
+
+    def _turn(self) -> None:
+        if self._channel.behind:
+            self._channel.flush()
+        soon = self._channel.behind or any(child.watched_by_time for child in self._children.values())
+        for key, _ in self._selector.select(0.05 if soon else TICK_SECONDS):
+            if key.data is None:
+                self._heard = time.monotonic()
+                for message in self._channel.received():
+                    self._told(message)
+        self._ping(time.monotonic())
+        if self._noticed:
+            self._channel.send(notice=self._noticed)
+            self._noticed = ""
+        for index, child in list(self._children.items()):
+            for beat in child.beats():
+                self._beat(index, beat)
+            if child.first and (lines := child.new_lines()):
+                self._channel.send(lines=lines)
+            if child.silent:
+                self._unwatch(child.pipe)
+            if child.ended():
+                self._over(index, child)
+        for index, beat in self._beats.items():
+            self._tell_beat(index, beat)
+        self._beats = {}
+
+    def _ping(self, now: float) -> None:
+        if now - self._pinged >= PING_SECONDS:
+            self._pinged = now
+            self._channel.send(ping=True)
+        # One on this machine that is held (Ctrl-Z) goes on later, and its end is seen at once.
+        if self._channel.remote and now - self._heard > SILENT_SECONDS:
+            self._channel.closed = True
+
+    def _told(self, message: Message) -> None:
+        for kind, content in message.items():
+            if kind == "start":
+                self._start(content)
+            elif kind == "signal":
+                for child in self._children.values():
+                    child.signal(signal.Signals[content])
+            elif kind == "stacks":
+                self._channel.send(stacks=self._stacks())
+            elif kind == "kill":
+                self._kill()
+            elif kind == "spares":
+                self._spares.keep(content["count"], content["command"], content["environment"])
+            elif kind == "port":
+                self._channel.send(port=free_port(content))
+            elif kind == "end" and content == "again":
+                # Not done: an engine that starts the job again needs this node.
+                self._channel.closed = True
+            elif kind == "end":
+                self._ended = True
+
+    def _stacks(self) -> dict[str, str]:
+        """What all workers show of themselves, asked at one time."""
+        for child in self._children.values():
+            child.ask_for_stacks()
+        time.sleep(STACKS_SECONDS)
+        return {str(index): child.stacks() for index, child in self._children.items()}
+
+    def _start(self, what: dict[str, Any]) -> None:
+        """Start `count` workers, the first of which has the index `first` of all `processes`."""
+        pids, gpus = {}, visible_gpus()
+        for local in range(what["count"]):
+            index = what["first"] + local
+            environment = {
+                "PANAX_COORDINATOR": what["coordinator"],
+                "PANAX_PROCESSES": str(what["processes"]),
+                "PANAX_PROCESS": str(index),
+                "PANAX_LOCAL_PROCESS": str(local),
+                "PANAX_LOCAL_PROCESSES": str(what["count"]),
+                "PANAX_BIND": what["bind"],
+                "PANAX_ATTEMPT": str(what["attempt"]),
+                SECRET: self._secret,
+                **gpus_of(local, what["count"], gpus),
+                **what["environment"],
+            }
+            try:
+                child = WorkerProcess(
+                    what["command"],
+                    environment,
+                    Path(what["folder"]),
+                    index,
+                    what["attempt"],
+                    self._lifeline,
+                    self._spares.take(),
+                )
+            except OSError as error:
+                end = {
+                    "process": index,
+                    "attempt": what["attempt"],
+                    "code": 126,
+                    "tail": [f"can't be started: {error}"],
+                }
+                self._channel.send(exit=end)
+                continue
+            if child.without_log:
+                self._channel.send(lines=[f"warning: {child.without_log}"])
+            self._children[index] = child
+            pids[str(index)] = child.pid
+            for descriptor in child.descriptors:
+                self._selector.register(descriptor, selectors.EVENT_READ, index)
+        self._channel.send(started={"attempt": what["attempt"], "of": pids})
+
+    def _beat(self, index: int, beat: Message) -> None:
+        # Only what changes a phase or ends a worker is told line by line.
+        if any(name in beat for name in ("phase", "error", "facts")):
+            self._tell_beat(index, beat)
+        else:
+            self._beats[index] = {**self._beats.get(index, {}), **beat}
+
+    def _tell_beat(self, index: int, beat: Message) -> None:
+        self._channel.send(beat={**beat, "process": index, "attempt": self._children[index].attempt})
+
+    def _over(self, index: int, child: WorkerProcess) -> None:
+        for descriptor in child.descriptors:
+            self._unwatch(descriptor)
+        for beat in child.beats():
+            self._beat(index, beat)
+        if child.first and (lines := child.new_lines(all_of_them=True)):
+            self._channel.send(lines=lines)
+        self._beats.pop(index, None)
+        self._channel.send(exit={"process": index, "attempt": child.attempt, "at": time.time(), **child.close()})
+        del self._children[index]
+
+    def _unwatch(self, descriptor: int) -> None:
+        # Known no more once the worker has closed its end.
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(descriptor)
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        for index, child in list(self._children.items()):
+            child.wait()
+            self._over(index, child)
+
+    def _notice(self, number: int, frame: object) -> None:
+        self._noticed = signal.Signals(number).name
+
+
+def facts_of_node(channel: Channel) -> dict[str, Any]:
+    """What the supervisor checks of a node before it starts anything there."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "node": node_number(os.environ),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cpus": usable_cpus(),
+        "gpus": len(visible_gpus()),
+        "address": channel.address,
+        "versions": versions,
+    }
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port(address: str) -> int:
+    """A port of an address that nobody uses now."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as opened:
+        opened.bind((address, 0))
+        return opened.getsockname()[1]
+
+
+def connection(secret: str) -> Channel:
+    """The connection to the supervisor: inherited from it, or made now; it may begin to listen a moment later.
+
+    Where many agents come at once, it may have no time for this one yet: that one is tried again for longer.
+
+    Raises:
+        OSError: Nobody listens there, or is of this job.
+    """
+    inherited = os.environ.pop(INHERITED, "")
+    if inherited:
+        os.set_inheritable(int(inherited), False)
+        return Channel(socket.socket(fileno=int(inherited)))
+    # Workers don't get it.
+    address = os.environ.pop(SUPERVISOR)
+    began = time.monotonic()
+    while True:
+        try:
+            return connect_to_supervisor(address, secret, 5.0)
+        except Refused:
+            raise
+        except OSError as error:
+            patience = BUSY_SECONDS if isinstance(error, Busy | TimeoutError) else CONNECT_SECONDS
+            if time.monotonic() - began > patience:
+                raise
+            # Not all again in the same moment.
+            time.sleep(random.uniform(0.1, 0.5))
+
+
+def main() -> int:
+    secret = os.environ.pop(SECRET, "")
+    if not secret or not (os.environ.get(INHERITED) or os.environ.get(SUPERVISOR)):
+        print(
+            f"panax agent: expected {SUPERVISOR} and {SECRET} in the environment; `panax launch` sets them",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        channel = connection(secret)
+    except OSError as error:
+        print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
+        return AGAIN
+    return 0 if NodeAgent(channel, secret).run() else AGAIN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Lines of JSON between the supervisor and its agents, over a connection both ends of which know the job's secret.
+
+The secret itself is never sent. Each end proves that it knows it by a keyed hash of what both have drawn, and a key that both
+derive from that signs every message with its number: none can be forged, changed, repeated or left out.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import time
+from typing import Any, NamedTuple
+
+from ...system import json_reader
+
+Message = dict[str, Any]
+
+LONGEST = 4 << 20
+"""Bytes of one message, at most: whoever sends more is not one of ours."""
+
+GREETING_SECONDS = 5.0
+"""For the whole of the handshake, however the other end divides it."""
+
+_AGENT, _SUPERVISOR = b"panax agent", b"panax supervisor"
+_WELCOME, _WRONG = b"\1", b"\0"
+_NONCE = _PROOF = hashlib.sha256().digest_size
+_SEAL = 2 * hashlib.sha256().digest_size
+
+
+class Refused(ConnectionError):
+    """The other end does not know the job's secret, or is something else."""
+
+
+class Busy(ConnectionError):
+    """The other end gave no answer in time, or closed the connection before it: it may answer later."""
+
+
+class SigningKeys(NamedTuple):
+    """What signs messages: of this end, and of the other one."""
+
+    own: bytes
+    other: bytes
+
+
+class Channel:
+    """One end of a connection. `send` and `received` take and give whole messages; nothing of Python is unpickled."""
+
+    def __init__(self, connection: socket.socket, keys: SigningKeys | None = None):
+        """
+        Args:
+            keys: None for a pair of sockets that never leaves this machine.
+        """
+        self._connection, self._keys = connection, keys
+        self._sent = self._taken = 0
+        self._waiting = b""
+        self._to_send = b""
+        self.closed = False
+        connection.setblocking(False)
+        if self.remote:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def address(self) -> str:
+        """This end's address, where it has one."""
+        name = self._connection.getsockname()
+        return name[0] if isinstance(name, tuple) else "127.0.0.1"
+
+    @property
+    def remote(self) -> bool:
+        """Whether the other end may be on another machine."""
+        return self._connection.family in (socket.AF_INET, socket.AF_INET6)
+
+    @property
+    def behind(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._to_send)
+
+    def send(self, **message: Any) -> None:
+        """Send a message now, or as soon as the other end takes it."""
+        line = json.dumps(message).encode()
+        if self._keys is not None:
+            line = _seal(self._keys.own, self._sent, line) + line
+            self._sent += 1
+        self._to_send += line + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the other end takes it."""
+        try:
+            while self._to_send and not self.closed:
+                self._to_send = self._to_send[self._connection.send(self._to_send) :]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.closed = True
+        if len(self._to_send) > LONGEST:
+            self.closed = True
+
+    def received(self) -> list[Message]:
+        """The messages that have come; `closed` is set where the other end has gone, or sends something else."""
+        try:
+            while True:
+                data = self._connection.recv(1 << 16)
+                if not data:
+                    self.closed = True
+                    break
+                self._waiting += data
+                if len(self._waiting) > LONGEST:
+                    self.closed = True
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.closed = True
+        *lines, self._waiting = self._waiting.split(b"\n")
+        try:
+            found = [json_reader.parse(self._opened(line), most_bytes=LONGEST, constants=True) for line in lines]
+        except ValueError:
+            self.closed = True
+            return []
+        return [each for each in found if isinstance(each, dict)]
+
+    def _opened(self, line: bytes) -> bytes:
+        if self._keys is None:
+            return line
+        line, seal = line[_SEAL:], line[:_SEAL]
+        if not hmac.compare_digest(seal, _seal(self._keys.other, self._taken, line)):
+            raise ValueError("the message is not from the other end, or not its next one")
+        self._taken += 1
+        return line
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.close()
+
+
+class Greeting:
+    """The supervisor's part of the handshake with whoever has connected; nothing in it waits."""
+
+    def __init__(self, connection: socket.socket, secret: str):
+        self._connection, self._secret = connection, secret
+        self._mine, self._read = secrets.token_bytes(_NONCE), b""
+        self._until = time.monotonic() + GREETING_SECONDS
+        connection.setblocking(False)
+        connection.send(self._mine)  # the first bytes of a connection: they fit
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() > self._until
+
+    def go_on(self) -> Channel | None:
+        """Take what has come; the channel, when the other end has proved that it knows the secret.
+
+        Raises:
+            Refused: It does not, or has gone.
+            OSError: The connection has failed.
+        """
+        try:
+            data = self._connection.recv(_NONCE + _PROOF - len(self._read))
+        except (BlockingIOError, InterruptedError):
+            return None
+        if not data:
+            raise Refused("the other end closed the connection before it showed the job's secret")
+        self._read += data
+        if len(self._read) < _NONCE + _PROOF:
+            return None
+        theirs, proof = self._read[:_NONCE], self._read[_NONCE:]
+        if not hmac.compare_digest(proof, _proof(self._secret, _AGENT, self._mine, theirs)):
+            self._connection.send(_WRONG)
+            raise Refused("the other end does not know the job's secret")
+        self._connection.send(_WELCOME + _proof(self._secret, _SUPERVISOR, self._mine, theirs))
+        return Channel(self._connection, _keys(self._secret, _SUPERVISOR, self._mine, theirs))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def accept_agent(connection: socket.socket, secret: str) -> Channel:
+    """The supervisor's end of a connection that an agent has opened; waits for the handshake.
+
+    Raises:
+        Refused: The other end does not know the secret.
+    """
+    greeting = Greeting(connection, secret)
+    while not greeting.late:
+        if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.go_on()) is not None:
+            return channel
+    raise Refused(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
+
+
+def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
+    """The agent's end of a connection to the supervisor at `host:port`.
+
+    Args:
+        seconds: To connect within.
+
+    Raises:
+        Refused: The other end does not know the secret, or says that this one does not.
+        Busy: It gave no answer.
+        OSError: Nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    try:
+        answers = _InTime(connection)
+        theirs = _exactly(answers, _NONCE)
+        mine = secrets.token_bytes(_NONCE)
+        connection.sendall(mine + _proof(secret, _AGENT, theirs, mine))
+        if _exactly(answers, 1) != _WELCOME:
+            raise Refused("the supervisor says that this agent does not know the job's secret")
+        if not hmac.compare_digest(_exactly(answers, _PROOF), _proof(secret, _SUPERVISOR, theirs, mine)):
+            raise Refused("the other end does not know the job's secret")
+    except BaseException:
+        connection.close()
+        raise
+    return Channel(connection, _keys(secret, _AGENT, theirs, mine))
+
+
+def _proof(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> bytes:
+    return hmac.new(secret.encode(), role + supervisors + agents, hashlib.sha256).digest()
+
+
+def _keys(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> SigningKeys:
+    """The keys of one connection; both ends derive the same two."""
+    agent, supervisor = (_proof(secret, b"key of " + each, supervisors, agents) for each in (_AGENT, _SUPERVISOR))
+    return SigningKeys(agent, supervisor) if role == _AGENT else SigningKeys(supervisor, agent)
+
+
+def _seal(key: bytes, number: int, line: bytes) -> bytes:
+    return hmac.new(key, b"%d " % number + line, hashlib.sha256).hexdigest().encode()
+
+
+def _exactly(connection: "_InTime", length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise Busy("the other end closed the connection before it answered")
+        data += more
+    return data
+
+
+class _InTime:
+    """A connection whose reads end together, some seconds after it was made."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection, self._until = connection, time.monotonic() + GREETING_SECONDS
+
+    def recv(self, length: int) -> bytes:
+        left = self._until - time.monotonic()
+        try:
+            self._connection.settimeout(max(left, 1e-3))
+            return self._connection.recv(length)
+        except TimeoutError:
+            raise Busy(f"the other end gave no answer within {GREETING_SECONDS:.0f} s") from None

@@ -1,0 +1,74 @@
+"""This machine as an engine: the supervisor starts agents itself, and speaks with them by sockets that have no address."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+
+from ..engines import AGENT
+from ..engines.environment import NODE, SECRET
+from ..supervisor.nodes import Nodes
+from .agent import INHERITED
+from .channel import Channel
+
+END_SECONDS, GONE_SECONDS = 25.0, 2.0
+"""For an agent to end its workers; and where it has parted with the supervisor before."""
+
+
+class Local:
+    """Agents on this machine."""
+
+    def __init__(self, nodes: Nodes, count: int, secret: str):
+        self._nodes, self._secret = nodes, secret
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(count):
+            self._begin(number)
+
+    def failure(self) -> str:
+        return ""
+
+    def said(self) -> str:
+        return ""
+
+    def replace(self, node: int) -> None:
+        # Its connection has ended, so that it has too, or hangs.
+        self._end(self._agents.pop(node), GONE_SECONDS)
+        self._begin(node)
+
+    def start_over(self, *, preempted: bool = False) -> int | None:
+        return None
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            self._end(agent)
+        self._agents = {}
+
+    def _begin(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {**os.environ, INHERITED: str(theirs.fileno()), SECRET: self._secret, NODE: str(number)}
+            self._agents[number] = subprocess.Popen(
+                AGENT,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr if _is_file(sys.stderr) else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                # The terminal's signals are the supervisor's.
+                start_new_session=True,
+            )
+        self._nodes.take(Channel(ours))
+
+    def _end(self, agent: subprocess.Popen[bytes], seconds: float = END_SECONDS) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(seconds)
+            return
+        agent.kill()
+        agent.wait()
+
+
+def _is_file(stream: object) -> bool:
+    try:
+        return stream.fileno() >= 0  # pyright: ignore[reportAttributeAccessIssue]
+    except (AttributeError, OSError, ValueError):
+        return False

@@ -1,0 +1,128 @@
+"""A worker that waits, as its agent sees it: started before it is needed, so that a restart does not wait for imports.
+
+What it becomes is told in one line of JSON on its standard input: the arguments, the environment, and where it writes.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...job.heartbeat import DESCRIPTOR
+from ...system import json_reader
+from .worker import AGENT, LIFELINE
+
+
+class StandbyProcess:
+    """A process that has been started and has not been told what to do.
+
+    Attributes:
+        process: The leader of a group of its own.
+        pipe: Where its beats will come from.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], lifeline: int):
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        own = {
+            DESCRIPTOR: str(writing),
+            LIFELINE: str(lifeline),
+            AGENT: str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment, **own},
+                pass_fds=(writing, lifeline),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self.pipe = reading
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still there."""
+        return self.process.poll() is None
+
+    def become(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, stacks: Path) -> bool:
+        """Tell it what to be; whether it could be told.
+
+        Args:
+            arguments: Of `panax`.
+            environment: Beside what it was started with.
+            log: Where what it says goes from now on.
+            stacks: Where it writes its stacks when asked.
+        """
+        order = {"arguments": [*arguments], "environment": {**environment}, "log": str(log), "stacks": str(stacks)}
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            self.process.stdin.close()
+        except OSError:
+            self.end()
+            return False
+        return True
+
+    def end(self) -> None:
+        """End it; it was never needed, or is no use."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        os.close(self.pipe)
+
+
+class Spares:
+    """As many spare workers as a node needs for the next start.
+
+    Args:
+        lifeline: The pipe that ends with the agent.
+    """
+
+    def __init__(self, lifeline: int):
+        self._lifeline = lifeline
+        self._waiting: list[StandbyProcess] = []
+
+    def keep(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start what is missing; a machine that refuses a process has none to spare."""
+        self._waiting = [spare for spare in self._waiting if spare.waits or spare.end()]
+        with contextlib.suppress(OSError):
+            while len(self._waiting) < count:
+                self._waiting.append(StandbyProcess(command, environment, self._lifeline))
+
+    def take(self) -> StandbyProcess | None:
+        """One of them, which is no spare any more; None where none is left."""
+        while self._waiting:
+            spare = self._waiting.pop()
+            if spare.waits:
+                return spare
+            spare.end()
+        return None
+
+    def close(self) -> None:
+        """End all that were not needed."""
+        for spare in self._waiting:
+            spare.end()
+        self._waiting = []
+
+
+def order_of(line: bytes) -> dict[str, Any]:
+    """What an agent has told a spare worker."""
+    found = json_reader.parse(line)
+    if not isinstance(found, dict) or not {"arguments", "environment", "log", "stacks"} <= found.keys():
+        raise ValueError("expected a line of JSON with arguments, environment, log and stacks, as an agent writes it")
+    return found

@@ -1,0 +1,82 @@
+"""What a worker does before anything else: it dies with whoever started it, and shows its stacks when asked."""
+
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import io
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from ...system.streams import write_last_words
+
+LIFELINE = "PANAX_LIFELINE"
+"""The number of an inherited pipe whose other end the agent alone holds: it ends when the agent does."""
+
+AGENT = "PANAX_AGENT"
+"""The agent's process, where it is this worker's parent."""
+
+STACKS = "PANAX_STACKS"
+"""The file to which SIGQUIT writes the stacks of all threads."""
+
+ORPHANED = 137
+"""The exit code of a worker whose agent is gone: as if killed."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def guard() -> None:
+    """In a worker that Panax started: see to it that no orphan is left, and that a stall can be looked into.
+
+    The kernel kills the worker when its agent ends (Linux), also while a thread holds Python's lock; a pipe that ends says
+    the same elsewhere. What is saved is committed by one last write, so that a kill tears nothing.
+    """
+    agent = os.environ.get(AGENT, "")
+    if agent.isdecimal() and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(agent):
+            os._exit(ORPHANED)
+    lifeline = os.environ.get(LIFELINE, "")
+    if lifeline.isdecimal():
+        os.set_inheritable(int(lifeline), False)
+        threading.Thread(target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True).start()
+    if os.environ.get(STACKS, ""):
+        sys.stdout, sys.stderr = _without_errors(1), _without_errors(2)
+    if stacks := os.environ.get(STACKS, ""):
+        # A disk that takes no file of stacks ends no training.
+        with contextlib.suppress(OSError):
+            show_stacks(stacks)
+
+
+def show_stacks(path: str) -> None:
+    """Write the stacks of all threads to a file whenever SIGQUIT comes."""
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for as long as the process lives)
+    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
+
+
+class _Lossy(io.FileIO):
+    """A log on a disk that may be full, read-only or broken: what it does not take is lost, and is no error."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+                raise
+            return len(data)
+
+
+def _without_errors(descriptor: int) -> io.TextIOWrapper:
+    raw: Any = _Lossy(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def _end_with(lifeline: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(lifeline, 4096):
+            pass
+    write_last_words("panax: the supervisor is gone; this worker ends\n")
+    os._exit(ORPHANED)

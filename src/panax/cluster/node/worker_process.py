@@ -1,0 +1,241 @@
+"""One worker as its agent sees it: a process with a log, a pipe of beats, and a way to end it with all that it started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ...job.heartbeat import DESCRIPTOR
+from ...system import json_reader
+from ..job import arguments_of
+from .standby import StandbyProcess
+from .worker import AGENT, LIFELINE, STACKS
+
+TAIL_LINES, TAIL_BYTES = 40, 16_000
+"""What is kept of a worker's last words."""
+
+LINES_BYTES = 32_000
+"""Of the first process's output, sent on at once."""
+
+
+class WorkerProcess:
+    """A worker process.
+
+    Attributes:
+        attempt: Of the job, that it belongs to.
+        first: Whether it is the job's process 0, which writes what a job writes once.
+        pipe: Where its beats come from.
+        silent: Whether nobody holds the other end of that any more.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        folder: Path,
+        index: int,
+        attempt: int,
+        lifeline: int,
+        spare: StandbyProcess | None = None,
+    ):
+        """
+        Args:
+            command: What the worker runs.
+            spare: Becomes the worker, in the place of a new process, where it takes this command.
+        """
+        self.first, self.attempt, self._index = index == 0, attempt, index
+        self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
+        self.silent, self._partial = False, b""
+        self.without_log = self._begin_log()
+        # A full or read-only disk of logs ends no training: what the worker says is lost then.
+        with open(os.devnull if self.without_log else self._log, "ab", buffering=0) as log:
+            self._shown = log.tell()
+            said = Path(os.devnull) if self.without_log else self._log
+            if spare is not None and spare.become(arguments_of(command), environment, said, self._stacks):
+                self._process, self.pipe = spare.process, spare.pipe
+            else:
+                self._process, self.pipe = self._started(command, environment, log, lifeline)
+        self._stacks_seen = 0
+        self._kills = _kills_of_memory()
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            # Readable when the process has ended; Linux only.
+            self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _begin_log(self) -> str:
+        """Make the worker's log, and begin a part of it; why there is none, or nothing."""
+        self._seen = 0
+        try:
+            for path in (self._log, self._stacks):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "ab", buffering=0) as log:
+                self._seen = log.tell()
+                log.write(f"== attempt {self.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        except OSError as error:
+            return f"{self._log} can't be written: {error.strerror or error}; what process {self._index} says is lost"
+        return ""
+
+    def _started(
+        self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], lifeline: int
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """A new process, and where its beats come from."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        own = {
+            DESCRIPTOR: str(writing),
+            LIFELINE: str(lifeline),
+            AGENT: str(os.getpid()),
+            STACKS: str(self._stacks),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment, **own},
+                pass_fds=(writing, lifeline),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return process, reading
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What is readable when there is something new."""
+        return [self.pipe] + ([] if self._descriptor is None else [self._descriptor])
+
+    @property
+    def watched_by_time(self) -> bool:
+        """Whether its end has to be looked for, since the system does not tell it."""
+        return self._descriptor is None
+
+    def beats(self) -> list[dict[str, Any]]:
+        """What the worker has told since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.pipe, 1 << 16):
+                self._partial += data
+            self.silent = True
+        *lines, self._partial = self._partial.split(b"\n")
+        found = []
+        for line in lines:
+            # A process that the worker started may write there too.
+            with contextlib.suppress(ValueError):
+                found.append(json_reader.parse(line, constants=True))
+        return [each for each in found if isinstance(each, dict)]
+
+    def new_lines(self, *, all_of_them: bool = False) -> list[str]:
+        """What it has written since the last call: whole lines."""
+        try:
+            with open(self._log, "rb") as file:
+                file.seek(self._shown)
+                data = file.read(LINES_BYTES)
+        except OSError:
+            return []  # a cleaning script has removed it
+        # A progress bar ends its lines with a carriage return; what is longer than all that is read is cut.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        whole = data if all_of_them or (not end and len(data) == LINES_BYTES) else data[:end]
+        self._shown += len(whole)
+        # Of a line that was written over and over, what a terminal would show at its end.
+        lines = whole.decode(errors="replace").replace("\r\n", "\n").split("\n")
+        lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
+        return lines if lines[-1] else lines[:-1]
+
+    def ended(self) -> bool:
+        """Whether the process has ended; it is not waited for."""
+        if sys.platform == "linux":
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return found is not None
+        return self._process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the worker alone: what it started is its own matter."""
+        if not self.ended():
+            os.kill(self.pid, number)
+
+    def ask_for_stacks(self) -> None:
+        """Have it write the stacks of all its threads."""
+        try:
+            self._stacks_seen = self._stacks.stat().st_size
+        except OSError:
+            self._stacks_seen = 0
+        self.signal(signal.SIGQUIT)
+
+    def stacks(self) -> str:
+        """What it has written of them since; empty where it can't, or has never guarded itself."""
+        try:
+            with open(self._stacks, "rb") as file:
+                file.seek(self._stacks_seen)
+                return file.read(TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """Kill -9 the worker and all that is in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the process has ended; it stays to be read with `close`."""
+        while not self.ended():
+            time.sleep(0.01)
+
+    def close(self) -> dict[str, Any]:
+        """The end of an ended process: its exit code (negative: a signal), its last lines, whether memory was the reason.
+
+        What it had started is ended too.
+        """
+        self.kill()
+        code = self._process.wait()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        # Nobody asked for its stacks: a job that is restarted often would leave a file of each process each time.
+        with contextlib.suppress(OSError):
+            if not self._stacks.stat().st_size:
+                self._stacks.unlink()
+        return {
+            "code": code,
+            "tail": self._tail(),
+            "out_of_memory": code == -signal.SIGKILL and _kills_of_memory() > self._kills,
+        }
+
+    def _tail(self) -> list[str]:
+        try:
+            with open(self._log, "rb") as file:
+                start = max(self._seen, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+                file.seek(start)
+                text = file.read(TAIL_BYTES).decode(errors="replace")
+        except OSError as error:
+            return [f"its log can't be read: {error}"]
+        return text.splitlines()[-TAIL_LINES:]
+
+
+def log_of(folder: Path, index: int) -> Path:
+    """Where a process's output goes, of all attempts."""
+    return folder / "logs" / f"process_{index:04d}.log"
+
+
+def stacks_of(folder: Path, index: int, attempt: int) -> Path:
+    """Where a process writes its stacks."""
+    return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
+
+
+def _kills_of_memory() -> int:
+    """How often the kernel has killed a process for want of memory, since it started; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    return 0

@@ -1,0 +1,1 @@
+"""Detection of slow hosts and links from what a job's processes measure."""

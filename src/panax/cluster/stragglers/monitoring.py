@@ -1,0 +1,230 @@
+"""Sick but alive: the supervisor compares what processes measure while they train, and says which host or link is slow."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...core.errors import LaunchError
+from ..job import Job, Stragglers
+from ..supervisor.attempt import AttemptWorker, JobAttempt
+from ..supervisor.job_folder import JobFinding, JobFolder
+from ..supervisor.roster import NodePool
+from .slow_hosts import HostProbe, SlowHosts
+from .slow_links import FLAPPING, SLOW, Degraded, SlowLinks, Timed
+from .slow_links import LinkChange as LinkChange
+
+HELD_PROBES = 4
+"""A probe of which a process's figures have not come by so many later ones is given up: a full pipe takes no line."""
+
+
+class Watching:
+    """Follows the probes of a job.
+
+    Args:
+        say: Takes what a person should know.
+    """
+
+    def __init__(self, job: Job, roster: NodePool, record: JobFolder, say: Callable[[str], None]):
+        self._job, self._roster, self._record, self._say = job, roster, record, say
+        self._attempt: JobAttempt | None = None
+        self._probes: dict[int, dict[int, Mapping[str, Any]]] = {}
+        self._hosts = SlowHosts(job.policy.slow_factor, job.policy.slow_probes)
+        self._links: dict[tuple[int, ...], SlowLinks] = {}
+        self._taken_out = False
+        self._standing: dict[Any, str] = {}
+
+    def shown(self, attempt: JobAttempt | None) -> list[str]:
+        """What is slow now, for the job's status."""
+        return list(self._standing.values()) if attempt is self._attempt else []
+
+    def heard(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
+        """Take in what a process told; with the last one's figures of a probe they are compared."""
+        facts = beat.get("facts")
+        probe = facts.get("probe") if isinstance(facts, dict) else None
+        if not isinstance(probe, dict) or not isinstance(number := probe.get("number"), int):
+            return
+        if attempt is not self._attempt:
+            self._begin(attempt)
+        self._probes.setdefault(number, {})[process] = probe
+        if len(self._probes[number]) == len(attempt.workers):
+            found = self._probes.pop(number)
+            self._hosts_of(attempt, found)
+            self._links_of(attempt, found)
+        self._probes = {each: told for each, told in self._probes.items() if each > number - HELD_PROBES}
+
+    def _begin(self, attempt: JobAttempt) -> None:
+        self._attempt, self._probes, self._taken_out, self._standing = attempt, {}, False, {}
+        self._hosts.begin()
+        for links in self._links.values():
+            links.begin()
+
+    # Hosts.
+
+    def _hosts_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+        if self._job.policy.stragglers is Stragglers.IGNORE:
+            return
+        told: dict[int, list[HostProbe]] = {}
+        could = _profile(attempt).get("matrix_flops") or []
+        for process, probe in sorted(found.items()):
+            told.setdefault(self._unit(attempt.workers[process]), []).append(_measured(probe, process, could))
+        for change in self._hosts.add({unit: _slowest(each) for unit, each in told.items()}, time.monotonic()):
+            name = self._name(attempt, change.host)
+            step = int(next(iter(found.values())).get("step", attempt.step))
+            key = ("host", change.host)
+            if not change.slow:
+                self._standing.pop(key, None)
+                self._tell(attempt, step, "host well again", f"{name} is as fast as the others again", change.host)
+                continue
+            message = f"{name} is slow: {change.slowness.said}"
+            self._standing[key] = message
+            self._tell(attempt, step, "slow host", f"{message}{self._hint(change.host)}", change.host)
+            self._take_out(change.host, message)
+
+    def _unit(self, worker: AttemptWorker) -> int:
+        """What is compared: nodes, or the processes of a single one."""
+        return worker.node if self._job.nodes > 1 else worker.process
+
+    def _name(self, attempt: JobAttempt, unit: int) -> str:
+        workers = [worker for worker in attempt.workers if self._unit(worker) == unit]
+        kind = "node" if self._job.nodes > 1 else "process"
+        return f"{kind} {unit} on {workers[0].host}"
+
+    def _hint(self, unit: int) -> str:
+        if self._job.nodes == 1 or self._job.policy.stragglers is not Stragglers.WARN:
+            return ""
+        return f"; `panax cordon {self._job.folder} {unit}` continues without it"
+
+    def _take_out(self, node: int, why: str) -> None:
+        """Go on without a slow node, where the policy says so and the job can: one at a time."""
+        if self._job.policy.stragglers is not Stragglers.CORDON or self._job.nodes == 1 or self._taken_out:
+            return
+        if not self._roster.can_do_without(node):
+            self._say(
+                f"node {node} stays in the job: the model has no layout without it, or --min-nodes "
+                f"{self._job.policy.min_nodes} would not be left"
+            )
+            return
+        try:
+            self._roster.take_out(node, why)
+        except (LaunchError, OSError) as error:
+            self._say(f"node {node} stays in the job: {error}")
+            return
+        self._taken_out = True
+
+    # Links.
+
+    def _links_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+        nodes = tuple(worker.node for worker in attempt.workers)
+        first, profile = found[min(found)], _profile(attempt)
+        if nodes not in self._links:
+            self._links[nodes] = SlowLinks(str(first.get("platform", "")), _floats(profile.get("axes")))
+        timed = {process: _timed(probe, attempt.workers[process].facts) for process, probe in found.items()}
+        step = int(first.get("step", attempt.step))
+        for change in self._links[nodes].add(timed):
+            self._tell_link(attempt, step, change, first, profile)
+
+    def _tell_link(
+        self, attempt: JobAttempt, step: int, change: LinkChange, probe: Mapping[str, Any], profile: Mapping[str, Any]
+    ) -> None:
+        link = change.link
+        key = (link.axis, link.group)
+        _, sent, kind = probe["axes"][link.axis]
+        hosts = ", ".join(dict.fromkeys(attempt.workers[process].host for process in link.group))
+        now, usual = rate(sent / link.seconds), rate(sent / link.usual)
+        before = f"{usual} {_source(link.axis, profile)}"
+        took = f"an {kind} over it carries {now}, where it carried {before} ({_ms(link.seconds)} and {_ms(link.usual)})"
+        if change.what == SLOW:
+            often = f", for the {_ordinal(link.times)} time" if link.times > 1 else ""
+            message = f"mesh axis {link.axis} is slow between {hosts}{often}: {took}{self._suspects(attempt, link)}"
+            self._standing[key] = message
+            self._tell(attempt, step, "slow link", message)
+        elif change.what == FLAPPING:
+            message = (
+                f"mesh axis {link.axis} between {hosts} is slow now and then, {link.times} times in the last probes: "
+                f"{took}{self._suspects(attempt, link)}"
+            )
+            self._tell(attempt, step, "flapping link", message)
+        else:
+            self._standing.pop(key, None)
+            so_far = f"; it was slow {link.times} times so far" if link.times > 1 else ""
+            message = f"mesh axis {link.axis} between {hosts} is as fast as before again: {now}{so_far}"
+            self._tell(attempt, step, "link well again", message)
+
+    @staticmethod
+    def _suspects(attempt: JobAttempt, link: Degraded) -> str:
+        workers = [attempt.workers[process] for process in link.suspects]
+        names = [f"{worker.host} (process {worker.process})" for worker in workers]
+        if len(names) == 1:
+            return f". It is {names[0]}: what it sends or receives is slow to every neighbour that was tried"
+        return f". It is the link between {' and '.join(names)}" if names else ""
+
+    def _tell(self, attempt: JobAttempt, step: int, kind: str, message: str, unit: int | None = None) -> None:
+        self._say(f"{kind} at step {step}: {message}")
+        self._record.finding(JobFinding(time.time(), attempt.number, step, kind, message, unit))
+
+
+def _profile(attempt: JobAttempt) -> Mapping[str, Any]:
+    """What a check before the run had measured, as process 0 told it; empty without one."""
+    profile = attempt.workers[0].facts.get("profile")
+    return profile if isinstance(profile, dict) else {}
+
+
+def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> HostProbe:
+    flops = float(could[process]) if process < len(could) else 0.0
+    return HostProbe(
+        matrix=float(probe["matrix"]),
+        host=float(probe["host"]),
+        part=str(probe["host_part"]),
+        device_wait=float(probe["device_wait"]),
+        step=float(probe["step_seconds"]),
+        could=float(probe["matrix_flops"]) / flops if flops > 0 else None,
+    )
+
+
+def _slowest(of_host: list[HostProbe]) -> HostProbe:
+    """One host's figures: of its slowest process each."""
+    by_work, by_matrix = max(of_host, key=lambda one: one.host), max(of_host, key=lambda one: one.matrix)
+    return dataclasses.replace(by_work, matrix=by_matrix.matrix, could=by_matrix.could)
+
+
+def _timed(probe: Mapping[str, Any], facts: Mapping[str, Any]) -> Timed:
+    return Timed(
+        axes={axis: float(each[0]) for axis, each in probe["axes"].items()},
+        groups={axis: tuple(each) for axis, each in facts.get("groups", {}).items()},
+        links={int(process): float(seconds) for process, seconds in probe.get("links", {}).items()},
+    )
+
+
+def _floats(found: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _source(axis: str, profile: Mapping[str, Any]) -> str:
+    by_check = axis in _floats(profile.get("axes"))
+    return f"in the check before the run ({profile['of']})" if by_check else "at the run's first probes"
+
+
+def rate(bytes_per_second: float) -> str:
+    """Bytes a second in the unit that fits.
+
+    >>> rate(2.5e6), rate(45e9)
+    ('2.5 MB/s', '45 GB/s')
+    """
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_second >= size:
+            return f"{bytes_per_second / size:.3g} {unit}"
+    return f"{bytes_per_second:.3g} B/s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _ordinal(number: int) -> str:
+    """
+    >>> [_ordinal(number) for number in (2, 3, 11, 22)]
+    ['2nd', '3rd', '11th', '22nd']
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

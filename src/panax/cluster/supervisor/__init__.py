@@ -1,0 +1,1 @@
+"""The supervisor: starting, following and restarting a job's processes."""

@@ -1,0 +1,260 @@
+"""One start of a job's processes, as the supervisor sees it: each worker's phase, step and end, and how long each phase took."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..job import RestartPolicy
+from .collective_facts import Collectives
+from .diagnosis import Diagnosis, Ended, hanging
+
+PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
+"""On the way to the first step, in their order; a worker may leave some out."""
+
+
+NOT_SHOWN = ("address", "collectives", "groups", "profile")
+"""Facts that explain other ones, and say nothing of how a process is."""
+
+
+def number_in(found: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A finite number that somebody told under a name; another one where it is something else."""
+    value = found.get(name)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else otherwise  # pyright: ignore[reportArgumentType]
+
+
+def exit_code_in(error: Mapping[str, Any]) -> int:
+    """The exit code that a worker told with its error; 0 where it told none that a process can have."""
+    code = error.get("exit_code")
+    return code if type(code) is int and 0 < code < 256 else 0
+
+
+@dataclasses.dataclass
+class AttemptWorker:
+    """A worker process.
+
+    Attributes:
+        step: The last one that it told; -1 before the first.
+        saved: The last one of which it began to keep a checkpoint; -1 before the first.
+        moved: When it last made progress, by the supervisor's monotonic clock.
+        entered: Phase to when it was entered first, in seconds since the epoch by the worker's clock.
+    """
+
+    process: int
+    node: int
+    host: str
+    moved: float
+    pid: int | None = None
+    phase: str = "start"
+    step: int = -1
+    saved: int = -1
+    entered: dict[str, float] = dataclasses.field(default_factory=dict)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    error_at: float = float("inf")
+    ended: Ended | None = None
+
+    def beat(self, beat: Mapping[str, Any], now: float) -> None:
+        """Take in what it told."""
+        self.moved = now
+        if isinstance(phase := beat.get("phase"), str):
+            self.phase = phase
+            self.entered.setdefault(phase, number_in(beat, "at", time.time()))
+        if isinstance(step := beat.get("step"), int):
+            if self.step < 0:
+                self.entered.setdefault("first step", number_in(beat, "at", time.time()))
+            self.step = step
+            if "phase" not in beat:
+                self.phase = "steps"
+        if isinstance(saved := beat.get("saved"), int):
+            self.saved = saved
+        if isinstance(facts := beat.get("facts"), dict):
+            self.facts |= facts
+        if isinstance(error := beat.get("error"), dict):
+            self.error, self.error_at = error, now
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """For the job's status."""
+        ended = None if self.ended is None else self.ended.code
+        return {
+            "process": self.process,
+            "node": self.node,
+            "host": self.host,
+            "pid": self.pid,
+            "phase": self.phase,
+            "step": self.step,
+            "quiet_seconds": round(now - self.moved, 1),
+            "exit_code": ended,
+            **{name: fact for name, fact in self.facts.items() if name not in NOT_SHOWN},
+        }
+
+
+@dataclasses.dataclass
+class JobAttempt:
+    """The job's processes, started once.
+
+    Attributes:
+        began: When they were told to start, in seconds since the epoch.
+        values: What the first process told of the last step it reported.
+        saved_until: The last time at which a process was writing a checkpoint.
+    """
+
+    number: int
+    workers: list[AttemptWorker]
+    began: float
+    first_step: int | None = None
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    saved_until: float = -math.inf
+
+    def beat(self, process: int, beat: Mapping[str, Any], now: float) -> None:
+        """Take in what a worker told."""
+        if not 0 <= process < len(self.workers):
+            return
+        self.workers[process].beat(beat, now)
+        if process == 0 and isinstance(values := beat.get("values"), dict):
+            self.values = {str(name): value for name, value in values.items() if isinstance(value, int | float)}
+        if self.first_step is None and self.step >= 0:
+            self.first_step = self.step
+
+    def over(self, end: Mapping[str, Any], host: str) -> None:
+        """Take in a worker's end, as its agent told it."""
+        worker = self.workers[int(end["process"])]
+        worker.ended = Ended(
+            worker.process,
+            host,
+            end.get("code"),
+            float(end.get("at", time.time())),
+            worker.error,
+            [str(line) for line in end.get("tail", ())],
+            bool(end.get("out_of_memory")),
+        )
+
+    def lost(self, node: int, host: str) -> None:
+        """Take in that a node has gone with its workers."""
+        for worker in self.workers:
+            if worker.node == node and worker.ended is None:
+                worker.ended = Ended(worker.process, host, None, time.time(), worker.error)
+
+    @property
+    def step(self) -> int:
+        """The step that all processes have taken; -1 before."""
+        return min(worker.step for worker in self.workers)
+
+    @property
+    def saved(self) -> int:
+        """The last step of which all processes keep a checkpoint; -1 before."""
+        return min(worker.saved for worker in self.workers)
+
+    @property
+    def has_nothing_new(self) -> bool:
+        """Whether every process has told what it does, and none a step: nothing is there that no checkpoint has."""
+        return all(worker.entered and worker.step < 0 for worker in self.workers)
+
+    @property
+    def ends(self) -> list[Ended]:
+        return [worker.ended for worker in self.workers if worker.ended is not None]
+
+    @property
+    def running(self) -> bool:
+        return any(worker.ended is None for worker in self.workers)
+
+    def give_up_on_failed(self, now: float) -> None:
+        """Count a worker as ended that has told the error that ends it, and is still there a while later.
+
+        At its exit JAX may wait for the other processes, which wait for it.
+        """
+        for worker in self.workers:
+            if worker.ended is None and worker.error and now - worker.error_at > EXIT_SECONDS:
+                code = exit_code_in(worker.error) or 1
+                worker.ended = Ended(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
+
+    def failed(self) -> bool:
+        """Whether a process has ended that should not have: stopping after a save is no failure."""
+        return any(end.code not in (0, *SAVED) for end in self.ends)
+
+    def stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
+        """The worker that has come least far, where none makes progress any more; None while the job moves."""
+
+        def limit(worker: AttemptWorker) -> float:
+            # A run that goes back to a checkpoint restores it after its first steps; a checked step may compile later too.
+            starts = self.step < 0 or worker.phase in ("restore", "compile")
+            if worker.phase == "save":
+                # It tells each file that it has written; one of them may take long.
+                return max(policy.stall_seconds, policy.save_seconds)
+            return policy.start_seconds if starts else policy.stall_seconds
+
+        # A worker that has ended while another does not is one that the other waits for.
+        alive = [worker for worker in self.workers if worker.ended is None]
+        if any(worker.phase == "save" and now - worker.moved <= limit(worker) for worker in alive):
+            # The others wait for it; their waiting time does not count as a stall afterwards.
+            self.saved_until = now
+            return None
+        since = {worker.process: worker.moved for worker in alive if worker.phase == "save"}
+        hung = [
+            worker
+            for worker in alive
+            if now - since.get(worker.process, max(worker.moved, self.saved_until)) > limit(worker)
+        ]
+        return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
+
+    def saves(self, now: float, policy: RestartPolicy) -> bool:
+        """Whether a process is writing a checkpoint, and has written some of it within the time for a save."""
+        return any(
+            worker.ended is None and worker.phase == "save" and now - worker.moved <= policy.save_seconds
+            for worker in self.workers
+        )
+
+    def forgive(self, seconds: float) -> None:
+        """Count time in which nobody listened as none in which workers were silent."""
+        self.saved_until += seconds
+        for worker in self.workers:
+            worker.moved += seconds
+            worker.error_at += seconds
+
+    def hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
+        """Why there is no progress."""
+        return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives)
+
+    @property
+    def collectives(self) -> Collectives:
+        """Those of the step, as processes have told them."""
+        return Collectives.of(self.workers)
+
+    def entered(self, phase: str) -> float | None:
+        """When the last of all processes had entered a phase; None before."""
+        times = [worker.entered.get(phase) for worker in self.workers]
+        found = [each for each in times if each is not None]
+        return max(found) if len(found) == len(times) else None
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """For the job's status."""
+        return {
+            "attempt": self.number,
+            "step": self.step,
+            "values": self.values,
+            "breakdown": self.breakdown(),
+            "processes": [worker.shown(now) for worker in self.workers],
+        }
+
+    def breakdown(self) -> dict[str, float]:
+        """Seconds of each phase on the way to the first step, until the last process had gone through it."""
+        parts, before = {}, self.began
+        names: Sequence[str] = [*PHASES[1:-1], "first step"]
+        for name, following in zip(["import", *names[:-1]], names, strict=True):
+            at = self.entered(following)
+            if at is not None:
+                parts[name] = round(max(at - before, 0.0), 3)
+                before = max(at, before)
+        return parts
+
+
+NOT_BEGUN: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown": {}, "processes": []}
+"""What a job's status says before its first attempt."""
+
+EXIT_SECONDS = 2.0
+"""For a worker to end that has told its error."""
+
+SAVED = (129, 130, 138, 140, 143, 152)
+"""Exit codes of a process that was asked to end, has saved, and has ended."""

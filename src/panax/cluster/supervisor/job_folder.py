@@ -1,0 +1,219 @@
+"""What a job leaves in its run's folder, for people and for `panax status`, `stop` and `logs`: plain JSON, no secret."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import LaunchError, kind_of
+from ...system import files, json_reader
+from ...system.lock import open_locked
+from ..job import Job, allowed_environment, write_json
+from .diagnosis import Cause, Diagnosis
+
+LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
+PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
+FINDINGS = "findings.jsonl"
+BEGUN = "begun"
+"""Holds the submission of the job that has begun the run last."""
+
+STALE_SECONDS = 20.0
+"""A status that is older is of a supervisor that has gone, or can't write."""
+
+
+@dataclasses.dataclass
+class Incident:
+    """A failure, and what going on took, in seconds. What has not been done yet is None.
+
+    Attributes:
+        detect: From the last sign of life to the supervisor's knowing.
+        teardown: Ending what still ran.
+        restart: From starting again until all processes had joined, the backoff before it included.
+        restore: From there until the state was restored.
+        first_step: From there until the first step was taken by all.
+    """
+
+    attempt: int
+    at: float
+    step: int
+    cause: str
+    message: str
+    process: int
+    tail: Sequence[str]
+    detect: float | None = None
+    teardown: float | None = None
+    restart: float | None = None
+    restore: float | None = None
+    first_step: float | None = None
+
+    def recovered(self, joined: float | None, restored: float | None, first: float | None) -> None:
+        """Book what going on took, by when all processes had joined, restored the state and taken a step."""
+        if joined is not None:
+            self.restart = round(joined - self.at - (self.teardown or 0.0), 3)
+            if restored is not None:
+                self.restore = round(restored - joined, 3)
+                self.first_step = None if first is None else round(first - restored, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFinding:
+    """Something that is wrong with a job that goes on, or is well again.
+
+    Attributes:
+        kind: "slow host", "slow link", "flapping link", "host well again" or "link well again".
+        unit: The node, or the process of a job with one; None for a link.
+    """
+
+    at: float
+    attempt: int
+    step: int
+    kind: str
+    message: str
+    unit: int | None = None
+
+
+class JobFolder:
+    """The job's files, of which the supervisor is the only writer while it holds their lock."""
+
+    def __init__(self, job: Job):
+        self._place = job.place
+        self._job = job
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder against a second supervisor.
+
+        Raises:
+            LaunchError: Another one holds it, or it can't be written.
+        """
+        try:
+            self._place.mkdir(parents=True, exist_ok=True)
+            lock = open_locked(self._place / LOCK)
+        except BlockingIOError as error:
+            raise LaunchError(
+                f"another `panax launch` is at work in {self._job.folder}; see it with `panax status {self._job.folder}`, end it "
+                f"with `panax stop {self._job.folder}`, or give this run another --name"
+            ) from error
+        except OSError as error:
+            raise LaunchError(f"can't write to {self._place}: {error}; choose another --directory") from error
+        with lock:
+            (self._place / STOP).unlink(missing_ok=True)
+            if not self.begun():
+                # Of nodes that another launch had.
+                for name in (LAYOUTS, CORDONED):
+                    (self._place / name).unlink(missing_ok=True)
+            yield
+
+    def begin(self, engine: str) -> None:
+        """Say what is launched, in the place of what an earlier job said."""
+        write_json(
+            self._place / JOB,
+            {
+                "name": self._job.name,
+                "command": self._job.shown,
+                "engine": engine,
+                "processes": self._job.processes,
+                "nodes": self._job.nodes,
+                "policy": dataclasses.asdict(self._job.policy),
+                "supervisor": {"pid": os.getpid(), "host": os.uname().nodename},
+                "began": time.time(),
+                "environment": allowed_environment(),
+            },
+        )
+
+    def status(self, status: Mapping[str, Any]) -> None:
+        """Say how the job is; a disk that refuses does not end it."""
+        with contextlib.suppress(OSError):
+            write_json(self._place / STATUS, {"at": time.time(), **status})
+
+    def incident(self, incident: Incident) -> None:
+        """Add an incident; the last line of one attempt's failure is the one that holds."""
+        with contextlib.suppress(OSError):
+            files.append_lines(
+                self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
+            )
+
+    def finding(self, finding: JobFinding) -> None:
+        """Add a finding."""
+        with contextlib.suppress(OSError):
+            files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
+
+    def begun(self) -> bool:
+        """Whether this very job has begun its run before."""
+        path = self._place / BEGUN
+        return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
+
+    def has_begun(self) -> None:
+        """Say that the run has begun: what an earlier one left is set aside, if it was to be."""
+        with contextlib.suppress(OSError):
+            (self._place / BEGUN).write_text(self._job.submission, encoding="utf-8")
+
+    def stop_asked(self) -> bool:
+        """Whether `panax stop` wants the job to end."""
+        return (self._place / STOP).exists()
+
+
+def place_of(run: str | Path) -> Path:
+    """The job's files in a run's folder.
+
+    Raises:
+        LaunchError: There are none.
+    """
+    folder = Path(run) / PLACE
+    if not (folder / JOB).is_file():
+        what = "there is no such folder" if not Path(run).is_dir() else f"{PLACE}/{JOB} is missing"
+        raise LaunchError(
+            f"{run} does not hold a job that `panax launch` has started: {what}; name a run's folder, as runs/NAME"
+        )
+    return folder
+
+
+def read(path: Path) -> dict[str, Any]:
+    """One of the job's files.
+
+    Raises:
+        LaunchError: It can't be read, or is something else.
+    """
+    try:
+        found = json_reader.read(path, constants=True)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"can't read {path}: {error}; the job may have ended before it was written") from error
+    if not isinstance(found, dict):
+        raise LaunchError(f"{path} holds {kind_of(found)}; expected an object, as `panax launch` writes it")
+    return found
+
+
+def incidents(folder: Path) -> list[dict[str, Any]]:
+    """The incidents of a job, oldest first; a line that was cut short is left out."""
+    return list({(one["at"], one["attempt"]): one for one in _lines(folder / INCIDENTS)}.values())
+
+
+def findings(folder: Path) -> list[dict[str, Any]]:
+    """What was found to be slow in a job, oldest first."""
+    return [one for one in _lines(folder / FINDINGS) if {"step", "kind", "message"} <= one.keys()]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            one = json_reader.parse(line, constants=True)
+            if isinstance(one, dict) and {"at", "attempt"} <= one.keys():
+                yield one
+
+
+def layout_incident(why: str, attempt: int, step: int, at: float) -> Incident:
+    """An incident by which nothing failed: the job got a new layout."""
+    return Incident(attempt, at, step, Cause.CHANGED.value, why, 0, (), detect=0.0, teardown=0.0)
+
+
+def failure_incident(diagnosis: Diagnosis, attempt: int, step: int, at: float) -> Incident:
+    """An incident that begins."""
+    return Incident(
+        attempt, at, step, diagnosis.cause.value, diagnosis.message, diagnosis.process, list(diagnosis.tail)[-20:]
+    )

@@ -1,0 +1,239 @@
+"""The supervisor's side of a job's agents: it lets them in, keeps them apart, and knows which has gone."""
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.errors import LaunchError
+from ..node.channel import Channel, Greeting, Message
+
+SILENT_SECONDS = 30.0
+"""Without a word from an agent, which says one every two seconds, until its host counts as lost."""
+
+GREETINGS = 256
+"""Connections that may be greeted at one time: who does not know the secret takes a place for five seconds in all. Those that
+come when there is no place wait in the listener's queue."""
+
+QUEUE = 4096
+"""Connections that may wait there; the system may allow fewer."""
+
+
+class Node:
+    """An agent that has come: its connection, and what it said of its machine."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+        self.facts: dict[str, Any] = {}
+        self.number = -1
+        self.parted = False
+        self.heard = time.monotonic()
+
+    @property
+    def host(self) -> str:
+        return str(self.facts.get("host", "?"))
+
+    @property
+    def address(self) -> str:
+        return str(self.facts.get("address", ""))
+
+
+class Nodes:
+    """The agents of a job, by their number; 0 has the job's first process.
+
+    Attributes:
+        lost: Numbers of nodes whose agents have gone and have not come back.
+        departed: Numbers and hosts of nodes whose agents have gone; whoever reads them takes them out.
+        again: Whether the job may be started again on these nodes by the engine, once all has ended here.
+    """
+
+    def __init__(self, secret: str, count: int):
+        self._secret, self._count = secret, count
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._listening = False
+        self._greetings: set[Greeting] = set()
+        self._coming: list[Node] = []
+        self.here: dict[int, Node] = {}
+        self.lost: set[int] = set()
+        self.departed: list[tuple[int, str]] = []
+        self.refused = 0
+        self.again = False
+
+    def listen(self, address: str, port: int = 0) -> str:
+        """Take agents that connect to this address; where they find it, host:port.
+
+        Args:
+            port: 0 for any that is free.
+
+        Raises:
+            LaunchError: The address is not one of this machine, or the port is in use.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            self._listener = socket.create_server((address, port), family=family, backlog=QUEUE)
+        except OSError as error:
+            raise LaunchError(
+                f"can't listen at {address}:{port}: {error.strerror}; expected an address of this machine, and a free port"
+            ) from error
+        self._listener.setblocking(False)
+        may_open(self._count + 2 * GREETINGS)
+        self._listen()
+        taken = self._listener.getsockname()[1]
+        return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
+
+    def take(self, channel: Channel) -> None:
+        """Take an agent whose connection the supervisor has made itself."""
+        node = Node(channel)
+        self._coming.append(node)
+        self._selector.register(channel, selectors.EVENT_READ, node)
+
+    def messages(self, seconds: float) -> Iterator[tuple[Node, Message]]:
+        """What agents tell within some seconds; it ends as soon as something came."""
+        for node in [*self._coming, *self.here.values()]:
+            if node.channel.behind:
+                node.channel.flush()
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._accept()
+                continue
+            if isinstance(key.data, Greeting):
+                self._greet(key.data)
+                continue
+            node = key.data
+            if node.parted:
+                continue
+            node.heard = time.monotonic()
+            for message in node.channel.received():
+                if "hello" in message and node in self._coming:
+                    self._welcome(node, message["hello"])
+                elif node.number >= 0:
+                    yield node, message
+            if node.channel.closed:
+                self._part_with(node)
+        for greeting in [each for each in self._greetings if each.late]:
+            self._refuse(greeting)
+        self._listen()
+
+    def ping(self) -> None:
+        """Let agents know that the supervisor is there, and part with those that have said nothing for long."""
+        now = time.monotonic()
+        for node in list(self.here.values()):
+            node.channel.send(ping=True)
+            if now - node.heard > SILENT_SECONDS:
+                self._part_with(node)
+
+    def tell(self, number: int | None = None, **message: Any) -> None:
+        """Tell an agent, or all of them, something."""
+        for node in list(self.here.values()) if number is None else [self.here[number]]:
+            node.channel.send(**message)
+
+    def close(self) -> None:
+        """Part with all of them: each ends its workers, and itself."""
+        for node in [*self._coming, *self.here.values()]:
+            node.channel.send(end="again" if self.again else True)
+            node.channel.close()
+        self._coming, self.here = [], {}
+        for greeting in self._greetings:
+            greeting.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+
+    def _listen(self) -> None:
+        """Take connections while there are places to greet them."""
+        wanted = self._listener is not None and len(self._greetings) < GREETINGS
+        if wanted != self._listening and self._listener is not None:
+            self._listening = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ, None)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):  # none left, or one that has gone again
+            while len(self._greetings) < GREETINGS:
+                connection, _ = self._listener.accept()
+                try:
+                    greeting = Greeting(connection, self._secret)
+                except OSError:
+                    connection.close()
+                    continue
+                self._greetings.add(greeting)
+                self._selector.register(greeting, selectors.EVENT_READ, greeting)
+
+    def _greet(self, greeting: Greeting) -> None:
+        if greeting not in self._greetings:
+            return
+        try:
+            channel = greeting.go_on()
+        except OSError:
+            self._refuse(greeting)
+            return
+        if channel is not None:
+            self._greetings.remove(greeting)
+            self._selector.unregister(greeting)
+            self.take(channel)
+
+    def _refuse(self, greeting: Greeting) -> None:
+        self.refused += 1
+        self._greetings.remove(greeting)
+        self._selector.unregister(greeting)
+        greeting.close()
+
+    def _welcome(self, node: Node, facts: Any) -> None:
+        self._coming.remove(node)
+        if not isinstance(facts, dict):
+            self._part_with(node)
+            return
+        node.facts = facts
+        asked = str(facts.get("node", ""))
+        free = [number for number in range(self._count) if number not in self.here]
+        number = int(asked) if asked.isdecimal() else free[0] if free else self._count
+        if number >= self._count:
+            # More than the job has.
+            self._part_with(node)
+            return
+        if number in self.here:
+            # The engine has started another one: the connection of the one before has ended without a word.
+            self._part_with(self.here[number])
+        node.number = number
+        self.here[number] = node
+        self.lost.discard(number)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the job's nodes are here."""
+        return len(self.here) == self._count
+
+    def drop(self, number: int) -> None:
+        """Part with an agent that does not do what it is told."""
+        if number in self.here:
+            self._part_with(self.here[number])
+
+    def _part_with(self, node: Node) -> None:
+        if node.parted:
+            return
+        node.parted = True
+        self._selector.unregister(node.channel)
+        node.channel.close()
+        if node in self._coming:
+            self._coming.remove(node)
+        if node.number >= 0:
+            self.lost.add(node.number)
+            self.departed.append((node.number, node.host))
+            del self.here[node.number]
+
+
+def may_open(count: int) -> None:
+    """Let this process open so many files more, as far as the system allows it without asking anybody."""
+    import resource  # Absent on Windows.
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        with contextlib.suppress(ValueError, OSError):  # the system knows a lower limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,446 @@
+"""The supervisor: starts a job's processes by its agents, follows them, and starts them again after a failure, without jax."""
+
+import signal
+import time
+from typing import Any
+
+from ...core.errors import LaunchError
+from ..engines import Placed
+from ..job import GOES_ON, Job
+from ..stragglers.monitoring import Watching
+from .attempt import SAVED, AttemptWorker, JobAttempt
+from .diagnosis import OF_END, OF_LAYOUT, Cause, Diagnosis, diagnose
+from .drain import DrainingNodes
+from .job_folder import Incident, JobFolder, failure_incident, layout_incident
+from .job_layout import JobShape
+from .nodes import Node, Nodes
+from .roster import NodePool
+from .stop_request import StopRequest
+from .view import View
+
+TICK_SECONDS = 0.5
+
+ASLEEP_SECONDS = 3.0
+"""Between two turns of its loop, from which on the supervisor itself was stopped."""
+SETTLE_SECONDS = 0.5
+"""After a failure: the other processes may tell which was first."""
+
+PORT_SECONDS = 10.0
+"""For the first node's agent to find a port: it has nothing else to do then."""
+
+STATUS_SECONDS = 2.0
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the job should run on other nodes."""
+
+STACKS_SECONDS = 4.0
+
+ANSWER_SECONDS = 8.0
+"""For processes that have not taken a step to end by themselves; a compiler answers no signal."""
+
+LONGEST_BACKOFF_SECONDS = 60.0
+
+
+class Supervisor:
+    """Follows one job to its end."""
+
+    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: JobFolder, view: View):
+        self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
+        self._roster = NodePool(job, nodes, placed, view.say)
+        self._watching = Watching(job, self._roster, record, view.say)
+        self._world, self._changing = JobShape(()), ""
+        self._looked_at = 0.0
+        self._saved_before: int | None = None
+        self._began = time.monotonic()
+        self._attempt: JobAttempt | None = None
+        self._misunderstood: set[int] = set()
+        self._asks = StopRequest()
+        self._stop_told = False
+        self._leaving = DrainingNodes(nodes, self._asks)
+        self._restarts = 0
+        self._without_progress = 0
+        self._furthest = -1
+        self._goodput: float | None = None
+        self._incident: Incident | None = None
+        self._failure: Diagnosis | None = None
+        self._port: int | None = None
+        self._begun = record.begun()
+        self._stacks: dict[int, str] = {}
+        self._status_at = 0.0
+        self._state = "placing"
+
+    def run(self) -> int:
+        """Follow the job until it is done, stopped or given up.
+
+        Returns:
+            The exit code, as that of `panax train`.
+
+        Raises:
+            LaunchError: Nodes do not come at first, or are not alike.
+        """
+        with self._asks.heard():
+            try:
+                return self._followed()
+            except BaseException as error:
+                self._write_status({"exit_code": getattr(error, "exit_code", 1), "message": str(error) or repr(error)})
+                raise
+
+    def _followed(self) -> int:
+        while True:
+            try:
+                world = self._gather()
+            except LaunchError as error:
+                # The engine gave nodes once, and may again.
+                if self._attempt is not None and (code := self._placed.start_over()) is not None:
+                    return self._over(code, f"{error}; the engine starts the job again")
+                if self._failure is None:
+                    raise
+                why = f"{self._failure.message}; {error}"
+                return self._over(error.exit_code, why, self._failure)
+            if world is None:
+                assert self._asks.signal is not None
+                return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
+            attempt = self._start(world)
+            diagnosis = self._follow(attempt)
+            if diagnosis is None and self._changing and self._asks.signal is None:
+                self._has_changed(attempt)
+                continue
+            if diagnosis is None:
+                return self._done(attempt)
+            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in OF_END:
+                # Before a process can save, it does not take signals.
+                self._end(attempt)
+                return self._over(
+                    128 + self._asks.signal,
+                    f"stopped by {self._asks.signal.name} before a first step; checkpoints are as they were",
+                )
+            self._fail(attempt, diagnosis)
+            if (reason := self._gives_up(diagnosis)) is not None:
+                return self._over(diagnosis.exit_code or 6, reason, diagnosis)
+            self._wait_before_restart()
+
+    def _gather(self) -> JobShape | None:
+        """Where to run next; None where the job is to end."""
+        self._state = "placing"
+        world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
+        if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
+            self._view.say(f"continues with {world.shown(self._job.nodes)}")
+        if world is not None and (kept := self._roster.kept(world)):
+            self._view.say(
+                f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't continue without it"
+            )
+        return world
+
+    def _start(self, world: JobShape) -> JobAttempt:
+        number = 1 if self._attempt is None else self._attempt.number + 1
+        nodes, share = self._nodes.here, self._job.processes_per_node
+        first = world.nodes[0]
+        host = nodes[first].address or "127.0.0.1" if first in nodes else "127.0.0.1"
+        self._port = self._job.port
+        if self._port is None and first in nodes:
+            self._nodes.tell(first, port=host)
+            deadline = time.monotonic() + PORT_SECONDS
+            while self._port is None and time.monotonic() < deadline and first in nodes:
+                self._pump(TICK_SECONDS)
+            if self._port is None:
+                self._nodes.drop(first)
+        now = time.monotonic()
+        workers = [
+            AttemptWorker(rank * share + local, node, nodes[node].host if node in nodes else "?", now)
+            for rank, node in enumerate(world.nodes)
+            for local in range(share)
+        ]
+        changing = self._changing
+        self._world, self._changing, self._saved_before, self._failure = world, "", None, None
+        self._leaving.begin(world.nodes)
+        self._attempt = attempt = JobAttempt(number, workers, time.time())
+        self._state, self._stop_told = "starting", False
+        layout = [] if world.layout is None else world.layout.flags
+        goes_on = {GOES_ON: "1"} if changing else {}
+        for rank, node in enumerate(world.nodes):
+            if node in nodes:
+                self._nodes.tell(
+                    node,
+                    start={
+                        "attempt": number,
+                        "first": rank * share,
+                        "count": share,
+                        "processes": len(workers),
+                        "command": self._job.command(begun=self._begun, layout=layout),
+                        "environment": {**self._job.environment(), **goes_on},
+                        "folder": str(self._job.place.absolute()),
+                        "coordinator": f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
+                        "bind": nodes[node].address or "127.0.0.1",
+                    },
+                )
+        return attempt
+
+    def _follow(self, attempt: JobAttempt) -> Diagnosis | None:
+        """Until all processes have ended well (None), or something is wrong."""
+        saved_by, stopped_at = float("inf"), None
+        told, turned = False, time.monotonic()
+        while attempt.running:
+            self._pump(TICK_SECONDS)
+            now = time.monotonic()
+            if now - turned > ASLEEP_SECONDS:
+                # This process was stopped (Ctrl-Z, a moved machine, a file system that hangs): what came meanwhile is read first.
+                self._view.say(
+                    f"the supervisor itself stood still for {now - turned:.0f} s; it reads what has come meanwhile"
+                )
+                attempt.forgive(now - turned)
+                saved_by += now - turned
+                self._pump(TICK_SECONDS)
+            turned = now = time.monotonic()
+            if not attempt.running:
+                break
+            # The phase follows the setting aside of what an earlier run left.
+            if not self._begun and attempt.workers[0].entered.keys() & {"restore", "first step"}:
+                self._begun = True
+                self._record.has_begun()
+            if attempt.first_step is not None and not told:
+                told = True
+                self._first_step(attempt)
+            attempt.give_up_on_failed(now)
+            if attempt.failed():
+                return self._settled(attempt)
+            self._roster.ask_for_missing()
+            if self._asks.signal is None and self._record.stop_asked():
+                self._asks.ask(signal.SIGTERM)
+                self._view.say("asked to stop by `panax stop`")
+            if self._asks.signal is not None and not self._stop_told:
+                self._view.say(f"stopping by {self._asks.signal.name}: all processes save at the same step, then end")
+                saved_by, stopped_at = self._stop("stopping"), now
+            if not self._stop_told and (why := self._due_change(attempt, now)):
+                # A save is on its way: what is told now ends the processes soon after it.
+                self._changing = why
+                saved_by = self._stop("changing")
+            if stopped_at is not None and now - stopped_at > ANSWER_SECONDS and attempt.has_nothing_new:
+                # Nothing is there that a checkpoint would add.
+                return Diagnosis(Cause.KILLED, "no process had taken a step", 0, 128 + signal.SIGTERM)
+            if self._asks.at_once or (now > saved_by and not attempt.saves(now, self._job.policy)):
+                why = (
+                    "by a second signal"
+                    if self._asks.at_once
+                    else f"no save within {self._job.policy.save_seconds:.0f} s"
+                )
+                return Diagnosis(
+                    Cause.KILLED,
+                    f"ended at once: {why}; the last checkpoint is whole",
+                    0,
+                    128 + (self._asks.signal or signal.SIGTERM),
+                )
+            if (worker := attempt.stalled(now, self._job.policy)) is not None:
+                return attempt.hang(worker, now, self._ask_for_stacks())
+        return self._settled(attempt) if attempt.failed() else None
+
+    def _stop(self, state: str) -> float:
+        """Have all processes save at the same step, and end; until when they should have."""
+        self._stop_told, self._state = True, state
+        self._nodes.tell(signal="SIGTERM")
+        return time.monotonic() + self._job.policy.save_seconds
+
+    def _due_change(self, attempt: JobAttempt, now: float) -> str:
+        """Why the job goes on in another world; empty until the save has begun that it waits for."""
+        if attempt.step >= 0 and (why := str(self._leaving)):
+            # Its end is near: all save now.
+            return why
+        if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
+            return ""
+        self._looked_at = now
+        why = self._roster.change(self._world)
+        if why is None:
+            self._saved_before = None
+            return ""
+        if self._saved_before is None:
+            self._saved_before = attempt.saved
+            self._view.say(f"{why}: the job gets a new layout at its next save")
+        return why if attempt.saved > self._saved_before else ""
+
+    def _has_changed(self, attempt: JobAttempt) -> None:
+        """Book that the job stopped only to go on in another world."""
+        self._leaving.part()
+        self._incident = layout_incident(self._changing, attempt.number, attempt.step, time.time())
+        self._record.incident(self._incident)
+        self._furthest = max(self._furthest, attempt.step)
+
+    def _settled(self, attempt: JobAttempt) -> Diagnosis:
+        """Why it failed, when the other processes have had a moment to say so too."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while attempt.running and time.monotonic() < deadline:
+            self._pump(0.05)
+        return diagnose(attempt.ends, attempt.collectives)
+
+    def _ask_for_stacks(self) -> dict[int, str]:
+        self._stacks = {}
+        waited = set(self._nodes.here)
+        self._nodes.tell(stacks=True)
+        deadline = time.monotonic() + STACKS_SECONDS
+        while waited and time.monotonic() < deadline:
+            self._pump(0.1)
+            waited = {node for node in waited if not any(w.process in self._stacks for w in self._workers(node))}
+        return self._stacks
+
+    def _workers(self, node: int) -> list[AttemptWorker]:
+        return [] if self._attempt is None else [worker for worker in self._attempt.workers if worker.node == node]
+
+    def _fail(self, attempt: JobAttempt, diagnosis: Diagnosis) -> None:
+        """End what still runs, and book the failure."""
+        now, at = time.monotonic(), time.time()
+        step = attempt.step
+        last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
+        self._failure, self._incident = diagnosis, failure_incident(diagnosis, attempt.number, step, at)
+        self._incident.detect = max(round(at - min(last), 3), 0.0)
+        self._end(attempt)
+        self._leaving.part()
+        self._incident.teardown = round(time.monotonic() - now, 3)
+        self._record.incident(self._incident)
+        self._without_progress = 0 if step > self._furthest else self._without_progress + 1
+        self._furthest = max(self._furthest, step)
+        self._view.failure(diagnosis, step)
+
+    def _end(self, attempt: JobAttempt) -> None:
+        """Kill what still runs."""
+        self._state = "ending"
+        self._nodes.tell(kill=True)
+        deadline = time.monotonic() + 20.0
+        while attempt.running and time.monotonic() < deadline:
+            self._pump(0.1)
+
+    def _gives_up(self, diagnosis: Diagnosis) -> str | None:
+        """Why the job is not started again; None where it is."""
+        policy = self._job.policy
+        if self._asks.signal is not None:
+            return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
+        could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in OF_LAYOUT
+        if could_not_begin and self._roster.refuse(self._world):
+            self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
+            return None
+        if not diagnosis.cause.retried:
+            return f"{diagnosis.message}"
+        if self._restarts >= policy.max_restarts:
+            return f"given up after {self._restarts} restarts: {diagnosis.message}"
+        if self._without_progress >= policy.max_without_progress:
+            return (
+                f"given up: {self._without_progress} starts in a row have not come beyond step {max(self._furthest, 0)}: "
+                f"{diagnosis.message}"
+            )
+        return None
+
+    def _wait_before_restart(self) -> None:
+        self._restarts += 1
+        seconds = 0.0
+        if self._without_progress:
+            doubled = self._job.policy.backoff_seconds * 2 ** (self._without_progress - 1)
+            seconds = min(doubled, LONGEST_BACKOFF_SECONDS)
+        self._state = "waiting"
+        self._view.say(f"restart {self._restarts}" + (f" in {seconds:.0f} s" if seconds else ""))
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._asks.signal is None:
+            self._pump(min(TICK_SECONDS, deadline - time.monotonic()))
+
+    def _first_step(self, attempt: JobAttempt) -> None:
+        self._state = "running"
+        self._write_status()
+        if self._job.spare:
+            # Started when nothing waits for them.
+            environment = self._job.environment()
+            self._nodes.tell(
+                spares={"count": self._job.processes_per_node, "command": self._job.spare, "environment": environment}
+            )
+        self._view.first_step(attempt)
+        incident = self._incident
+        if incident is not None:
+            incident.recovered(*(attempt.entered(name) for name in ("prepare", "compile", "first step")))
+            self._record.incident(incident)
+            self._view.recovered(incident)
+            self._incident = None
+
+    def _done(self, attempt: JobAttempt) -> int:
+        codes = {end.code for end in attempt.ends}
+        where = (
+            f"after step {attempt.step}; saved" if attempt.step >= 0 else "before a first step; nothing was to be saved"
+        )
+        if self._asks.signal is not None:
+            return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} {where}")
+        if codes & set(SAVED):
+            code = max(code for code in codes if code)
+            return self._over(code, f"stopped by {signal.Signals(code - 128).name} {where}")
+        return self._over(0, "done")
+
+    def _over(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:
+        self._state, self._nodes.again = "ended", self._asks.by_system
+        end: dict[str, Any] = {"exit_code": code, "message": message}
+        if diagnosis is not None:
+            end |= {"cause": diagnosis.cause.value, "process": diagnosis.process, "advice": diagnosis.advice}
+            end["tail"] = list(diagnosis.tail)[-20:]
+        self._write_status(end)
+        self._view.over(code, message, diagnosis, self._restarts)
+        return code
+
+    def _pump(self, seconds: float) -> None:
+        """Take in what agents tell, for some seconds at most; show and write how the job is."""
+        now = time.monotonic()
+        for node, message in self._nodes.messages(seconds):
+            try:
+                self._take(node, message)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+                # A library that writes where the worker does, or another version: it is that node's fault, and not the job's.
+                if node.number not in self._misunderstood:
+                    self._misunderstood.add(node.number)
+                    self._view.say(f"warning: {node.host} tells what can't be used, and it is left out: {error!r}")
+        departed, self._nodes.departed = self._nodes.departed, []
+        for number, host in departed:
+            if self._attempt is not None:
+                self._attempt.lost(number, host)
+        if now - self._status_at >= STATUS_SECONDS:
+            self._status_at = now
+            self._nodes.ping()
+            self._write_status()
+            if self._attempt is not None:
+                self._view.status(self._attempt, self._goodput, self._state)
+
+    def _take(self, node: Node, message: dict[str, Any]) -> None:
+        attempt, now = self._attempt, time.monotonic()
+        for kind, content in message.items():
+            if kind == "port":
+                self._port = int(content)
+            elif kind == "notice":
+                self._view.say(f"{node.host} got {content}")
+                self._leaving.tell(node.number, can_save=attempt is not None and attempt.step >= 0)
+            elif kind == "lines":
+                self._view.lines([str(line) for line in content])
+            elif kind == "stacks":
+                self._stacks |= {int(index): str(text) for index, text in content.items()}
+            elif attempt is None or not isinstance(content, dict) or content.get("attempt") != attempt.number:
+                # Of workers that were given up before.
+                continue
+            elif kind == "started":
+                for index, pid in content["of"].items():
+                    attempt.workers[int(index)].pid = int(pid)
+            elif kind == "beat":
+                attempt.beat(int(content["process"]), content, now)
+                self._watching.heard(attempt, int(content["process"]), content)
+                # Told of the whole run, earlier attempts and jobs included.
+                self._goodput = attempt.values.get("goodput/fraction", self._goodput)
+            elif kind == "exit":
+                attempt.over(content, node.host)
+
+    def _write_status(self, end: dict[str, Any] | None = None) -> None:
+        attempt, now = self._attempt, time.monotonic()
+        self._record.status(
+            {
+                "state": self._state,
+                "name": self._job.name,
+                "num_steps": self._job.num_steps,
+                "seconds": round(now - self._began, 1),
+                "restarts": self._restarts,
+                "nodes": {"running": self._world.nodes, "of": self._job.nodes, "layout": str(self._world.layout or "")},
+                "goodput": self._goodput,
+                "attempt": 0 if attempt is None else attempt.number,
+                "step": -1 if attempt is None else attempt.step,
+                "values": {} if attempt is None else attempt.values,
+                "breakdown": {} if attempt is None else attempt.breakdown(),
+                "slow": self._watching.shown(attempt),
+                "processes": [] if attempt is None else [worker.shown(now) for worker in attempt.workers],
+                **({} if end is None else {"end": end}),
+            }
+        )

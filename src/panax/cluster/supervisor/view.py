@@ -1,0 +1,157 @@
+"""What a person sees of a job that runs: what its first process says, what happens, and one line on how all of it is."""
+
+import shutil
+import sys
+import textwrap
+import time
+from collections import deque
+from collections.abc import Sequence
+from io import TextIOBase
+
+from ...system.outlet import Outlet
+from .attempt import JobAttempt, number_in
+from .diagnosis import Cause, Diagnosis
+from .job_folder import Incident
+
+QUIET_SECONDS = 30.0
+"""Between lines on how the job is, where the output is not a terminal."""
+
+ERROR = "panax: error: "
+"""What a command's last message begins with."""
+
+AS_SAID = "as said above"
+
+TAIL_LINES = 8
+COLUMNS = 80
+
+LAST_LINES = 2000
+"""Of the first process, that are remembered: the findings of a hardware check on many hosts."""
+
+NOISE = (
+    "[Gloo] Rank ",
+    "preemption_notifier.cc",
+    "All log messages before absl::InitializeLog()",
+    "cudart_stub.cc",
+)
+"""Parts of lines by which libraries in C tell nothing that a person should do; they stay in the process's log."""
+
+
+class View:
+    """Lines on a terminal, with a last one that changes; or on a file, with a line now and then."""
+
+    def __init__(self, num_steps: int, *, quiet: bool = False, out: TextIOBase | None = None):
+        self._num_steps, self._quiet = num_steps, quiet
+        self._out = sys.stderr if out is None else out
+        self._terminal = self._out.isatty()
+        self._outlet = Outlet(self._out)  # pyright: ignore[reportArgumentType]
+        self._shown_at = time.monotonic()
+        self._status = ""
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """What the first process says, as `panax train` would say it here."""
+        if not self._quiet:
+            shown = [line for line in lines if not any(part in line for part in NOISE)]
+            self._said.extend(line.strip() for line in shown if line.startswith((ERROR, "  ")))
+            self._print(*shown)
+
+    def has_said(self, message: str) -> bool:
+        """Whether the first process has shown all of an error's lines, however its first one begins."""
+        first, *rest = message.splitlines() or [""]
+        told = [line.removeprefix(ERROR) for line in self._said]
+        return any(line and first.endswith(line) for line in told) and all(line.strip() in self._said for line in rest)
+
+    def say(self, line: str) -> None:
+        """Something that happened to the job."""
+        if not self._quiet:
+            # A path can be copied whole.
+            how = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
+            self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, **how))
+
+    def status(self, attempt: JobAttempt, goodput: float | None, state: str) -> None:
+        """How the job is now."""
+        if self._quiet:
+            return
+        self._status = status_line(attempt, goodput, state, self._num_steps)
+        if self._terminal:
+            self._write(self._drawn())
+        elif time.monotonic() - self._shown_at >= QUIET_SECONDS:
+            self._shown_at = time.monotonic()
+            self._print(f"launch: {self._status}")
+
+    def first_step(self, attempt: JobAttempt) -> None:
+        """The first step since a start or restart has been taken; where the time went."""
+        parts = attempt.breakdown()
+        listed = ", ".join(f"{name} {took:.1f}" for name, took in parts.items())
+        self.say(f"{len(attempt.workers)} processes; first step after {sum(parts.values()):.1f} s ({listed})")
+
+    def failure(self, diagnosis: Diagnosis, step: int) -> None:
+        """A job has failed."""
+        if diagnosis.cause is Cause.CHECK:
+            # A list of findings: it is said once, by the first process or at the end.
+            return
+        after = f" after step {step}" if step >= 0 else " before the first step"
+        message = AS_SAID if self.has_said(diagnosis.message) else diagnosis.message
+        self.say(f"{diagnosis.cause.value}{after}: {message}")
+
+    def recovered(self, incident: Incident) -> None:
+        """It has taken a step again."""
+        names = ("detect", "teardown", "restart", "restore", "first_step")
+        parts = ((name.replace("_", " "), getattr(incident, name)) for name in names)
+        said = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
+        self.say(f"trains again; seconds: {said}")
+
+    def over(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
+        """The job has ended: why, and what to do."""
+        self._status = ""
+        if self._terminal and not self._quiet:
+            self._write("\r\x1b[K")
+        if diagnosis is not None and not self._quiet:
+            # An error that a worker has told is the message; its lines would say it again.
+            told = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
+            last = [] if told else [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
+            self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
+        if code == 0:
+            self.say(message + (f", after {restarts} restarts" if restarts else ""))
+        self._outlet.close()
+
+    def _print(self, *lines: str) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        self._write(f"\r\x1b[K{text}{self._drawn()}" if self._terminal else text)
+
+    def _drawn(self) -> str:
+        columns = shutil.get_terminal_size().columns
+        return f"\r\x1b[K{self._status[: columns - 1]}" if self._status else ""
+
+    def _write(self, text: str) -> None:
+        # A terminal that has gone, or is not read, holds nothing up: the job and its log go on.
+        self._outlet.write(text)
+
+
+def status_line(attempt: JobAttempt, goodput: float | None, state: str, num_steps: int) -> str:
+    """One line on a job: step, loss, speed, goodput, who is slowest.
+
+    In a synchronous step all processes take equally long; the slowest is who waits longest for its own data.
+    """
+    values = attempt.values
+    parts = [state]
+    if attempt.step >= 0:
+        parts.append(f"step {attempt.step:,} of {num_steps:,}")
+    else:
+        phases = sorted({worker.phase for worker in attempt.workers})
+        parts.append(f"phase {'/'.join(phases)}")
+    for name, form in (
+        ("train/loss", "loss {:.4f}"),
+        ("speed/tokens_per_second", "{:,.0f} tokens/s"),
+        ("speed/examples_per_second", "{:,.0f} examples/s"),
+        ("speed/mfu", "MFU {:.1%}"),
+    ):
+        if name in values and not (name.endswith("examples_per_second") and "speed/tokens_per_second" in values):
+            parts.append(form.format(values[name]))
+    if goodput is not None:
+        parts.append(f"goodput {goodput:.0%}")
+    waits = [(number_in(worker.facts, "data_wait", 0.0), worker.host) for worker in attempt.workers]
+    longest, host = max(waits)
+    if longest >= 0.05:
+        parts.append(f"slowest {host} ({longest:.0%} waiting for data)")
+    return " | ".join(parts)

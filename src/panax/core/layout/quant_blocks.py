@@ -1,0 +1,89 @@
+"""Quantization blocks: neighboring elements that share a scale, stored on one device on every usual mesh.
+
+If a scale covered the next 256 elements in storage order, it would cover other elements on another mesh, and
+the same run would round differently there. Block shapes therefore depend only on the array's logical shape,
+and leave each dimension enough blocks to be sharded over devices.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..params.logical import is_copies, traits_of
+from ..protocols import Axes
+from .layout import Layout
+
+LEAST, BOX, SMALLEST = 4096, 256, 16
+"""Minimum number of elements of an array that is quantized, and maximum and minimum number of elements of a
+block.
+"""
+
+
+class QuantBlocks(NamedTuple):
+    """Partition of an array into quantization blocks.
+
+    Attributes:
+        whole: Shape of the global array.
+        box: Shape of a block.
+        sides: Shape of a block on this mesh. It is smaller if the mesh shards a dimension into more parts
+            than blocks allow for, so rounding then differs from other meshes.
+    """
+
+    whole: tuple[int, ...]
+    box: tuple[int, ...]
+    sides: tuple[int, ...]
+
+
+def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlocks | None:
+    """Return the quantization blocks of an array; None if it is too small or its dimensions divide too
+    poorly.
+
+    Args:
+        shape: Shape of a device's shard.
+        axes: The array's logical axes.
+    """
+    parts = [math.prod(layout.sizes[axis] for axis in dim) for dim in layout.storage(axes)]
+    whole = tuple(size * n for size, n in zip(shape, parts))
+    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
+    if math.prod(whole[dim] for dim in own) < LEAST:
+        return None
+    box = quant_block_shape(whole, axes, own, BOX)
+    sides = tuple(math.gcd(side, size) for side, size in zip(box, shape))
+    return None if math.prod(sides) < SMALLEST else QuantBlocks(whole, box, sides)
+
+
+def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return the shape of a block of at most `most` elements, a power of two.
+
+    Powers of two are taken from unsharded dimensions, the last one first, and then in turn from sharded ones.
+    A dimension that is sharded only in storage (such as embed) keeps at least 8 blocks, one that is also
+    sharded in computation 2.
+
+    Args:
+        own: Dimensions of a single array, if `shape` is that of a stack of arrays.
+
+    >>> quant_block_shape((12, 512, 384), ("layer", "embed", "kv_latent"), (1, 2), 256)
+    (1, 2, 128)
+    >>> quant_block_shape((12, 4096, 14336), ("layer", "embed", "ffn"), (1, 2), 256)
+    (1, 8, 32)
+    >>> quant_block_shape((96, 272), ("embed", "ffn"), (0, 1), 256)
+    (4, 8)
+    """
+    left = dict.fromkeys(own, 0)
+    for dim in own:
+        while shape[dim] % 2 ** (left[dim] + 1) == 0:
+            left[dim] += 1
+    whole = [dim for dim in reversed(own) if not traits_of(axes[dim]).storage]
+    for dim in own:
+        if dim not in whole:
+            traits = traits_of(axes[dim])
+            left[dim] -= 1 if traits.storage == traits.compute else 3
+    box = [1] * len(shape)
+    for _ in range(most.bit_length() - 1):
+        free = [dim for dim in whole if left[dim] > 0]
+        taken = free[0] if free else max(own, key=lambda dim: (left[dim], dim), default=None)
+        if taken is None or left[taken] <= 0:
+            break
+        left[taken] -= 1
+        box[taken] *= 2
+    return tuple(box)

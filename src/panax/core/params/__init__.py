@@ -1,0 +1,1 @@
+"""Parameters: modules, their logical axes, selection by name, and random bits."""

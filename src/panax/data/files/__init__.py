@@ -1,0 +1,1 @@
+"""Files: finding, reading, caching and verifying them, here and in object stores."""

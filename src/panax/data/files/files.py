@@ -1,0 +1,298 @@
+"""Finding, reading and fingerprinting the files of a corpus, here or in an object store; each failure names the file."""
+
+import contextlib
+import glob
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from panax.core.errors import DataError
+from panax.stores import REMOTE, is_remote, redact_address
+from panax.system.files import expand_user
+
+from .file_cache import NoRoomError
+from .magic import format_of
+from .package_files import SCHEME, package_file
+from .remote import RemoteObject, find_objects
+
+_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_COMPRESSIONS = ("gzip", "bz2", "xz", "zstd", "lz4", "compress", "lzma")
+_UTF8_BOM = b"\xef\xbb\xbf"
+_FILES_AHEAD = 8
+_BYTES_AHEAD = 2**28
+
+
+class BadRecordError(DataError):
+    """One record can't be used; those after it can.
+
+    Attributes:
+        where: The file, and the line or row in it.
+        reason: What is wrong, and what would be right.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+class DataFile(NamedTuple):
+    """A file to read from.
+
+    Attributes:
+        name: Its path or address, as errors name it.
+        remote: What it is in an object store; None for a file of this machine.
+        path: Of a file of this machine, whatever the current folder is later; empty: as its name says.
+    """
+
+    name: str
+    remote: RemoteObject | None = None
+    path: str = ""
+
+    @property
+    def local(self) -> Path:
+        """Where a file of this machine is."""
+        return Path(self.path or self.name)
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def mark(self) -> tuple[str, int, int | str]:
+        """The absolute name, the size in bytes, and the time of change in nanoseconds or the store's tag."""
+        if self.remote is not None:
+            return self.name, self.remote.size, self.remote.tag
+        path = self.local
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return str(path.absolute()), status.st_size, status.st_mtime_ns
+
+    @contextlib.contextmanager
+    def here(self, *, wait: bool = True) -> Iterator[Path]:
+        """A path on this machine, good as long as the block lasts: the file itself, or a copy in the cache of files.
+
+        Args:
+            wait: Whether to wait for room in the cache.
+
+        Raises:
+            DataError: There is no room for a copy, or the file has changed since it was found.
+            StoreError: The store can't be read.
+        """
+        if self.remote is None:
+            yield self.local
+        else:
+            with self.remote.here(wait=wait) as path:
+                yield path
+
+
+_Copy = tuple[contextlib.ExitStack, Path]
+
+
+def each_here(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
+    """Yield each file's name and a path on this machine, good until the next is asked for.
+
+    While a remote file is in use, the next ones are copied.
+    """
+    if not any(file.remote for file in files):
+        yield from ((file.name, file.local) for file in files)
+        return
+    ahead: deque[Future[_Copy]] = deque()
+    pool = ThreadPoolExecutor(_FILES_AHEAD)
+    started = 0
+    try:
+        for number, file in enumerate(files):
+            started = max(started, number)
+            while started < len(files) and _may_start(files[number + 1 : started + 1], len(ahead)):
+                ahead.append(pool.submit(_copy, files[started], wait=False))
+                started += 1
+            held, path = _copied(ahead, file)
+            started = number + 1 + len(ahead)
+            with held:
+                yield file.name, path
+    finally:
+        _release(ahead)
+        pool.shutdown(wait=False)
+
+
+def _may_start(after_current: Sequence[DataFile], count: int) -> bool:
+    size = sum(file.remote.size for file in after_current if file.remote)
+    return count < _FILES_AHEAD and (len(after_current) <= 1 or size <= _BYTES_AHEAD)
+
+
+def _copied(ahead: "deque[Future[_Copy]]", file: DataFile) -> _Copy:
+    if ahead:
+        with contextlib.suppress(NoRoomError):
+            return ahead.popleft().result()
+        # What was copied ahead may be what takes the room.
+        _release(ahead)
+    return _copy(file, wait=True)
+
+
+def _copy(file: DataFile, *, wait: bool) -> _Copy:
+    stack = contextlib.ExitStack()
+    return stack, stack.enter_context(file.here(wait=wait))
+
+
+def _release(ahead: "deque[Future[_Copy]]") -> None:
+    """Let go of copies, now or as soon as they are made."""
+    while ahead:
+        future = ahead.popleft()
+        if not future.cancel():
+            future.add_done_callback(_close)
+
+
+def _close(copied: "Future[_Copy]") -> None:
+    if copied.exception() is None:
+        copied.result()[0].close()
+
+
+def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
+    """List the files that `paths` name, in an order that depends on names alone.
+
+    Args:
+        paths: Each a file, a directory (searched with `patterns`; hidden files and linked directories
+            in it are left out), or a glob; of this machine, or of an object store (`s3://bucket/texts/*.jsonl`).
+            `package:NAME/PATH` is a file inside an installed Python package.
+        patterns: What to look for inside a directory, as in `Path.glob`.
+
+    Raises:
+        DataError: `paths` is empty, one does not exist, or a directory or glob holds no match.
+        StoreError: An object store can't be listed.
+    """
+    if not paths:
+        raise DataError("the corpus names no path; expected at least one file, directory or glob in `paths`")
+    found: dict[str, DataFile] = {}
+    for name in paths:
+        if is_remote(name):
+            found.update((each.url, DataFile(each.url, each)) for each in find_objects(name, patterns))
+            continue
+        if "://" in name:
+            raise DataError(
+                f"{redact_address(name)} can't be read: expected a path of this machine or {', '.join(REMOTE[:3])}..., with "
+                f"credentials in the environment"
+            )
+        path = package_file(name) if name.startswith(SCHEME) else expand_user(name)
+        if path.is_file():
+            matches = [path]
+        elif path.is_dir():
+            matches = _search(path, patterns)
+            if not matches:
+                raise DataError(
+                    f"no file in the directory {name} matches {' or '.join(patterns)}; name another directory"
+                )
+        else:
+            matches = sorted(p for match in glob.glob(str(path), recursive=True) if (p := Path(match)).is_file())
+            if not matches:
+                raise DataError(f"{name} does not exist; expected a file, a directory, or a glob that matches files")
+        found.update((str(match), DataFile(str(match), path=str(match.absolute()))) for match in matches)
+    return list(found.values())
+
+
+def _search(directory: Path, patterns: Sequence[str]) -> list[Path]:
+    matches: set[Path] = set()
+    ends = tuple(pattern.removeprefix("**/*") for pattern in patterns if pattern.startswith("**/*"))
+    if len(ends) == len(patterns) and not any(glob.has_magic(end) or "/" in end for end in ends):
+        # One walk for all: folders are large, and ends are many.
+        matches = {path for path in directory.glob("**/*") if path.name.endswith(ends)}
+        patterns = ()
+    for pattern in patterns:
+        try:
+            matches.update(directory.glob(pattern))
+        except (ValueError, NotImplementedError) as error:
+            raise DataError(
+                f"pattern {pattern!r} can't be used: {error}; expected one relative to {directory}"
+            ) from error
+    relative = sorted((match.relative_to(directory).parts, match) for match in matches)
+    return [match for parts, match in relative if not any(p.startswith(".") for p in parts) and match.is_file()]
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        DataError: The file can't be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path} has {path.stat().st_size:,} bytes, for which there is no memory; cut it into several files"
+        ) from error
+
+
+def unreadable(path: Path | str, error: Exception) -> DataError:
+    """What to raise when the system, or a format's own reader, refuses a file."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return DataError(f"{path} can't be read: {reason}; check that it exists, is complete, and that you may read it")
+
+
+def decode_utf8(data: bytes, where: str, *, start: int = 0) -> str:
+    """Decode UTF-8 strictly, dropping a byte order mark at the beginning of a file.
+
+    Args:
+        data: The bytes.
+        where: What an error calls them: the file, and the line where there is one.
+        start: Their offset in the file, in bytes.
+
+    Raises:
+        BadRecordError: They are not UTF-8; the message gives the first wrong byte's offset in the file.
+
+    >>> decode_utf8(b"caf\\xe9", "menu.txt")
+    Traceback (most recent call last):
+        ...
+    panax.data.files.files.BadRecordError: menu.txt: byte 3 is 0xe9, which is not UTF-8; expected UTF-8 text: \
+convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
+    """
+    skip = len(_UTF8_BOM) if start == 0 and data.startswith(_UTF8_BOM) else 0
+    try:
+        return data[skip:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        kind = format_of(data) if start == 0 else None
+        if kind is not None:
+            compressed = kind in _COMPRESSIONS
+            raise BadRecordError(
+                where,
+                f"it is {f'compressed ({kind})' if compressed else f'a file of the format {kind}'}, and UTF-8 text is expected: "
+                f"{'decompress it' if compressed else 'name it to what reads that format'}, or leave the file out",
+            ) from None
+        offset = start + skip + error.start
+        encoding = "LATIN1" if start else _BOMS.get(data[:2], "LATIN1")
+        raise BadRecordError(
+            where,
+            f"byte {offset} is 0x{data[skip + error.start]:02x}, which is not UTF-8; expected UTF-8 text: "
+            f"convert it (`iconv -f {encoding} -t UTF-8`), or leave the file out",
+        ) from None
+
+
+def fingerprint(*parts: object) -> str:
+    """A short hash of JSON values: 32 hexadecimal digits.
+
+    >>> fingerprint("a", 1) == fingerprint("a", 1) != fingerprint("a", 2)
+    True
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cache_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
+    """What a cache of files' content goes by: their marks, and when their records in the file system last changed.
+
+    A file that is replaced by one of the same size, with its time of change set back (`cp -p`, `rsync -t`), has another one.
+    """
+    for file in files:
+        found = file if isinstance(file, DataFile) else DataFile(str(file))
+        yield (*found.mark, *(() if found.remote is not None else (found.local.stat().st_ctime_ns,)))
+
+
+def file_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
+    """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its store's tag."""
+    for file in files:
+        yield (file if isinstance(file, DataFile) else DataFile(str(file))).mark

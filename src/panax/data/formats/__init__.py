@@ -1,0 +1,1 @@
+"""Readers of the file formats that corpora come in."""

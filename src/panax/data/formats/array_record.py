@@ -1,0 +1,110 @@
+"""A corpus of ArrayRecord files, the format of Grain and TensorFlow Datasets."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from panax.core.errors import DataError
+from panax.core.validation import Validated
+
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
+from ..files.files import (
+    BadRecordError,
+    DataFile,
+    cache_marks,
+    decode_utf8,
+    each_here,
+    find_files,
+    fingerprint,
+    unreadable,
+)
+from ..text.corpus import BadRecord, Document
+from .fields import Fields, not_installed
+from .json_records import parse_object
+from .riegeli_sizes import records_at_once
+
+_PATTERNS = ("**/*.array_record", "**/*.arrayrecord", "**/*.array_record-*")
+_RECORDS_AT_ONCE = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayRecord(Validated):
+    """ArrayRecord files whose records are texts or JSON objects. Needs array_record (`pip install 'panax-jax[arrayrecord]'`).
+
+    Attributes:
+        paths: Files, directories (searched for `.array_record`) or globs, also of object stores.
+        record: What a record is: "text", the document in UTF-8, or "json", an object with the fields below.
+        text: The field that holds the document.
+        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
+        answer: The field that holds what is learnt; needs `prompt`.
+        max_record_bytes: A record of more is a bad one; a chunk of records of more than four times as much is an error.
+    """
+
+    paths: tuple[str, ...]
+    record: Literal["text", "json"] = "text"
+    text: str = "text"
+    prompt: str | None = None
+    answer: str | None = None
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
+        self._fields.check()
+        if self.record == "text":
+            self._fields.check_unused('record="text", which has no fields')
+
+    def documents(self) -> Iterator[Document | BadRecord]:
+        files = self.files()
+        try:
+            from array_record.python.array_record_module import ArrayRecordReader  # pyright: ignore
+        except ImportError as error:
+            raise not_installed("array_record", "an ArrayRecord corpus", "arrayrecord") from error
+        for name, path in each_here(files):
+            count = records_at_once(path, name, self.max_record_bytes, _RECORDS_AT_ONCE)
+            for number, record in enumerate(_records(ArrayRecordReader, str(path), name, count)):
+                where = f"{name}, record {number}"
+                if len(record) > self.max_record_bytes:
+                    yield BadRecord(where, too_large(len(record), self.max_record_bytes))
+                else:
+                    yield self._document(record, where)
+
+    def _document(self, record: bytes, where: str) -> Document | BadRecord:
+        try:
+            text = decode_utf8(record, where)
+            if self.record == "text":
+                return Document(text, where=where)
+            return self._fields.document(parse_object(text, where), where)
+        except BadRecordError as error:
+            return BadRecord(error.where, error.reason)
+
+    def files(self) -> list[DataFile]:
+        """The files that are read."""
+        return find_files(self.paths, _PATTERNS)
+
+    def fingerprint(self) -> str:
+        return fingerprint("array_record", self.record, self.text, self.prompt, self.answer, *cache_marks(self.files()))
+
+    @property
+    def _fields(self) -> Fields:
+        return Fields(self.text, self.prompt, self.answer)
+
+
+def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[bytes]:
+    reader = reader_type(path)
+    try:
+        # A file that is none, or is cut short, is opened as one without records.
+        if not reader.ok():
+            raise DataError(
+                f"{name} is not an ArrayRecord file, or is cut short; expected what ArrayRecordWriter wrote"
+            )
+        count = reader.num_records()
+        for begin in range(0, count, at_once):
+            try:
+                block = reader.read(begin, min(begin + at_once, count))
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise unreadable(name, error) from error
+            yield from block
+    finally:
+        with contextlib.suppress(RuntimeError):  # what was wrong with the file, once more
+            reader.close()

@@ -1,0 +1,221 @@
+"""Columns of Arrow, out of files that nobody vouches for: checked before use, and turned into Python a little at a time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from panax.core.errors import DataError
+
+from ..files.bounds import too_large
+from ..text.corpus import BadRecord, Document
+from .fields import Fields
+from .parquet_pages import read_footer, rows_at_once
+
+ARROW_ERRORS = (OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
+"""What pyarrow raises, beside its own exceptions, for a file that is damaged."""
+
+_VALUES_BYTES = 2**24
+"""About so many bytes of values become Python's at once."""
+
+
+def check_values(array: Any) -> None:
+    """See that an array's offsets, indices and lengths stay inside of its buffers: Arrow itself does not look again.
+
+    Text that is not UTF-8 passes, since it is only its own row that can't be used.
+
+    Raises:
+        pyarrow.ArrowInvalid: They don't.
+    """
+    import pyarrow as arrow
+    from pyarrow import compute
+
+    array.validate()
+    kind, types = array.type, arrow.types
+    as_bytes = {arrow.string(): arrow.binary(), arrow.large_string(): arrow.large_binary()}.get(kind)
+    if as_bytes is not None:
+        array.view(as_bytes).validate(full=True)
+    elif types.is_dictionary(kind):
+        check_values(array.dictionary)
+        array.indices.validate(full=True)
+        count = len(array.dictionary)
+        limits = compute.min_max(array.indices)  # pyright: ignore[reportAttributeAccessIssue]
+        low, high = limits["min"].as_py(), limits["max"].as_py()
+        if low is not None and not (low >= 0 and high < count):
+            raise arrow.ArrowInvalid(f"an index of {low if low < 0 else high} into a dictionary of {count}")
+    else:
+        array.validate(full=True)
+
+
+def documents_of(batch: Any, fields: Fields, name: str, first_row: int, most: int) -> Iterator[Document | BadRecord]:
+    """The documents of a record batch, whose first row is number `first_row` of the file `name`.
+
+    Raises:
+        pyarrow.ArrowInvalid: The batch is damaged.
+    """
+    columns = {field: _column(batch, field) for field in fields.names}
+    for begin, count in _blocks(list(columns.values()), batch.num_rows):
+        values = {field: _values(column.slice(begin, count), most) for field, column in columns.items()}
+        for i in range(count):
+            where = f"{name}, row {first_row + begin + i}"
+            # Under whole names: a path has been followed here already.
+            record = {field: found[i] for field, found in values.items()}
+            wrong = next((value for value in record.values() if isinstance(value, BadRecord)), None)
+            yield fields.document(record, where) if wrong is None else BadRecord(where, wrong.reason)
+
+
+def _column(batch: Any, field: str) -> Any:
+    """A column, or by a path (`message.content`) a field of a struct, checked."""
+    from pyarrow import compute
+
+    if field in batch.schema.names:
+        column = batch.column(field)
+        check_values(column)
+        return column
+    first, *path = field.split(".")
+    column = batch.column(first)
+    column.validate()
+    for part in path:
+        column = compute.struct_field(column, [_place_in(column.type, part, field)])  # pyright: ignore[reportAttributeAccessIssue]
+    check_values(column)
+    return column
+
+
+def _place_in(kind: Any, part: str, field: str) -> int:
+    """Which field of a struct's type is called `part`.
+
+    Raises:
+        DataError: None is, or it is no struct.
+    """
+    from pyarrow import types
+
+    is_struct = types.is_struct(kind)
+    place = kind.get_field_index(part) if is_struct else -1
+    if place < 0:
+        has = ", ".join(repr(kind.field(at).name) for at in range(kind.num_fields)) if is_struct else f"the type {kind}"
+        raise DataError(
+            f"no field {field!r}; where {part!r} is looked for, it has {has}: name another with text=, or prompt= and answer="
+        )
+    return place
+
+
+def _blocks(columns: Sequence[Any], num_rows: int) -> Iterator[tuple[int, int]]:
+    """Where to cut rows so that each part is small in memory, unless one row is large."""
+    import pyarrow as arrow
+    from pyarrow import compute
+
+    sizes = np.zeros(num_rows, np.int64) if num_rows < 2**24 else None
+    for column in columns:
+        if sizes is not None and arrow.types.is_dictionary(column.type):
+            lengths = _lengths(column.dictionary)
+            if lengths is not None and len(lengths):
+                sizes += lengths[
+                    compute.fill_null(column.indices.cast(arrow.int64()), 0).to_numpy(zero_copy_only=False)
+                ]
+        elif sizes is not None and (lengths := _lengths(column)) is not None:
+            sizes += lengths
+    begin = 0
+    while begin < num_rows:
+        count = min(1024, num_rows - begin)
+        if sizes is not None:
+            within = np.cumsum(sizes[begin : begin + count])
+            count = max(1, int(np.searchsorted(within, _VALUES_BYTES, side="right")))
+        yield begin, min(count, num_rows - begin)
+        begin += count
+
+
+def _lengths(column: Any) -> np.ndarray | None:
+    """The bytes of each value of text; None of a column of another kind."""
+    import pyarrow as arrow
+    from pyarrow import compute
+
+    types, kind = arrow.types, column.type
+    if not (
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    ):
+        return None
+    lengths = compute.binary_length(column)  # pyright: ignore[reportAttributeAccessIssue]
+    return compute.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _values(column: Any, most: int) -> list[Any]:
+    """Python's values of a few rows; a `BadRecord` where one is too large or not UTF-8."""
+    import pyarrow as arrow
+
+    kind, types = column.type, arrow.types
+    stored = kind.storage_type if isinstance(kind, arrow.BaseExtensionType) else kind
+    if types.is_nested(stored) and not types.is_run_end_encoded(stored):
+        # No text: what it is must be known, not what it holds.
+        empty: Any = {} if types.is_struct(stored) else []
+        return [None if null else empty for null in column.is_null().to_pylist()]
+    lengths = _lengths(column)
+    small = types.is_primitive(kind) if lengths is None else not len(lengths) or int(lengths.max()) <= most
+    if small:
+        try:
+            return column.to_pylist()
+        except UnicodeDecodeError:
+            pass  # So one by one.
+    found = []
+    for i in range(len(column)):
+        size = 0 if lengths is None else int(lengths[i])
+        found.append(BadRecord("", too_large(size, most)) if size > most else _value(column[i], most))
+    return found
+
+
+def _value(scalar: Any, most: int) -> Any:
+    try:
+        value = scalar.as_py()
+    except UnicodeDecodeError as error:
+        return BadRecord("", f"{error.reason} at byte {error.start}; expected UTF-8 text: repair it")
+    if isinstance(value, str | bytes) and len(value) > most:
+        return BadRecord("", too_large(len(value), most))
+    return value
+
+
+def parquet_batches(
+    path: Path,
+    name: str,
+    columns: Sequence[str],
+    *,
+    most: int,
+    rows: int,
+    check: Callable[[Sequence[str], str], None],
+    lists: bool = False,
+) -> Iterator[Any]:
+    """The record batches of a Parquet file, one row group at a time, with only these columns; their values are not yet checked.
+
+    Args:
+        most: The setting `max_record_bytes`.
+        rows: How many rows a batch has at most.
+        check: Called with the names of the file's columns and the file's name; raises where one is missing.
+        lists: Whether a column may hold lists of plain values.
+
+    Raises:
+        DataError: A column is missing or of lists, or a page becomes too large.
+        pyarrow.ArrowException, OSError: The file can't be read.
+    """
+    from pyarrow import parquet, types
+
+    # Without `pre_buffer` one row group at a time is read, and not the whole file.
+    with parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
+        schema = file.schema_arrow
+        check(schema.names, name)
+        for column in columns:
+            kind = schema.field(column.partition(".")[0] if column not in schema.names else column).type
+            if column not in schema.names:
+                for part in column.split(".")[1:]:
+                    kind = kind.field(_place_in(kind, part, column)).type
+            of_lists = types.is_list(kind) or types.is_large_list(kind)
+            if lists and of_lists and not types.is_nested(kind.value_type):
+                continue
+            if types.is_nested(kind) and not types.is_struct(kind):
+                raise DataError(
+                    f"{name}: column {column!r} is of type {kind}; expected one value a row: name another column"
+                )
+        footer = read_footer(path, name)
+        if len(footer) != file.num_row_groups:
+            raise DataError(f"{name} can't be read: its footer lists {len(footer)} of {file.num_row_groups} row groups")
+        for group in range(file.num_row_groups):
+            count = rows_at_once(path, name, footer, group, columns, most, rows)
+            yield from file.iter_batches(count, row_groups=[group], columns=list(columns))

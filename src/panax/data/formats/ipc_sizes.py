@@ -1,0 +1,137 @@
+"""What the compressed buffers of an Arrow IPC file or stream say that they become, read from its metadata alone.
+
+Arrow takes as much memory as the eight bytes before a compressed buffer say, before it decompresses. Only the few fields that
+lead there are read here: messages, their record batches, and the places of their buffers.
+
+Source: Arrow's columnar format (Message.fbs, File.fbs) and FlatBuffers' layout of tables and vectors.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from panax.core.errors import DataError
+
+from ...system.binary_reader import BinaryError, check_count, number_at
+from ..files.bounds import too_large
+from ..files.files import unreadable
+
+_MAGIC = b"ARROW1"
+_CONTINUATION = 0xFFFFFFFF
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+_BLOCK_BYTES = 24
+_BUFFER_BYTES = 16
+
+
+def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
+    """Refuse a file in which a record batch or a dictionary becomes larger than `most` bytes when it is decompressed.
+
+    Raises:
+        DataError: It does, or the file's metadata is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                for number, (metadata, body) in enumerate(_messages(data)):
+                    size = _size_when_read(data, metadata, body)
+                    if size > most:
+                        raise DataError(f"{name}, message {number}: {too_large(size, most, setting)}")
+    except BinaryError as error:
+        raise DataError(
+            f"{name} can't be read: its metadata is damaged ({error}); check that it is complete, or write it again"
+        ) from None
+    except OSError as error:
+        raise unreadable(name, error) from error
+
+
+def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
+    """Each message, and where its body begins."""
+    if data[: len(_MAGIC)] == _MAGIC:
+        footer_bytes = number_at(data, len(data) - len(_MAGIC) - 4, "<i")
+        footer = _Table.root(data, len(data) - len(_MAGIC) - 4 - footer_bytes)
+        for field in (2, 3):
+            for at in footer.vector(field, _BLOCK_BYTES):
+                offset, metadata_bytes = number_at(data, at, "<q"), number_at(data, at + 8, "<i")
+                metadata, _ = _message(data, offset)
+                if metadata is None:
+                    raise BinaryError(f"no message at {offset}")
+                yield metadata, offset + metadata_bytes
+        return
+    at = 0
+    while at + 8 <= len(data):
+        metadata, size = _message(data, at)
+        if metadata is None:
+            return
+        yield metadata, at + size
+        following = at + size + metadata.number(3, "<q")
+        if following <= at:
+            raise BinaryError("a message that ends before it begins")
+        at = following
+
+
+def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
+    """The message at a place, and the size of its metadata with what stands before; no message at the end of a stream."""
+    first = number_at(data, at, "<I")
+    prefix = 4
+    if first == _CONTINUATION:
+        first = number_at(data, at + 4, "<I")
+        prefix = 8
+    if not first:
+        return None, prefix
+    return _Table.root(data, at + prefix), prefix + first
+
+
+def _size_when_read(data: mmap.mmap, message: "_Table", body: int) -> int:
+    """The bytes that the compressed buffers of a message become."""
+    kind, batch = message.number(1, "<B"), message.table(2)
+    if kind == _DICTIONARY_BATCH and batch is not None:
+        batch = batch.table(1)
+    if kind not in (_RECORD_BATCH, _DICTIONARY_BATCH) or batch is None or batch.table(3) is None:
+        return 0
+    total = 0
+    for at in batch.vector(2, _BUFFER_BYTES):
+        offset, length = number_at(data, at, "<q"), number_at(data, at + 8, "<q")
+        if length >= 8 and offset >= 0:
+            total += max(number_at(data, body + offset, "<q"), 0)
+    return total
+
+
+class _Table:
+    """A FlatBuffers table in a file."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self._data, self._at = data, at
+        self._fields = at - number_at(data, at, "<i")
+        self._fields_bytes = number_at(data, self._fields, "<H")
+
+    @classmethod
+    def root(cls, data: mmap.mmap, at: int) -> "_Table":
+        return cls(data, at + number_at(data, at, "<I"))
+
+    def _place(self, field: int) -> int | None:
+        entry = 4 + 2 * field
+        if entry + 2 > self._fields_bytes:
+            return None
+        offset = number_at(self._data, self._fields + entry, "<H")
+        return self._at + offset if offset else None
+
+    def number(self, field: int, kind: str) -> int:
+        at = self._place(field)
+        return 0 if at is None else number_at(self._data, at, kind)
+
+    def table(self, field: int) -> "_Table | None":
+        at = self._place(field)
+        return None if at is None else _Table.root(self._data, at)
+
+    def vector(self, field: int, item_bytes: int) -> range:
+        """Where each item of a vector of structs lies."""
+        at = self._place(field)
+        if at is None:
+            return range(0)
+        at += number_at(self._data, at, "<I")
+        count = number_at(self._data, at, "<I")
+        check_count(self._data, at + 4, count, item_bytes)
+        return range(at + 4, at + 4 + count * item_bytes, item_bytes)

@@ -1,0 +1,252 @@
+"""The records of JSON files, one at a time: a JSON object on each line, or one array of objects."""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from panax.core.errors import DataError
+
+from ..files.bounds import too_large
+from ..files.decompression import ENDINGS, is_compressed, open_file
+from ..files.files import BadRecordError, decode_utf8, unreadable
+from ..text.corpus import BadRecord
+
+_SKIP_BYTES = 2**20
+_CHUNK = 2**16
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NEAR_THE_END = 16
+"""An error so near to the end of what was read may be because more follows: of a number, a name or an escape."""
+
+_BEGIN = re.compile(rb"(\xef\xbb\xbf)?[ \t\r\n]*")
+
+
+class DuplicateKeysObject(dict):
+    """A JSON object that has some names twice.
+
+    Attributes:
+        twice: These.
+    """
+
+    twice: frozenset[str] = frozenset()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    record = DuplicateKeysObject(found)
+    record.twice = frozenset(name for name, _ in pairs if name in seen or seen.add(name))
+    return record
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def first_character(begin: bytes) -> bytes:
+    """The first byte of a file's beginning that is no white space nor a byte order mark; empty where there is none."""
+    match = _BEGIN.match(begin)
+    assert match is not None
+    return begin[match.end() : match.end() + 1]
+
+
+def looks_like_records(begin: bytes) -> bool:
+    """Whether a file that begins so holds JSON records: a whole object on its first line, or an array of objects.
+
+    >>> [looks_like_records(each) for each in (b'{"text": "a"}\\n', b'[\\n {"text"', b'{\\n "a": 1\\n}', b"[link](url)")]
+    [True, True, False, False]
+    """
+    match = _BEGIN.match(begin)
+    assert match is not None
+    text = begin[match.end() :]
+    if text.startswith(b"["):
+        return re.match(rb'\[\s*(\{\s*["}]|\]\s*$)', text) is not None
+    if not text.startswith(b"{"):
+        return False
+    line, newline, _ = text.partition(b"\n")
+    if not newline and len(begin) >= _CHUNK // 8:
+        # A line that goes on: a file that is written for people has a break near its beginning.
+        return re.match(rb'\{\s*"', line) is not None
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_records(
+    path: Path, name: str, most: int, check: Callable[[Sequence[str], str], None] = lambda names, where: None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each record and the record, an object with named fields, or a `BadRecord` in place of one.
+
+    Args:
+        most: The setting `max_record_bytes`.
+        check: Called with the names in the first object of an array, whose elements are alike, and its place; raises where one is
+            missing.
+
+    Raises:
+        DataError: The file can't be read; or an array is broken, behind which no record can be found.
+    """
+    with open_file(path, name) as file:
+        begin = file.peek(_CHUNK)
+        if name.endswith(ENDINGS) and not looks_like_records(begin) and not is_compressed(path):
+            raise unreadable(name, OSError("its name says that it is compressed, and it is not"))
+        if first_character(begin) == b"[":
+            yield from _of_array(file, name, most, check)
+            return
+        for where, line in read_lines(file, name, most):
+            if isinstance(line, BadRecord):
+                yield where, line
+                continue
+            try:
+                yield where, parse_object(line, where)
+            except BadRecordError as error:
+                yield where, BadRecord(error.where, error.reason)
+
+
+def read_lines(file: Any, name: str, most: int) -> Iterator[tuple[str, str | BadRecord]]:
+    """Yield the place of each line that is not blank, and the line, or what is wrong with its size or its encoding."""
+    offset = number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        where, start = f"{name}, line {number}", offset
+        offset += len(line)
+        if len(line) > most and not line.endswith(b"\n"):
+            offset += _skip_line(file)
+            yield where, BadRecord(where, too_large(offset - start, most))
+            continue
+        try:
+            text = decode_utf8(line, where, start=start)
+        except BadRecordError as error:
+            yield where, BadRecord(error.where, error.reason)
+            continue
+        if text.strip():
+            yield where, text.rstrip("\r\n")  # so that an error's column is on this line
+
+
+def _skip_line(lines: Any) -> int:
+    """Read to the end of the line; how many bytes those were."""
+    skipped = 0
+    while part := lines.readline(_SKIP_BYTES):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        BadRecordError: It is none.
+    """
+    try:
+        record = _DECODER.decode(line)
+    except (ValueError, RecursionError) as error:
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BadRecordError(
+            where, f"broken JSON ({what}); expected one whole JSON object on the line: repair it"
+        ) from None
+    return _checked(record, where, " on each line")
+
+
+def _checked(record: Any, where: str, place: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise BadRecordError(where, f"a JSON {kind}; expected an object with named fields{place}")
+    return record
+
+
+class _Text:
+    """What is read of a file and not yet taken, as text."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name = file, name
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.text, self.at, self.has_ended = "", 0, False
+
+    def read(self, count: int = _CHUNK) -> bool:
+        """Read more; whether there was any."""
+        if self.has_ended:
+            return False
+        data = self._file.read(count)
+        self.has_ended = not data
+        try:
+            self.text, self.at = self.text[self.at :] + self._decoder.decode(data, final=self.has_ended), 0
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self._name}: byte 0x{error.object[error.start]:02x} is not UTF-8 ({error.reason}); expected UTF-8: convert it"
+            ) from None
+        return not self.has_ended
+
+    def next_character(self) -> str:
+        """The next one that is no white space, which stays; empty at the end."""
+        while True:
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None
+            self.at = match.end()
+            if self.at < len(self.text) or not self.read():
+                return self.text[self.at : self.at + 1]
+
+
+def _of_array(
+    file: Any, name: str, most: int, check: Callable[[Sequence[str], str], None]
+) -> Iterator[tuple[str, Any]]:
+    """The elements of the one array that a file holds. Of an element only `most` characters are held."""
+    text = _Text(file, name)
+    text.next_character()
+    text.at += 1
+    number = 0
+    while text.next_character() != "]" or number:
+        number += 1
+        where = f"{name}, record {number}"
+        record = _element(text, where, most)
+        if number == 1 and isinstance(record, dict):
+            check(list(record), where)
+        try:
+            yield where, _checked(record, where, "")
+        except BadRecordError as error:
+            yield where, BadRecord(error.where, error.reason)
+        following = text.next_character()
+        text.at += 1
+        if following == "]":
+            break
+        if following != ",":
+            found = repr(following) if following else "the end of the file"
+            raise DataError(f"{where}: it is followed by {found}; expected ',' or ']' in a JSON array: repair it")
+    else:
+        text.at += 1
+    if text.next_character():
+        raise DataError(
+            f"{name}: the JSON array is followed by {text.next_character()!r}; expected one array in the file"
+        )
+
+
+def _element(text: _Text, where: str, most: int) -> Any:
+    while True:
+        try:
+            text.next_character()
+            value, end = _DECODER.raw_decode(text.text, text.at)
+            # A number may go on in what is not yet read.
+            if end < len(text.text) or text.has_ended:
+                text.at = end
+                return value
+        except (ValueError, RecursionError) as error:
+            cut = isinstance(error, json.JSONDecodeError) and (
+                error.msg.startswith("Unterminated string") or error.pos >= len(text.text) - _NEAR_THE_END
+            )
+            if not cut or text.has_ended:
+                what = (
+                    f"{error.msg} at character {error.pos - text.at}"
+                    if isinstance(error, json.JSONDecodeError)
+                    else error
+                )
+                raise DataError(
+                    f"{where}: broken JSON ({what}); expected an array of whole objects: repair it"
+                ) from None
+        held = len(text.text) - text.at
+        if held > most:
+            raise DataError(f"{where}: {too_large(held, most, least=True, unit='characters')}")
+        text.read(max(_CHUNK, held))

@@ -1,0 +1,201 @@
+"""What the pages of a Parquet file become when they are decompressed, read from the pages' own headers.
+
+Arrow takes as much memory as a page's header says, before it decompresses; what the file's footer says of it is not compared.
+A page of a dictionary, or of strings that share their beginnings, can stand for many times its own size.
+
+Source: parquet-format (parquet.thrift: PageHeader) and Thrift's compact protocol.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from panax.core.errors import DataError
+
+from ...system.binary_reader import BinaryError, BinaryReader, CutShort, check_count, number_at
+from ..files.bounds import too_large
+
+PAGES_PER_RECORD = 4
+"""A page may be so many times as large as a record: some writers make pages of 100 MB."""
+
+_MOST_DEPTH = 16
+"""Structs and lists within each other: the format itself has six."""
+
+_HEADER_BYTES = (2**9, 2**14, 2**22)
+"""How much is read for a page's header: nearly all are small, those with statistics of long values are not."""
+
+_OF_ANY_SIZE = (6, 7)
+"""BYTE_ARRAY and FIXED_LEN_BYTE_ARRAY."""
+
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+_DELTA_BYTE_ARRAY = 7
+
+
+class _Page(NamedTuple):
+    """What a page's header says."""
+
+    kind: int
+    num_values: int
+    num_bytes: int
+    encoding: int
+
+
+class _Chunk(NamedTuple):
+    """A column of a row group: its physical type, its name, and where its pages lie."""
+
+    type: int
+    path: str
+    begin: int
+    end: int
+
+
+def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
+    """The columns of each row group, as the footer gives them; pyarrow, asked for them, ends the process where they are damaged.
+
+    Raises:
+        DataError: The footer is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            length = number_at(file.read(4), 0, "<I")
+            file.seek(max(0, size - 8 - length))
+            fields = _struct(BinaryReader(file.read(min(length, size))), 0)
+        return [[_chunk(column[3]) for column in group[1]] for group in fields.get(4, [])]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
+        raise DataError(f"{name} can't be read: its footer is damaged ({error!r}); get the file again") from None
+
+
+def _chunk(meta: dict[int, Any]) -> _Chunk:
+    begin = min(start for start in (meta.get(11), meta[9]) if start)
+    return _Chunk(meta[1], b".".join(meta[3]).decode(), begin, begin + meta[7])
+
+
+def rows_at_once(
+    path: Path, name: str, footer: list[list[_Chunk]], group: int, columns: Sequence[str], most: int, wanted: int
+) -> int:
+    """How many rows of a row group may be read together, `wanted` at most, so that they take little memory.
+
+    Args:
+        footer: What `read_footer` gave.
+        columns: The names of those that are read; of a struct, all that is in it.
+        most: The setting `max_record_bytes`.
+
+    Raises:
+        DataError: A page becomes larger than four records may be, or a page's header is damaged.
+    """
+    rows, limit = wanted, PAGES_PER_RECORD * most
+    with path.open("rb") as file:
+        for column in footer[group]:
+            if not any(column.path == one or column.path.startswith(f"{one}.") for one in columns):
+                continue
+            where = f"{name}, row group {group}, column {column.path!r}"
+            pages = []
+            for page in _pages(file, column, where):
+                if page.num_bytes > limit:
+                    hint = f"{too_large(page.num_bytes, limit, f'{PAGES_PER_RECORD} * max_record_bytes')}"
+                    raise DataError(f"{where}: a page has {hint}")
+                pages.append(page)
+            if column.type in _OF_ANY_SIZE:
+                rows = min(rows, _rows_of(pages, limit))
+    return max(rows, 1)
+
+
+def _rows_of(pages: Sequence[_Page], limit: int) -> int:
+    """So many values in a row take at most about three times the limit, however they are distributed over the pages."""
+    rows = limit
+    for page in pages:
+        if page.kind == _DICTIONARY or page.encoding == _DELTA_BYTE_ARRAY:
+            rows = min(rows, limit // max(page.num_bytes, 1))
+    data = [page for page in pages if page.kind in (_DATA, _DATA_V2)]
+    if sum(page.num_bytes for page in data) > limit:
+        # Large pages with few values: as many rows as one has, so that few pages are met.
+        rows = min([rows, *(page.num_values for page in data[:-1] if page.num_bytes > limit // 1024)])
+    return rows
+
+
+def _pages(file: Any, column: _Chunk, where: str) -> Iterator[_Page]:
+    at = column.begin
+    while at < column.end:
+        page, size = _page(file, at, where)
+        yield page
+        at += size
+
+
+def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
+    """The page at a place, and how far the next one is."""
+    data = b""
+    for length in _HEADER_BYTES:
+        try:
+            file.seek(at)
+            data = file.read(length)
+            reader = BinaryReader(data)
+            fields = _struct(reader, 0)
+            kind, num_bytes, stored_bytes = fields[1], fields[2], fields[3]
+            if not (num_bytes >= 0 and stored_bytes >= 0):
+                raise ValueError(f"sizes of {num_bytes} and {stored_bytes} bytes")
+            inside = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
+            encoding = inside.get(4 if kind == _DATA_V2 else 2, 0)
+            return _Page(kind, inside.get(1, 0), num_bytes, encoding), reader.at + stored_bytes
+        except CutShort:
+            if len(data) < length or length == _HEADER_BYTES[-1]:
+                break
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise _damaged(where, at, error) from None
+    raise _damaged(where, at, "it is cut short")
+
+
+def _damaged(where: str, at: int, error: object) -> DataError:
+    return DataError(
+        f"{where} can't be read: the page at byte {at} is damaged ({error}); get the file again, or write it again"
+    )
+
+
+def _struct(reader: BinaryReader, depth: int) -> dict[int, Any]:
+    """The fields of a struct, by number."""
+    _check_depth(depth)
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := reader.byte():
+        number = number + (head >> 4) if head >> 4 else reader.zigzag()
+        fields[number] = _value(reader, head & 15, depth)
+    return fields
+
+
+def _value(reader: BinaryReader, kind: int, depth: int) -> Any:
+    match kind:
+        case 1 | 2:
+            return kind == 1
+        case 3:
+            return reader.byte()
+        case 4 | 5 | 6:
+            return reader.zigzag()
+        case 7:
+            return reader.take(8)
+        case 8:
+            return reader.take(reader.varint())
+        case 9 | 10:
+            return _list(reader, depth + 1)
+        case 12:
+            return _struct(reader, depth + 1)
+    # Parquet has no maps.
+    raise BinaryError(f"a field of kind {kind}")
+
+
+def _list(reader: BinaryReader, depth: int) -> list[Any]:
+    _check_depth(depth)
+    head = reader.byte()
+    kind, count = head & 15, head >> 4
+    if count == 15:
+        count = reader.varint()
+    if count > _HEADER_BYTES[-1] and count > len(reader.data) - reader.at:
+        raise BinaryError(f"a list of {count:,} values in {len(reader.data) - reader.at:,} bytes")
+    # A double takes eight bytes, all else one or more.
+    check_count(reader.data, reader.at, count, 8 if kind == 7 else 1)
+    return [reader.byte() == 1 if kind in (1, 2) else _value(reader, kind, depth + 1) for _ in range(count)]
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MOST_DEPTH:
+        raise BinaryError(f"more than {_MOST_DEPTH} structs and lists in each other")

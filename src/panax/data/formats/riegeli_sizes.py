@@ -1,0 +1,94 @@
+"""What the chunks of an ArrayRecord file become when they are decompressed, read from the chunks' own headers.
+
+ArrayRecord lies on Riegeli's record files: chunks one after another, which a header of 24 bytes interrupts at each 64 KiB. A
+chunk begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number of records, and its decoded size.
+
+Source: Riegeli/records file format.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from panax.core.errors import DataError
+
+from ...system.binary_reader import number_at
+from ..files.bounds import too_large
+from ..files.files import unreadable
+
+CHUNKS_PER_RECORD = 4
+"""A chunk may be so many times as large as a record: it holds several."""
+
+_BLOCK, _BLOCK_HEADER = 2**16, 24
+_SIGNATURE = ord("s")
+_CHUNK_HEADER = 40
+
+
+def records_at_once(path: Path, name: str, most: int, wanted: int) -> int:
+    """How many records may be read together, `wanted` at most, so that they take little memory.
+
+    Args:
+        most: The setting `max_record_bytes`.
+
+    Raises:
+        DataError: A chunk becomes larger than four records may be.
+    """
+    largest, limit = 1, CHUNKS_PER_RECORD * most
+    try:
+        with path.open("rb") as file:
+            for place, size in _chunks(file, os.fstat(file.fileno()).st_size):
+                if size > limit:
+                    says = too_large(size, limit, f"{CHUNKS_PER_RECORD} * max_record_bytes")
+                    raise DataError(f"{name}, the chunk at byte {place}: {says}")
+                largest = max(largest, size)
+    except OSError as error:
+        raise unreadable(name, error) from error
+    return max(1, min(wanted, limit // largest))
+
+
+def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
+    """Where each chunk begins, and its size when decoded."""
+    at = 0
+    while at < end:
+        header = _read(file, at, _CHUNK_HEADER)
+        if len(header) < _CHUNK_HEADER:
+            return  # cut short, which the library says
+        size, kind, decoded = (number_at(header, place, "<Q") for place in (8, 24, 32))
+        if at == 0 and (kind, size) != (_SIGNATURE, 0):
+            return  # another format, which the library says
+        num_records = kind >> 8
+        yield at, decoded
+        after = _advanced(at, _CHUNK_HEADER + size)
+        # Each record has a place of its own in the file.
+        after = max(after, at + num_records)
+        # No chunk begins in a block's header, nor right behind it.
+        at = after if not 0 < after % _BLOCK <= _BLOCK_HEADER else after - after % _BLOCK + _BLOCK_HEADER + 1
+
+
+def _read(file: Any, at: int, count: int) -> bytes:
+    """Bytes from a place on, without the blocks' headers among them."""
+    found = b""
+    while len(found) < count:
+        within = at % _BLOCK
+        if within < _BLOCK_HEADER:
+            at += _BLOCK_HEADER - within
+            within = _BLOCK_HEADER
+        file.seek(at)
+        part = file.read(min(count - len(found), _BLOCK - within))
+        if not part:
+            break
+        found += part
+        at += len(part)
+    return found
+
+
+def _advanced(at: int, count: int) -> int:
+    """Where one is after so many bytes that are not of blocks' headers."""
+    within = at % _BLOCK
+    # From the beginning of the block's content.
+    before = max(within - _BLOCK_HEADER, 0)
+    blocks, rest = divmod(before + count, _BLOCK - _BLOCK_HEADER)
+    if not rest:
+        return at - within + blocks * _BLOCK
+    return at - within + blocks * _BLOCK + _BLOCK_HEADER + rest

@@ -1,0 +1,1 @@
+"""Images: sources, decoding and augmentation."""

@@ -1,0 +1,140 @@
+"""How images are changed at random while they are drawn: crop, flip, RandAugment, and mixing with another one.
+
+All is drawn from (seed, epoch, number of the example), and mixing from (seed, place in the order): a resumed run, and any number
+of processes, see the same.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from panax.core.errors import RecipeError
+from panax.core.validation import Validated
+
+from .mixup import Mixing
+from .rand_augment import RandAugment
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Generators = Callable[[int], np.random.Generator]
+"""From a row of what is read to what its changes are drawn with."""
+
+_TRIES = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomCrop(Validated):
+    """A part of the image, scaled to the model's size.
+
+    Source: Going deeper with convolutions (arXiv:1409.4842), section 6.
+
+    Attributes:
+        area: The least and the largest part of the image's area.
+        aspect: The least and the largest ratio of the part's width to its height, drawn evenly in its logarithm.
+    """
+
+    area: tuple[float, float] = (0.08, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise RecipeError(f"crop.area={self.area}; expected the least and the largest part, in (0, 1]")
+        if not 0 < self.aspect[0] <= self.aspect[1]:
+            raise RecipeError(f"crop.aspect={self.aspect}; expected the least and the largest ratio, above 0")
+
+    def box(self, width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
+        """Left, upper, right and lower edge of a part of an image of this size."""
+        for _ in range(_TRIES):
+            area = width * height * generator.uniform(*self.area)
+            aspect = math.exp(generator.uniform(math.log(self.aspect[0]), math.log(self.aspect[1])))
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                left, upper = int(generator.integers(width - w + 1)), int(generator.integers(height - h + 1))
+                return left, upper, left + w, upper + h
+        # Of a very long image, no such part has the area: the largest one in the middle that has the ratio.
+        w = min(width, round(height * self.aspect[1]))
+        h = min(height, round(width / self.aspect[0]))
+        left, upper = (width - w) // 2, (height - h) // 2
+        return left, upper, left + w, upper + h
+
+    def cut(self, image: "Image", size: tuple[int, int], generator: np.random.Generator) -> "Image":
+        from PIL import Image
+
+        return image.resize(size, Image.Resampling.BILINEAR, self.box(*image.size, generator))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaddedCrop(Validated):
+    """The image shifted by up to `padding` pixels along each side; what comes in from outside is black."""
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if self.padding < 1:
+            raise RecipeError(f"crop.padding={self.padding}; expected 1 or more; leave the crop out for none")
+
+    def cut(self, image: "Image", generator: np.random.Generator) -> "Image":
+        left, upper = (int(n) - self.padding for n in generator.integers(2 * self.padding + 1, size=2))
+        return image.crop((left, upper, left + image.width, upper + image.height))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Augmentation(Validated):
+    """What is done to each training image, in this order. Needs Pillow; the leaf `image` holds bytes.
+
+    Attributes:
+        crop: A random part, scaled (`RandomCrop`), or a random shift (`PaddedCrop`); None leaves the image as it is decoded.
+        flip: How often left and right are exchanged.
+        rand_augment: Operations drawn from a list; None for none.
+        mixing: Each image is mixed with another one of its batch, and so are their labels; None for none.
+    """
+
+    crop: RandomCrop | PaddedCrop | None = RandomCrop()
+    flip: float = 0.5
+    rand_augment: RandAugment | None = None
+    mixing: Mixing | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flip <= 1:
+            raise RecipeError(f"augmentation.flip={self.flip}; expected a share of the images, in [0, 1]")
+        if self.crop is None and not self.flip and self.rand_augment is None and self.mixing is None:
+            raise RecipeError("the augmentation changes nothing; set one of its fields, or leave it out")
+
+    @property
+    def changes_each(self) -> bool:
+        """Whether images are changed one by one, besides being mixed."""
+        return self.crop is not None or self.flip > 0 or self.rand_augment is not None
+
+    @property
+    def pixels_kept(self) -> float:
+        """Which part of an image's side is scaled to the model's size, at the least."""
+        return math.sqrt(self.crop.area[0]) if isinstance(self.crop, RandomCrop) else 1.0
+
+    def changed(
+        self,
+        image: "Image",
+        size: tuple[int, int],
+        fitted: Callable[["Image"], "Image"],
+        generator: np.random.Generator,
+    ) -> "Image":
+        """One image as the model gets it.
+
+        Args:
+            image: As it was decoded, of any size.
+            size: The width and height that are wanted.
+            fitted: Brings it to that size where it is not cropped.
+        """
+        from PIL import ImageOps
+
+        if isinstance(self.crop, RandomCrop):
+            image = self.crop.cut(image, size, generator)
+        else:
+            image = fitted(image)
+            image = image if self.crop is None else self.crop.cut(image, generator)
+        if generator.random() < self.flip:
+            image = ImageOps.mirror(image)
+        return image if self.rand_augment is None else self.rand_augment.apply(image, generator)

@@ -1,0 +1,354 @@
+"""Encoded images as examples: read by number, decoded by Pillow in threads, all of one size."""
+
+import dataclasses
+import functools
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes
+from panax.core.validation import Validated
+
+from ..files.bounds import too_large
+from ..files.files import BadRecordError, fingerprint
+from ..formats.fields import not_installed
+from ..loading.examples import Skipped, hash_names, hash_of_numbers
+from ..tables.categories import number_of
+from ..text.corpus import BadRecord
+from .augmentation import Augmentation, Generators
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa")
+_MODES = {1: "L", 3: "RGB"}
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What is decoded, as Pillow calls it. Of its other decoders some start programs (EPS starts Ghostscript)."""
+
+_PIXELS, _MOST_PIXELS = 89_478_485, 178_956_970
+"""From where on Pillow warns, and what it refuses."""
+
+_MOST_CLASSES = 10**6
+"""Labels that go further are no classes that could be listed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding(Validated):
+    """How an image becomes an array. Needs Pillow (`pip install 'panax-jax[vision]'`).
+
+    Attributes:
+        size: Height and width of the array, in pixels.
+        fit: "crop": scaled to cover the square, and what stands over cut off on both sides; "pad": scaled to fit into it,
+            with black around; "stretch": both sides scaled on their own.
+        channels: 3 for red, green and blue; 1 for grey.
+        max_pixels: An image of more pixels is a bad record, before it is decoded; at most what Pillow decodes, 178,956,970.
+        classes: What the labels stand for, in the order of their numbers: those of the data that a model was trained on. A label
+            that is not among them is an error. (): the labels that are met.
+    """
+
+    size: int = 224
+    fit: Literal["crop", "pad", "stretch"] = "crop"
+    channels: Literal[1, 3] = 3
+    max_pixels: int = _PIXELS
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise RecipeError(f"size={self.size}; expected at least 1 pixel")
+        if self.fit not in ("crop", "pad", "stretch") or self.channels not in _MODES:
+            raise RecipeError(
+                f"fit={self.fit!r}, channels={self.channels}; expected crop, pad or stretch, and 1 or 3 channels"
+            )
+
+        if not 0 < self.max_pixels <= _MOST_PIXELS:
+            raise RecipeError(f"max_pixels={self.max_pixels}; expected 1 to {_MOST_PIXELS}, what Pillow decodes")
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise RecipeError(f"classes names {twice!r} twice; expected each class once, in the order of its number")
+
+    def decode(self, data: bytes, where: str) -> npt.NDArray[np.uint8]:
+        """The image as (height, width, channel).
+
+        Raises:
+            BadRecordError: It is none that Pillow can read, is cut short, or has more than 8 bits a channel.
+        """
+        return self.array(self.fitted(self.whole(data, where)))
+
+    def whole(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
+        """The image as it is, but of a JPEG no larger than is needed.
+
+        Args:
+            kept: Which part of a side will be scaled to `size`, at the least.
+
+        Raises:
+            BadRecordError: As `decode`.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        least = math.ceil(self.size / kept)
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                pixels = image.width * image.height
+                if pixels > self.max_pixels:
+                    size = too_large(pixels, self.max_pixels, "max_pixels", unit="pixels")
+                    raise BadRecordError(where, f"an image of {image.width} by {image.height}, {size}")
+                image.draft(_MODES[self.channels], (least, least))  # a JPEG is scaled down while it is decoded
+                image.load()
+                if image.mode not in _EIGHT_BITS:
+                    raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
+                return _upright(image).convert(_MODES[self.channels])
+        except BadRecordError:
+            raise
+        except UnidentifiedImageError:
+            known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            raise BadRecordError(
+                where, f"no image that can be decoded; expected {known}: convert it, or leave it out"
+            ) from None
+        except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+            what = str(error) or type(error).__name__
+            raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
+
+    def fitted(self, whole: "Image") -> "Image":
+        """The image brought to `size`, as `fit` says."""
+        from PIL import Image, ImageOps
+
+        square, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
+        if whole.size == square:
+            return whole
+        match self.fit:
+            case "crop":
+                return ImageOps.fit(whole, square, bilinear)
+            case "pad":
+                return ImageOps.pad(whole, square, bilinear)
+            case _:
+                return whole.resize(square, bilinear)
+
+    def array(self, image: "Image") -> npt.NDArray[np.uint8]:
+        return np.asarray(image, np.uint8).reshape(self.size, self.size, self.channels)
+
+
+def _upright(image: "Image") -> "Image":
+    """An image as every viewer shows it: a camera that is held on its side says so, and stores the picture lying."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # what a camera wrote beside a picture may be damaged where the picture is not
+        return image
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """Encoded images by number; from several threads.
+
+    Attributes:
+        labels: The class of each; None when they have none.
+        fingerprint: A hash that changes when they do.
+    """
+
+    labels: npt.NDArray[np.int32] | None
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def read(self, number: int) -> bytes: ...
+
+    def name(self, number: int) -> str:
+        """Of an image, as messages give it; it stays the same when others are added."""
+        ...
+
+
+class Images:
+    """Images as examples: `image`, uint8 (batch, height, width, channel), and `label`, int32 (batch), where there are labels.
+
+    One that can't be decoded is a bad record; the next one of these examples stands in for it, always the same.
+
+    Attributes:
+        classes: What each label stands for.
+        notes: What a user should know of how they were found.
+    """
+
+    owns_memory = True  # of what is read: nothing else writes to it
+
+    def __init__(
+        self,
+        encoded: Encoded,
+        decoding: Decoding,
+        skipped: Skipped,
+        *,
+        classes: Sequence[str] = (),
+        numbers: npt.NDArray[np.int64] | None = None,
+        notes: Sequence[str] = (),
+        places: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """
+        Args:
+            classes: What each label stands for.
+            numbers: Which of `encoded` these are; None: all.
+            places: From a label of `encoded` to its place in `classes`; None: it is that.
+        """
+        try:
+            import PIL.Image
+        except ImportError as error:
+            raise not_installed("Pillow", "decoding images", "vision") from error
+        PIL.Image.init()  # its plug-ins, once, and not in each thread
+        self.classes = tuple(classes)
+        self.notes = tuple(notes)
+        self._places = places
+        self._encoded = encoded
+        self._decoding = decoding
+        self._skipped = skipped
+        self._numbers = np.arange(len(encoded)) if numbers is None else numbers
+        self.num_examples = len(self._numbers)
+        if not self.num_examples:
+            raise DataError("there is no image; expected at least one")
+        self.axes: Mapping[str, Axes] = {"image": ("batch", None, None, None)}
+        if encoded.labels is not None:
+            self.axes = {**self.axes, "label": ("batch",)}
+        # How large images may be does not change what they are.
+        named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes", "classes"}
+        settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
+        parts = (encoded.fingerprint, *settings, hash_of_numbers(self._numbers))
+        if places is not None:
+            parts = (*parts, *self.classes)
+        self.fingerprint = fingerprint("images", *parts)
+        self._bad: set[int] = set()
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        """Decode some of them.
+
+        Raises:
+            DataError: There are more bad records than the limit, or no image can be decoded.
+        """
+        return self._read(numbers, lambda row, data, where: self._decoding.decode(data, where))
+
+    def read_augmented(
+        self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
+    ) -> dict[str, np.ndarray]:
+        """Decode some of them and change each.
+
+        Args:
+            generators: From a row of what is read to what it is drawn with.
+
+        Raises:
+            DataError: As `read`.
+        """
+        decoding = self._decoding
+        size = (decoding.size, decoding.size)
+
+        def one(row: int, data: bytes, where: str) -> np.ndarray:
+            whole = decoding.whole(data, where, augmentation.pixels_kept)
+            return decoding.array(augmentation.changed(whole, size, decoding.fitted, generators(row)))
+
+        return self._read(numbers, one)
+
+    def _read(
+        self, numbers: npt.NDArray[np.int64], decode: Callable[[int, bytes, str], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        decoding = self._decoding
+        images = np.empty((len(numbers), decoding.size, decoding.size, decoding.channels), np.uint8)
+        labels = np.zeros(len(numbers), np.int32)
+
+        def one(row: int) -> None:
+            images[row], labels[row] = self._example(int(numbers[row]), lambda data, where: decode(row, data, where))
+
+        for _ in self._pool.map(one, range(len(numbers))):
+            pass
+        return {"image": images} | ({} if self._encoded.labels is None else {"label": labels})
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the labels; None where it is not known."""
+        return len(self.classes) or None
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return hash_names(map(self._encoded.name, self._numbers.tolist()))
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "Images":
+        chosen = self._numbers[numbers]
+        return self._with(numbers=chosen)
+
+    def _with(self, **changed: Any) -> "Images":
+        kept = {"classes": self.classes, "numbers": self._numbers, "notes": self.notes, "places": self._places}
+        return Images(self._encoded, self._decoding, self._skipped, **{**kept, **changed})
+
+    def with_classes(self, classes: Sequence[str], whose: str) -> "Images":
+        """The same images with the labels' numbers in `classes`, which may have more than occur here.
+
+        Args:
+            whose: Classes they are, for messages.
+
+        Raises:
+            DataError: A label that occurs here is not among them, or it is not known what labels stand for.
+        """
+        if self._encoded.labels is None or tuple(classes) == self.classes:
+            return self
+        if not self.classes:
+            raise DataError(
+                f"it is not known what these images' labels stand for; expected {whose}: {_listed(classes)}"
+            )
+        place = {name: number for number, name in enumerate(classes)}
+        labels = self._encoded.labels[self._numbers]
+        found = np.unique(labels if self._places is None else self._places[labels]).tolist()
+        unknown = [self.classes[label] for label in found if self.classes[label] not in place]
+        if unknown:
+            raise DataError(
+                f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
+                f"{'is' if len(unknown) == 1 else 'are'} not among {whose}: {_listed(classes)}. Leave them out, or train on them"
+            )
+        mine = np.array([place.get(name, -1) for name in self.classes], np.int32)
+        return self._with(classes=tuple(classes), places=mine if self._places is None else mine[self._places])
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(os.cpu_count() or 1, 32), thread_name_prefix="panax-images")
+
+    def _example(self, at: int, decode: Callable[[bytes, str], np.ndarray]) -> tuple[np.ndarray, int]:
+        for place in range(at, at + self.num_examples):
+            number = int(self._numbers[place % self.num_examples])
+            if number in self._bad:
+                continue
+            name = self._encoded.name(number)
+            try:
+                image = decode(self._encoded.read(number), name)
+            except BadRecordError as error:
+                self._skipped.add(BadRecord(error.where, error.reason))
+                self._bad.add(number)
+                continue
+            label = 0 if self._encoded.labels is None else int(self._encoded.labels[number])
+            return image, label if self._places is None else int(self._places[label])
+        raise DataError(f"none of the {self.num_examples} images can be decoded; expected at least one")
+
+
+def number_classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """Numbers for labels: themselves where all are whole numbers from 0, else by the order of their names, numbers by value.
+
+    >>> number_classes(["10", "2"])[0].tolist(), number_classes(["dog", "cat", "dog"])
+    ([10, 2], (array([1, 0, 1], dtype=int32), ('cat', 'dog')))
+    >>> number_classes(["10.0", "2.0", "-1"])[1]
+    ('-1', '2.0', '10.0')
+    """
+    names = sorted(set(labels), key=_order)
+    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
+        numbers = np.array([int(label) for label in labels], np.int32)
+        largest = int(numbers.max(initial=0))
+        return numbers, tuple(map(str, range(largest + 1))) if largest < _MOST_CLASSES else ()
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places[label] for label in labels], np.int32), tuple(names)
+
+
+def _order(name: str) -> tuple[float, str]:
+    number = number_of(name)
+    return (number, name) if math.isfinite(number) else (math.inf, name)
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

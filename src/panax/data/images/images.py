@@ -1,0 +1,364 @@
+"""Where images come from: folders, Parquet tables and WebDataset shards, here or in an object store."""
+
+import csv
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError
+from panax.stores import is_remote
+
+from ...system import json_reader
+from ...system.files import expand_user
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
+from ..files.cache import read_or_build
+from ..files.checksums import SEEN
+from ..files.files import (
+    BadRecordError,
+    DataFile,
+    cache_marks,
+    decode_utf8,
+    each_here,
+    file_marks,
+    find_files,
+    fingerprint,
+    read_bytes,
+    unreadable,
+)
+from ..files.magic import is_image
+from ..files.packed_files import FORMAT_VERSION, PackedFiles, PackedRecord, pack
+from ..files.skipped_files import describe_skipped_files
+from ..formats.columns import ARROW_ERRORS, check_values, parquet_batches
+from ..formats.fields import not_installed
+from ..formats.webdataset import PATTERNS as SHARD_PATTERNS
+from ..formats.webdataset import ShardSample, read_samples
+from ..loading.examples import Skipped, describe_skipped_records
+from ..tables.categories import category_text, is_empty
+from ..text.corpus import BadRecord
+from .encoded_images import Decoding, Images, number_classes
+
+_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+_READS_AT_ONCE = 16
+_FILES_AT_ONCE = 256
+_ROWS_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolder(Decoding):
+    """Images in a folder, here or in an object store; those of an object store are copied into the cache once.
+
+    Attributes:
+        path: The folder, searched at any depth, for files whose names or first bytes are those of images; hidden files are left
+            out.
+        label: "folder": an image's class is the folder directly in `path` that it is in. "none": images alone. Else the
+            name of a CSV file with a heading and the columns `file` (below `path`) and `label`.
+        max_record_bytes: A file of more is a bad record.
+    """
+
+    path: str
+    label: str = "folder"
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Find the images. Raises DataError where there is none, or one has no label."""
+        files = self._files()
+        names = [self._below(file) for file in files]
+        labels, notes = self._labels(names)
+        skipped = Skipped(max_bad_records)
+        if is_remote(self.path):
+            name = fingerprint("image_folder", self.label, labels, *file_marks(files))
+            notes = (*describe_skipped_files((self.path,), files), *notes)
+            return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped, notes)
+        numbers, classes = (None, ()) if labels is None else number_classes(labels)
+        encoded = _Files(expand_user(self.path), names, files, numbers, self.max_record_bytes)
+        notes = (*describe_skipped_files((self.path,), files), *notes)
+        return _of_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
+
+    def _files(self) -> list[DataFile]:
+        if not is_remote(self.path) and not expand_user(self.path).is_dir():
+            raise DataError(f"{self.path} is not a directory; expected one with images in it")
+        # One walk for all kinds: folders of images are large.
+        every = find_files((self.path,), ("**/*",))
+        found = [file for file in every if file.suffix[1:].lower() in _SUFFIXES or _holds_image(file)]
+        if not found:
+            raise DataError(f"{self.path} holds no image; expected files that end in {', '.join(_SUFFIXES)}")
+        return found
+
+    def _below(self, file: DataFile) -> str:
+        base = self.path.rstrip("/") if is_remote(self.path) else str(expand_user(self.path))
+        return file.name.removeprefix(base).lstrip("/")
+
+    def _labels(self, names: list[str]) -> tuple[list[str] | None, tuple[str, ...]]:
+        """The label of each, and what a user should know of them."""
+        if self.label == "none":
+            return None, ()
+        if self.label == "folder":
+            lone = next((name for name in names if "/" not in name), None)
+            if lone is not None:
+                raise DataError(
+                    f"{lone} lies in {self.path} itself; expected each image in the folder of its class, or label='none', or "
+                    "a CSV file with the columns file and label"
+                )
+            return [name.partition("/")[0] for name in names], ()
+        (file,) = find_files((self.label,), ())
+        with file.here() as path:
+            text = decode_utf8(read_bytes(path), file.name)
+        try:
+            return self._labels_of(names, csv.DictReader(io.StringIO(text, newline="")), file.name)
+        except csv.Error as error:
+            raise DataError(f"{file.name}: {error}; expected CSV: repair it") from None
+
+    def _labels_of(self, names: list[str], rows: csv.DictReader, name: str) -> tuple[list[str], tuple[str, ...]]:
+        if not {"file", "label"} <= set(rows.fieldnames or ()):
+            raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label among them")
+        if len({"file", "label"}) < sum(column in ("file", "label") for column in rows.fieldnames or ()):
+            raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label once each")
+        given: dict[str, str] = {}
+        for row in rows:
+            if given.setdefault(row["file"], row["label"]) != row["label"]:
+                raise DataError(
+                    f"{name}, line {rows.line_num}: {row['file']} has the labels {given[row['file']]!r} and {row['label']!r}; "
+                    f"expected one"
+                )
+        lacking = next((one for one in names if not given.get(one)), None)
+        if lacking is not None:
+            raise DataError(f"{name} has no label for {lacking}; expected one for each image in {self.path}")
+        absent = len(given.keys() - set(names))
+        note = f"{name} has labels for {absent:,} files that are not in {self.path}; they are left out"
+        return [given[one] for one in names], (note,) if absent else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParquetImages(Decoding):
+    """Images in a column of Parquet files, encoded, as Hugging Face's datasets have them. Needs pyarrow.
+
+    They are copied into the cache once, from where any can be read at any time.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        image: The column of the images: bytes, or a struct with `bytes` in it.
+        label: The column of the labels, numbers from 0 or names; None: images alone.
+        max_record_bytes: An encoded image of more is a bad record; a page of more than four times as much is an error.
+    """
+
+    paths: tuple[str, ...]
+    image: str = "image"
+    label: str | None = "label"
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        files = find_files(self.paths, ("**/*.parquet",))
+        name = fingerprint("parquet_images", self.image, self.label, *cache_marks(files))
+        notes = describe_skipped_files(self.paths, files)
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
+
+    def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
+        try:
+            import pyarrow as arrow
+        except ImportError as error:
+            raise not_installed("pyarrow", "Parquet", "parquet") from error
+        columns = [self.image] if self.label is None else [self.image, self.label]
+        for name, path in each_here(files):
+            try:
+                row = 0
+                for batch in parquet_batches(
+                    path, name, columns, most=self.max_record_bytes, rows=_ROWS_AT_ONCE, check=self._check_columns
+                ):
+                    for column in batch.columns:
+                        check_values(column)
+                    for values in itertools.chain.from_iterable(part.to_pylist() for part in _row_by_row(batch)):
+                        try:
+                            yield self._record(values, f"{name}, row {row}")
+                        except BadRecordError as error:
+                            yield BadRecord(error.where, error.reason)
+                        row += 1
+            except DataError:
+                raise
+            except (*ARROW_ERRORS, arrow.ArrowException) as error:
+                raise unreadable(name, error) from error
+
+    def _check_columns(self, present: Sequence[str], name: str) -> None:
+        for column in (self.image, self.label):
+            if column is not None and column not in present:
+                raise DataError(f"{name} has no column {column!r}; it has {present}: name it with image=, label=")
+
+    def _record(self, values: Mapping[str, Any], where: str) -> PackedRecord | BadRecord:
+        image = values[self.image]
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if not isinstance(data, bytes):
+            return BadRecord(
+                where, f"column {self.image!r} holds {type(data).__name__}; expected the bytes of an image"
+            )
+        if len(data) > self.max_record_bytes:
+            return BadRecord(where, too_large(len(data), self.max_record_bytes))
+        if self.label is None:
+            return PackedRecord(where, data)
+        return PackedRecord(where, data, _label(values[self.label], f"column {self.label!r}", where))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WebDatasetImages(Decoding):
+    """Images in WebDataset shards. They are copied into the cache once, from where any can be read at any time.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        label: The file of a sample that holds its class, a number from 0 or a name: `cls`, or `json.FIELD` for a field of
+            its `.json` file. None: images alone.
+        max_record_bytes: A sample of more, all its files together, is a bad record.
+    """
+
+    paths: tuple[str, ...]
+    label: str | None = "cls"
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "max_record_bytes")
+
+    def open(self, root: Path, max_bad_records: int) -> Images:
+        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        files = find_files(self.paths, SHARD_PATTERNS)
+        name = fingerprint("webdataset_images", self.label, *cache_marks(files))
+        notes = describe_skipped_files(self.paths, files)
+        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
+
+    def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
+        for name, path in each_here(files):
+            for sample in read_samples(path, name, self.max_record_bytes):
+                try:
+                    yield sample if isinstance(sample, BadRecord) else self._record(sample)
+                except BadRecordError as error:
+                    yield BadRecord(error.where, error.reason)
+
+    def _record(self, sample: ShardSample) -> PackedRecord:
+        data = next((sample.files[suffix] for suffix in _SUFFIXES if suffix in sample.files), None)
+        if data is None:
+            raise BadRecordError(sample.where, f"no image; the sample has {sorted(sample.files)}")
+        if self.label is None:
+            return PackedRecord(sample.where, data)
+        if not self.label.startswith("json."):
+            return PackedRecord(sample.where, data, sample.text(self.label).strip())
+        field = self.label.removeprefix("json.")
+        try:
+            label = json_reader.parse(sample.text("json"), constants=True)[field]
+        except (ValueError, KeyError, TypeError):
+            raise BadRecordError(
+                sample.where, f"no field {field!r} in its .json file; name another with label="
+            ) from None
+        return PackedRecord(sample.where, data, _label(label, f"the field {field!r} of its .json file", sample.where))
+
+
+def _label(label: Any, what: str, where: str) -> str:
+    """A label as the name of a class; whole numbers of any type are one class.
+
+    Raises:
+        BadRecordError: It is missing, a fraction, or no single value.
+    """
+    text = "" if is_empty(label) or isinstance(label, list | dict) else category_text(label, what, where)
+    if not text or (isinstance(label, float) and not text.lstrip("-").isdigit()):
+        raise BadRecordError(where, f"{what} holds {label!r}; expected a number from 0, or a name")
+    return text
+
+
+def _of_classes(images: Images, decoding: Decoding) -> Images:
+    """Images with the classes that their settings name."""
+    return images.with_classes(decoding.classes, "classes=") if decoding.classes else images
+
+
+def _holds_image(file: DataFile) -> bool:
+    """Whether a file of this machine is an image, whatever it is called (`.jfif`, `.jpe`, or nothing)."""
+    if file.remote is not None:
+        return False
+    try:
+        with open(file.name, "rb") as opened:
+            return is_image(opened.read(16))
+    except OSError as error:
+        raise unreadable(file.name, error) from error
+
+
+def _row_by_row(batch: Any) -> Iterator[Any]:
+    """Its rows one by one: each may be large, and a row of a dictionary is there once and stands for many."""
+    return (batch.slice(row, 1) for row in range(batch.num_rows))
+
+
+class _Files:
+    """Images that are files of this machine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        names: list[str],
+        files: list[DataFile],
+        labels: npt.NDArray[np.int32] | None,
+        most: int,
+    ) -> None:
+        self._most = most
+        self._folder, self._names, self.labels = folder, names, labels
+        given = None if labels is None else labels.tolist()
+        self.fingerprint = fingerprint("files", given, *file_marks(files))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, number: int) -> bytes:
+        path = self._folder / self._names[number]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if size > self._most:
+            raise BadRecordError(self._names[number], too_large(size, self._most))
+        return read_bytes(path)
+
+    def name(self, number: int) -> str:
+        return self._names[number]
+
+
+def _packed(
+    root: Path, name: str, records: Any, decoding: Decoding, skipped: Skipped, notes: Sequence[str] = ()
+) -> Images:
+    """Images from the records in the cache entry `name`, which is made where it is missing."""
+    counted = Skipped(skipped.most)
+    packed = read_or_build(
+        root,
+        f"images-v{FORMAT_VERSION}-{name}",
+        build=lambda directory: pack(records(), directory, counted.add, number_classes),
+        read=lambda directory: PackedFiles(directory, root / SEEN),
+    )
+    # Also those that were skipped when the entry was made, perhaps under a higher limit.
+    skipped.begin(packed.bad)
+    notes = (*notes, *describe_skipped_records(packed.bad))
+    return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
+
+
+def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[PackedRecord | BadRecord]:
+    """The content of many small objects, several read at once."""
+
+    def read(file: DataFile) -> bytes | BadRecord:
+        assert file.remote is not None
+        if file.remote.size > most:
+            return BadRecord(file.name, too_large(file.remote.size, most))
+        return file.remote.store.read(file.remote.path)
+
+    with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+        numbered = iter(enumerate(files))
+        while block := list(itertools.islice(numbered, _FILES_AT_ONCE)):
+            for (number, file), data in zip(block, pool.map(read, (file for _, file in block)), strict=True):
+                label = None if labels is None else labels[number]
+                yield data if isinstance(data, BadRecord) else PackedRecord(file.name, data, label)

@@ -1,0 +1,1 @@
+"""Batches: example sources, sharding, prefetching and batch shapes."""

@@ -1,0 +1,219 @@
+"""A global batch that grows over the first steps: each batch of a source worked off in several steps, in the source's order."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from ...core.errors import DataError, RecipeError
+from ...core.protocols import Axes, Position, Source, SourcedBatch
+from ...core.validation import Validated
+from ..text.token_source import Accounting, DocumentCounts, RowSource, WantedRows
+
+KEY = "batch_ramp"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchRamp(Validated):
+    """How the global batch grows: in stages of `steps` steps, each with its part of the batch; then the whole batch.
+
+    With `parts=(8, 4, 2)` and `steps=80`, 80 steps train on an eighth of the batch each, 80 on a quarter, 80 on a half. Rows come
+    in the order in which they would come without a ramp, each once.
+
+    Attributes:
+        parts: Into how many steps a batch is divided, falling; empty for no ramp.
+        steps: Of each stage; a multiple of all parts, so that a stage ends with a batch.
+    """
+
+    parts: tuple[int, ...] = ()
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.parts) != bool(self.steps) or self.steps < 0:
+            raise RecipeError(
+                f"batch_ramp.parts={self.parts}, batch_ramp.steps={self.steps}; expected both, as parts=(8, 4, 2) and steps=80, "
+                f"or neither"
+            )
+        if min(self.parts, default=2) < 2 or any(after >= before for before, after in itertools.pairwise(self.parts)):
+            raise RecipeError(f"batch_ramp.parts={self.parts}; expected falling numbers of 2 or more, as (8, 4, 2)")
+        for count in self.parts:
+            if self.steps % count:
+                near = " or ".join(f"{n}" for n in (self.steps // count * count, -(-self.steps // count) * count) if n)
+                raise RecipeError(
+                    f"batch_ramp.steps={self.steps} is not a multiple of {count}: the stage would end within a batch; take {near}"
+                )
+
+    @property
+    def end(self) -> int:
+        """Steps of all stages together."""
+        return len(self.parts) * self.steps
+
+    def parts_at(self, step: int) -> int:
+        """Into how many steps a batch is divided that is begun after so many steps.
+
+        >>> ramp = BatchRamp(parts=(4, 2), steps=8)
+        >>> [ramp.parts_at(step) for step in (0, 7, 8, 15, 16)]
+        [4, 4, 2, 2, 1]
+        """
+        return self.parts[step // self.steps] if step < self.end else 1
+
+
+class Ramped:
+    """A source whose first batches are worked off in several steps each.
+
+    While the ramp lasts, a position has those of the source before and behind the batch that is being worked off, and the steps
+    so far. Afterwards it is the source's own.
+    """
+
+    def __init__(self, source: Source, ramp: BatchRamp):
+        self.source, self.ramp = source, ramp
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return self.source.axes
+
+    @property
+    def resume(self) -> Literal["exact", "replay"]:
+        return self.source.resume
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """Yield batches of growing size.
+
+        Raises:
+            DataError: The position is of another source or ramp.
+        """
+        taken = self.taken(position)
+        return self.divided(self.source.batches(self.before(position)), taken, self.before(position))
+
+    def parts(self, position: Position | None) -> int:
+        """Into how many steps the batch at a position is divided.
+
+        Raises:
+            DataError: The position is of another ramp.
+        """
+        return self.ramp.parts_at(self.taken(position))
+
+    def stage(self, position: Position | None) -> RowSource:
+        """Of a `RowSource`: what comes next, up to where the size changes, as a source of batches of one size."""
+        assert isinstance(self.source, RowSource)
+        parts = self.parts(position)
+        return self.source if parts == 1 else _Stage(self, self.source, parts)
+
+    def taken(self, position: Position | None) -> int:
+        """Steps of the ramp that lie before a position; all of them behind the ramp."""
+        if position is None:
+            return 0
+        if KEY not in position:
+            return self.ramp.end
+        said = position[KEY]
+        was, now = (said.get("parts"), said.get("steps")), (list(self.ramp.parts), self.ramp.steps)
+        if was != now:
+            raise DataError(
+                f"the data's position is of another batch ramp: parts {was[0]} and steps {was[1]}, where they are {now[0]} and "
+                f"{now[1]} now"
+            )
+        return said["taken"]
+
+    @staticmethod
+    def before(position: Position | None) -> Position | None:
+        """The source's own position before the batch that is being worked off."""
+        return position["before"] if position is not None and KEY in position else position
+
+    def divided(
+        self, drawn: Iterator[SourcedBatch], taken: int, before: Position | None, end: int | None = None
+    ) -> Iterator[SourcedBatch]:
+        """Batches of the source, each in the parts that the ramp says.
+
+        Args:
+            taken: Steps of the ramp so far; the first batch's parts that lie before them are left out.
+            end: Steps after which to end; None: with the source.
+        """
+        for batch, after in drawn:
+            parts = self.ramp.parts_at(taken)
+            # Stages begin with a batch, and are of whole ones.
+            for part in range(taken % parts, parts):
+                taken = min(taken + 1, self.ramp.end)
+                position = self._position(taken, before if part + 1 < parts else after, after)
+                yield SourcedBatch(batch if parts == 1 else _part(batch, part, parts), position)
+            before = after
+            if taken == end:
+                return
+
+    def _position(self, taken: int, before: Position | None, after: Position) -> Position:
+        if taken == self.ramp.end:
+            return after
+        ramp = {"parts": list(self.ramp.parts), "steps": self.ramp.steps, "taken": taken}
+        return {KEY: ramp, "before": before, "after": dict(after)}
+
+
+class RampedAccount(Ramped):
+    """A ramped source that can tell what has been seen; the batch that is being worked off counts as seen."""
+
+    def epochs(self, position: Position) -> Mapping[str, float]:
+        return self._accounting.epochs(_behind(position))
+
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
+        return self._accounting.seen(_behind(position))
+
+    @property
+    def _accounting(self) -> Accounting:
+        assert isinstance(self.source, Accounting)
+        return self.source
+
+
+def apply_batch_ramp(source: Source, ramp: BatchRamp) -> Source:
+    """The source with a ramp; itself without one.
+
+    >>> from panax.data import IterableSource
+    >>> rows = IterableSource([{"x": np.arange(4) + 4 * n} for n in range(3)], epochs=1)
+    >>> [batch["x"].tolist() for batch, _ in apply_batch_ramp(rows, BatchRamp(parts=(2,), steps=2)).batches()]
+    [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    """
+    if not ramp.parts:
+        return source
+    return (RampedAccount if isinstance(source, Accounting) else Ramped)(source, ramp)
+
+
+def _behind(position: Position) -> Position:
+    return position["after"] if KEY in position else position
+
+
+def _part(batch: Mapping[str, np.ndarray], part: int, parts: int) -> dict[str, np.ndarray]:
+    each = _divide(len(next(iter(batch.values()))), parts)
+    return {name: leaf[part * each : (part + 1) * each] for name, leaf in batch.items()}
+
+
+def _divide(rows: int, parts: int) -> int:
+    if rows % parts:
+        raise DataError(
+            f"a batch of {rows} rows does not fall into {parts} parts; choose batch_ramp.parts that divide it"
+        )
+    return rows // parts
+
+
+class _Stage:
+    """A `RowSource` of the batches of one size of a ramp, up to its stage's end."""
+
+    def __init__(self, whole: Ramped, source: RowSource, parts: int):
+        self._whole, self._source, self._parts = whole, source, parts
+        self.batch_size = _divide(source.batch_size, parts)
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return self._whole.axes
+
+    @property
+    def resume(self) -> Literal["exact", "replay"]:
+        return self._whole.resume
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        return self.batches_of(range(self.batch_size), position)
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        # Of each part the same rows: those of all parts are drawn at once.
+        wanted = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
+        whole, taken = self._whole, self._whole.taken(position)
+        before, steps = whole.before(position), whole.ramp.steps
+        return whole.divided(self._source.batches_of(wanted, before), taken, before, taken + steps - taken % steps)

@@ -1,0 +1,140 @@
+"""Whether two sources mean the same by a number: classes and ids that are given by counting differ between two folders."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from panax.core.errors import DataError
+from panax.core.protocols import Source
+
+from ..images.encoded_images import Images
+from ..tables.bags import CountVocabulary
+from ..tables.criteo import HASHES, Criteo
+from ..tables.sequences import Sequences
+from ..tables.table import Table
+from .example_data import ExampleData
+from .example_source import ExampleSource
+from .examples import Examples
+
+
+def examples_of(source: Any) -> Examples | None:
+    """The examples that a source draws from, also through what wraps it; None where it has none."""
+    found = next((each for each in unwrap_source(source) if isinstance(each, ExampleSource)), None)
+    return None if found is None else found.examples
+
+
+def unwrap_source(source: Any) -> Iterator[Any]:
+    """A source, what it wraps, and so on."""
+    seen: set[int] = set()
+    while source is not None and id(source) not in seen:
+        seen.add(id(source))
+        yield source
+        source = getattr(source, "_source", None) or getattr(source, "source", None)
+
+
+def _check_tokenizers(held_out: Any, train: Any) -> None:
+    """See that tokens of text mean the same: two tokenizers that were trained on two texts number other pieces.
+
+    Raises:
+        DataError: They were made by different ones.
+    """
+    mine, theirs = (
+        next((each.tokenizers for each in unwrap_source(source) if hasattr(each, "tokenizers")), frozenset())
+        for source in (train, held_out)
+    )
+    if mine and theirs and mine != theirs:
+        raise DataError(
+            "the held-out text was made into tokens by another tokenizer than the training text: an id means another piece. "
+            "Give the held-out text as TextData, which takes the tokenizer of the training text, or name one for both with "
+            "PretrainedTokenizer(path=...)"
+        )
+
+
+def classes_of(source: Any) -> tuple[str, ...]:
+    """What the labels of a source stand for, by their numbers; () where it is not known."""
+    return tuple(getattr(examples_of(source), "classes", ()))
+
+
+def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
+    """A source to evaluate on, with numbers that mean what they mean in the training data, and what was changed for that.
+
+    Images get the classes of the training data. Ids that were counted in files can't be given anew.
+
+    Raises:
+        DataError: A class occurs in the held-out data alone, or ids were counted in other files.
+    """
+    _check_tokenizers(held_out, train)
+    mine, theirs = examples_of(train), examples_of(held_out)
+    if mine is None or theirs is None:
+        return held_out, ()
+    check_id_sets(theirs, mine)
+    classes = classes_of(train)
+    if not classes or not isinstance(theirs, Images) or theirs.classes == classes:
+        return held_out, ()
+    shared = theirs.with_classes(classes, "those of the training data")
+    if not isinstance(held_out, ExampleSource):
+        raise DataError(
+            f"the held-out data numbers its classes otherwise than the training data ({', '.join(theirs.classes[:8])} beside "
+            f"{', '.join(classes[:8])}); name them in both: classes={classes[:8]!r}"
+        )
+    note = f"the held-out data has {len(theirs.classes)} classes, and takes the numbers of the training data's {len(classes)}"
+    return of_examples(held_out, shared), (note,)
+
+
+def of_examples(source: ExampleSource, examples: Examples) -> ExampleSource:
+    """The same source of the same number of other examples."""
+    changed = copy.copy(source)
+    changed.examples = examples
+    return changed
+
+
+def check_id_sets(found: Any, trained: Any) -> None:
+    """See that ids which were given by counting were counted in the same values.
+
+    Raises:
+        DataError: They were not, so that an id means one thing in training and another here.
+    """
+    mine, theirs = getattr(trained, "id_sets", {}), getattr(found, "id_sets", {})
+    for leaf in mine.keys() & theirs.keys():
+        if mine[leaf] != theirs[leaf]:
+            raise DataError(
+                f"the ids of {leaf!r} are given by counts, and were counted in other files than those of training: an id "
+                f"means another value. Count them in the same: CountVocabulary(counted_in=(the paths of the training data,)), or "
+                f"Sequences(items_from=...)"
+            )
+
+
+def with_ids_of(data: ExampleData, like: Any) -> ExampleData:
+    """Data to evaluate on, whose counted ids are those of the data that a model was trained on.
+
+    Args:
+        like: That data; None where it is not known.
+    """
+    mine, theirs = data.examples, getattr(like, "examples", None)
+    if isinstance(mine, Sequences) and isinstance(theirs, Sequences) and not mine.items_from:
+        paths = theirs.items_from or theirs.paths
+        return dataclasses.replace(data, examples=dataclasses.replace(mine, items_from=paths))
+    if isinstance(mine, Criteo) and isinstance(theirs, Criteo):
+        each = mine.ids if isinstance(mine.ids, tuple) else (mine.ids,) * HASHES
+        if not any(isinstance(kind, CountVocabulary) for kind in each):
+            return data
+        ids = tuple(
+            dataclasses.replace(kind, counted_in=theirs.paths)
+            if isinstance(kind, CountVocabulary) and not kind.counted_in
+            else kind
+            for kind in each
+        )
+        return dataclasses.replace(data, examples=dataclasses.replace(mine, ids=ids))
+    if not (isinstance(mine, Table) and isinstance(theirs, Table)):
+        return data
+    counted = {
+        bag.name: bag.ids.counted_in or theirs.paths for bag in theirs.bags if isinstance(bag.ids, CountVocabulary)
+    }
+    bags = tuple(
+        dataclasses.replace(bag, ids=dataclasses.replace(bag.ids, counted_in=counted[bag.name]))
+        if isinstance(bag.ids, CountVocabulary) and not bag.ids.counted_in and bag.name in counted
+        else bag
+        for bag in mine.bags
+    )
+    return dataclasses.replace(data, examples=dataclasses.replace(mine, bags=bags))

@@ -1,0 +1,80 @@
+"""Batches filled up with rows of weight zero, where their own rows don't divide over the devices."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from ...core.errors import DataError
+from ...core.protocols import Axes, Position, Source, SourcedBatch
+from ..text.token_source import RowSource, WantedRows
+from .example_source import MASK
+
+
+def pad_batches(source: Source, multiple: int) -> Source:
+    """The same batches, with rows of zeros behind their own up to a multiple of `multiple`; `loss_mask` is 0 there.
+
+    >>> from panax.data import IterableSource
+    >>> three = IterableSource([{"x": np.arange(3), "loss_mask": np.ones(3)}])
+    >>> batch, _ = next(pad_batches(three, 4).batches())
+    >>> batch["loss_mask"].tolist()
+    [1.0, 1.0, 1.0, 0.0]
+    """
+    if multiple == 1:
+        return source
+    return _FilledRows(source, multiple) if isinstance(source, RowSource) else _Filled(source, multiple)
+
+
+def up_to(rows: int, multiple: int) -> int:
+    """The least multiple that is not less.
+
+    >>> up_to(32, 3)
+    33
+    """
+    return -(-rows // multiple) * multiple
+
+
+class _Filled:
+    def __init__(self, source: Source, multiple: int):
+        self._source, self._multiple = source, multiple
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return self._source.axes
+
+    @property
+    def resume(self) -> Literal["exact", "replay"]:
+        return self._source.resume
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        for batch, after in self._source.batches(position):
+            rows = len(next(iter(batch.values())))
+            yield SourcedBatch(_with_zeros(batch, up_to(rows, self._multiple) - rows), after)
+
+
+class _FilledRows(_Filled):
+    _source: RowSource
+
+    @property
+    def batch_size(self) -> int:
+        return up_to(self._source.batch_size, self._multiple)
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        wanted = np.asarray(rows)
+        own = wanted[wanted < self._source.batch_size]
+        # A process that holds nothing else takes a row all the same, for its shape.
+        for batch, after in self._source.batches_of(own if len(own) else np.zeros(1, np.int64), position):
+            batch = {name: leaf[: len(own)] for name, leaf in batch.items()}
+            yield SourcedBatch(_with_zeros(batch, len(wanted) - len(own)), after)
+
+
+def _with_zeros(batch: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    if rows and MASK not in batch:
+        raise DataError(
+            f"the batch has the leaves {sorted(batch)}, and rows can be filled up only where {MASK!r} says which count; leave "
+            f"step.pad_rows out, and give batches that divide over the devices"
+        )
+    return {
+        name: np.concatenate([leaf, np.zeros((rows, *leaf.shape[1:]), leaf.dtype)]) if rows else leaf
+        for name, leaf in batch.items()
+    }

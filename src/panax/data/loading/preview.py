@@ -1,0 +1,171 @@
+"""A batch as a person reads it: its leaves, its rows as text with what carries no loss marked, its labels."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len, chop_cells
+
+from ..text.tokenizer import Tokenizer
+
+LEGEND = (
+    "<< >> carries no loss; --- is where a document ends or is cut; the first token",
+    "of a document is never predicted",
+)
+WIDTH = 80
+_MOST_LINES = 24
+_MOST_LABELS = 24
+
+
+def batch_lines(
+    batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3, classes: Sequence[str] = ()
+) -> list[str]:
+    """Lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or labels, counted; the first rows of tokens.
+
+    Args:
+        batch: As a source gives it.
+        tokenizer: Of its leaf `tokens`; None shows ids.
+        rows: How many rows to show.
+        classes: What labels stand for, by their numbers; () shows numbers.
+
+    >>> print("\\n".join(batch_lines({"label": np.array([1, 0, 1], np.int32)})))
+    leaf   shape  dtype  least  most  mean
+    label  3      int32      0     1  0.67
+    labels: 0: 1, 1: 2
+    """
+    leaves = {name: np.asarray(leaf) for name, leaf in batch.items()}
+    lines = _table(leaves)
+    tokens = leaves.get("tokens")
+    if tokens is not None and tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer):
+        lines += _counted(leaves)
+        if rows > 0:
+            lines += ["", *LEGEND]
+        for row in range(min(rows, len(tokens))):
+            lines += _row(
+                row, {name: leaf[row] for name, leaf in leaves.items() if leaf.shape == tokens.shape}, tokenizer
+            )
+    elif "loss_mask" in leaves:
+        masked = int((leaves["loss_mask"] == 0).sum())
+        lines.append(
+            f"{masked} of {leaves['loss_mask'].size} rows are padding ({masked / max(leaves['loss_mask'].size, 1):.1%})"
+        )
+    label = leaves.get("label", leaves.get("labels"))
+    if label is not None and label.ndim == 1 and np.issubdtype(label.dtype, np.integer):
+        values, counts = np.unique(label, return_counts=True)
+        names = {value: str(value) for value in values[:_MOST_LABELS].tolist()}
+        # Where classes are numbers, these are their names already.
+        names |= {
+            value: f"{value} ({classes[value]})"
+            for value in names
+            if classes[value : value + 1] not in ((), (str(value),))
+        }
+        shown = ", ".join(f"{name}: {count}" for name, count in zip(names.values(), counts.tolist()))
+        more = f", and {len(values) - _MOST_LABELS} more" if len(values) > _MOST_LABELS else ""
+        lines += _wrapped(f"labels: {shown}{more}", "        ")
+    return lines
+
+
+def _table(leaves: Mapping[str, np.ndarray]) -> list[str]:
+    rows = [("leaf", "shape", "dtype", "least", "most", "mean")]
+    for name, leaf in leaves.items():
+        shape = " x ".join(map(str, leaf.shape)) or "one number"
+        rows.append((name, shape, str(leaf.dtype), *_range(leaf)))
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    left = 3
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _range(leaf: np.ndarray) -> tuple[str, str, str]:
+    if not leaf.size or not (np.issubdtype(leaf.dtype, np.number) or leaf.dtype.kind == "b"):
+        return "", "", ""
+    values = leaf if leaf.dtype.kind in "iub" else leaf.astype(np.float32)
+    least, most = (_number(value) for value in (values.min(), values.max()))
+    return least, most, f"{values.mean(dtype=np.float64):.4g}" if leaf.dtype.kind == "f" else f"{values.mean():.2f}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, np.floating) else str(int(value))
+
+
+def _counted(leaves: Mapping[str, np.ndarray]) -> list[str]:
+    """Tokens, those with loss, padding and documents of the whole batch."""
+    tokens = leaves["tokens"]
+    segment = leaves.get("segment", np.ones_like(tokens))
+    padding = int((segment == 0).sum())
+    parts = [f"{tokens.size:,} positions", f"{padding:,} padding ({padding / tokens.size:.1%})"]
+    if "loss_mask" in leaves:
+        trained = int((leaves["loss_mask"] != 0).sum())
+        parts.insert(1, f"{trained:,} with loss ({trained / tokens.size:.1%})")
+    documents = sum(len(list(_documents(row))) for row in segment)
+    return _wrapped(f"{', '.join(parts)}; {documents:,} documents or parts of some", "")
+
+
+def _documents(segment: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where each document of a row begins, and where it ends."""
+    borders = [0, *(np.flatnonzero(np.diff(segment)) + 1).tolist(), len(segment)]
+    for begin, end in itertools.pairwise(borders):
+        if segment[begin] != 0:
+            yield begin, end
+
+
+def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> list[str]:
+    tokens = row["tokens"]
+    segment, mask = row.get("segment", np.ones_like(tokens)), row.get("loss_mask", np.ones(len(tokens)))
+    targets = row.get("targets")
+    lines = [f"--- row {number}: {int((mask != 0).sum())} of {len(tokens)} positions with loss"]
+    for begin, end in _documents(segment):
+        ids = [*tokens[begin:end].tolist(), *([] if targets is None else [int(targets[end - 1])])]
+        # Each target is judged where the token before it stands.
+        learnt = [False, *(mask[begin:end] != 0).tolist()][: len(ids)]
+        if len(learnt) > 1 and learnt[1]:
+            learnt[0] = True
+        if targets is not None and not learnt[-1] and ids[-1] == 0:
+            del ids[-1], learnt[-1]  # what stands behind a cut row is no token
+        text = "".join(
+            _text(ids[place], tokenizer) if flag else f"<<{_text(ids[place], tokenizer)}>>"
+            for flag, place in _runs(learnt)
+        )
+        lines += [*(part for line in text.split("\n") for part in _wrapped(line, "")), "---"]
+    padding = int((segment == 0).sum())
+    if padding:
+        lines.append(f"{padding} positions of padding")
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more lines"]
+    return lines
+
+
+def _runs(flags: Sequence[bool]) -> Iterator[tuple[bool, slice]]:
+    place = 0
+    for flag, group in itertools.groupby(flags):
+        length = len(list(group))
+        yield flag, slice(place, place + length)
+        place += length
+
+
+def _text(ids: list[int], tokenizer: Tokenizer | None) -> str:
+    """Decoded, with whatever would move a terminal's cursor written out."""
+    if tokenizer is None:
+        return " ".join(map(str, ids)) + " "
+    text = tokenizer.decode(ids).replace("\t", "    ")
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    if cell_len(line) <= WIDTH:
+        return [line]
+    words, lines, now = line.split(" "), [], ""
+    for word in words:
+        longer = f"{now} {word}" if now else word
+        if cell_len(longer) <= WIDTH:
+            now = longer
+            continue
+        lines += [now] if now else []
+        *full, now = chop_cells(indent + word, WIDTH)
+        lines += full
+    return [*lines, now]

@@ -1,0 +1,1 @@
+"""Tables for recommenders: files, categorical columns, click logs and event sequences."""

@@ -1,0 +1,293 @@
+"""Events of users in the order of time, as examples for models of sequences: a user's last events, and which came next."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes
+from panax.core.validation import Validated
+
+from ...system import json_reader
+from ..files.bounds import MAX_RECORD_BYTES, check_positive
+from ..files.cache import read_or_build
+from ..files.checksums import MOST_NAMES_BYTES, SEEN, read_sealed, write_sealed
+from ..files.files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
+from ..files.memory_map import map_file
+from ..files.skipped_files import describe_skipped_files
+from ..loading.examples import Skipped, describe_skipped_records, hash_names, hash_of_numbers
+from ..text.corpus import BadRecord
+from .bags import EMPTY, seconds_of
+from .categories import Spellings, category_text, is_empty
+from .table import PATTERNS
+from .table_files import read_blocks
+
+FORMAT_VERSION = 2
+_LARGEST_SPAN = 2**31 - 1
+
+Events = Literal["all", "but_last", "last"]
+"""Which events an example predicts: all but the first, all but the first and the last, or the last alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequences(Validated):
+    """Rows of events (CSV, TSV, Parquet, NumPy), one example a user.
+
+    A batch has `items`, int32 (batch, seq), a user's latest events but one, filled up with -1 behind; `targets`, the item that
+    followed each, -1 for none; `times`, int32, seconds of each event since the user's first.
+
+    Attributes:
+        paths: Files, directories or globs, also of object stores.
+        user: The column that says whose event a row is.
+        item: The column that says with what: anything; ids are given by counts, the most frequent item is 0.
+        time: The column that says when: a number of seconds, or a date in ISO 8601. Events of one time keep the files' order.
+        last: So many of a user's latest events are read.
+        target_times: Give the leaf `target_times` too, int32, when each target was: a model that ranks what comes next at a known
+            time, such as that of a request, may attend by it (HSTU).
+        min_events: Users with fewer are left out; at least 3, as the last event may be held out.
+        max_record_bytes: A row of more characters is an error, as is a value of more bytes in Parquet.
+        items_from: Files whose items have the ids, as `paths`: those that a model was trained on, for events that it is evaluated
+            on, so that an id means the same item in both. Events of other items are left out, and counted. (): its own.
+    """
+
+    paths: tuple[str, ...]
+    user: str = "user"
+    item: str = "item"
+    time: str = "time"
+    last: int = 50
+    target_times: bool = False
+    min_events: int = 3
+    max_record_bytes: int = MAX_RECORD_BYTES
+    items_from: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_record_bytes")
+        if len({self.user, self.item, self.time}) < 3:
+            raise RecipeError(f"user={self.user!r}, item={self.item!r}, time={self.time!r}; expected three columns")
+        if self.last < 1 or self.min_events < 3:
+            raise RecipeError(
+                f"last={self.last}, min_events={self.min_events}; expected at least 1 event read, and 3 events a user"
+            )
+
+    def open(self, root: Path, max_bad_records: int) -> "SequenceExamples":
+        """Open the sequences; make them first where there are none.
+
+        Raises:
+            DataError: A file can't be read or lacks a column, no user has enough events, or too many rows are bad.
+        """
+        files = find_files(self.paths, PATTERNS)
+        settings = (self.user, self.item, self.time, self.min_events)
+        if self.items_from:
+            settings = (*settings, *cache_marks(find_files(self.items_from, PATTERNS)))
+        kind = f"sequences-v{FORMAT_VERSION}"
+        name = f"{kind}-{fingerprint('sequences', *settings, *cache_marks(files))}"
+        content = f"{kind}-{fingerprint('sequences', *settings, *file_marks(files))}"
+        skipped = Skipped(max_bad_records)
+        made = read_or_build(
+            root,
+            name,
+            build=lambda directory: self._build(files, directory, skipped, self._known_items(root, max_bad_records)),
+            read=lambda directory: _read(directory, root / SEEN),
+        )
+        Skipped(max_bad_records).begin(made.bad)
+        notes = (*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad))
+        return SequenceExamples(made.events, self.last, content, notes=notes, target_times=self.target_times)
+
+    def _known_items(self, root: Path, max_bad_records: int) -> tuple[str, ...] | None:
+        """The items of the files that ids are taken from; None where these files' own are counted."""
+        if not self.items_from:
+            return None
+        like = dataclasses.replace(self, paths=self.items_from, items_from=())
+        return like.open(root, max_bad_records).item_names
+
+    def _build(self, files: list[Any], directory: Path, skipped: Skipped, known: tuple[str, ...] | None) -> None:
+        spellings = {self.user: Spellings(), self.item: Spellings()}
+        rows = self._rows(files, skipped, spellings)
+        counts = Counter(item for _, item, _ in rows)
+        words = sorted(counts, key=lambda word: (-counts[word], word)) if known is None else [*known]
+        number = {word: i for i, word in enumerate(words)}
+        of_user: dict[str, list[tuple[float, int]]] = {}
+        for user, item, time in rows:
+            if item in number:
+                of_user.setdefault(user, []).append((time, number[item]))
+        users = sorted(user for user, events in of_user.items() if len(events) >= self.min_events)
+        if not users:
+            raise DataError(
+                f"{', '.join(self.paths)}: no user has min_events={self.min_events} events, of {len(of_user)} users; lower it, "
+                f"or name the right columns"
+            )
+        items, times, offsets = [], [], [0]
+        for user in users:
+            events = sorted(of_user[user], key=lambda event: event[0])
+            items += [item for _, item in events]
+            times += [min(int(time - events[0][0]), _LARGEST_SPAN) for time, _ in events]
+            offsets.append(len(items))
+        arrays = {"items.bin": (items, "<i4"), "times.bin": (times, "<i4"), "offsets.bin": (offsets, "<i8")}
+        for file, (values, dtype) in arrays.items():
+            (directory / file).write_bytes(np.array(values, dtype).tobytes())
+        (directory / "names.json").write_text(json.dumps({"items": words, "users": users}), encoding="utf-8")
+        notes = [note for column, each in spellings.items() if (note := each.note(column)) is not None]
+        unknown = sum(item not in number for _, item, _ in rows)
+        if unknown:
+            notes.append(
+                f"{unknown:,} of {len(rows):,} events are of items that items_from does not have; they are left out"
+            )
+        few = len(of_user) - len(users)
+        if few:
+            left = sum(map(len, of_user.values())) - len(items)
+            notes.append(
+                f"{few:,} of {len(of_user):,} users have fewer than min_events={self.min_events} events; they are left out, with "
+                f"{left:,} events"
+            )
+        header = {"num_users": len(users), "num_events": len(items), "bad_records": skipped.bad, "notes": notes}
+        write_sealed(directory / "header.json", header, [*arrays, "names.json"])
+
+    def _rows(
+        self, files: list[Any], skipped: Skipped, spellings: Mapping[str, Spellings]
+    ) -> list[tuple[str, str, float]]:
+        rows = []
+        columns = [self.user, self.item, self.time]
+        for name, path in each_here(files):
+            for block in read_blocks(path, name, columns, self.max_record_bytes):
+                for record in block.bad:
+                    skipped.add(record)
+                for where, user, item, time in zip(
+                    block.where, *(block.columns[name] for name in columns), strict=True
+                ):
+                    try:
+                        for column, value in ((self.user, user), (self.item, item)):
+                            if is_empty(value):
+                                raise BadRecordError(
+                                    where, f"column {column!r} is empty; expected whose event it is, or of what"
+                                )
+                            spellings[column].add(value)
+                        names = category_text(user, self.user, where), category_text(item, self.item, where)
+                        rows.append((*names, seconds_of(time, self.time, where)))
+                    except BadRecordError as error:
+                        skipped.add(BadRecord(error.where, error.reason))
+        return rows
+
+
+class _EventsOfUsers(NamedTuple):
+    """All users' events, one after another; user i's are `offsets[i]` to `offsets[i + 1]`."""
+
+    items: npt.NDArray[np.int32]
+    times: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    item_names: tuple[str, ...]
+    user_names: tuple[str, ...]
+
+
+class _Made(NamedTuple):
+    events: _EventsOfUsers
+    bad: list[BadRecord]
+    notes: list[str]
+
+
+def _read(directory: Path, seen: Path) -> _Made:
+    path = directory / "header.json"
+    header = read_sealed(path, seen)
+    try:
+        users, count = int(header["num_users"]), int(header["num_events"])
+        bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
+        names = json_reader.read(directory / "names.json", most_bytes=MOST_NAMES_BYTES)
+        named = tuple(map(str, names["items"])), tuple(map(str, names["users"]))
+        notes = [*map(str, header["notes"])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise unreadable(path, error) from error
+    remedy = "remove its folder, and it is made again"
+    items, times, offsets = (
+        map_file(directory / file, np.dtype(dtype), (length,), remedy)
+        for file, dtype, length in (
+            ("items.bin", "<i4", count),
+            ("times.bin", "<i4", count),
+            ("offsets.bin", "<i8", users + 1),
+        )
+    )
+    return _Made(_EventsOfUsers(items, times, offsets, *named), bad, notes)
+
+
+class SequenceExamples:
+    """Users by number, each an example; see `Sequences` for the leaves.
+
+    Attributes:
+        num_ids: How many items there are, as a task takes it.
+        item_names: Each item's name in the files, by its id.
+        length: Positions of a row.
+        notes: What a user should know of how the events were read.
+    """
+
+    owns_memory = True  # of what is read: nothing else writes to it
+
+    def __init__(
+        self,
+        events: _EventsOfUsers,
+        last: int,
+        content: str,
+        numbers: npt.NDArray[np.int64] | None = None,
+        predicts: Events = "all",
+        notes: tuple[str, ...] = (),
+        target_times: bool = False,
+    ) -> None:
+        self.notes, self._target_times = notes, target_times
+        self._events, self._content = events, content
+        self._predicts: Events = predicts
+        self._numbers = np.arange(len(events.offsets) - 1) if numbers is None else numbers
+        self.length = last
+        self.num_examples = len(self._numbers)
+        leaves = ("items", "targets", "times", *(("target_times",) if target_times else ()))
+        self.axes: Mapping[str, Axes] = dict.fromkeys(leaves, ("batch", "seq"))
+        self.num_ids: Mapping[str, int] = {"items": len(events.item_names)}
+        self.item_names = events.item_names
+        self.id_sets: Mapping[str, str] = {"items": fingerprint(*events.item_names)}
+        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        known = ("target_times",) if target_times else ()
+        self.fingerprint = fingerprint("sequences", content, last, predicts, chosen, *known)
+
+    def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+        shape = len(numbers), self.length
+        out = {name: np.full(shape, EMPTY, np.int32) for name in ("items", "targets")}
+        out |= {name: np.zeros(shape, np.int32) for name in self.axes if name.endswith("times")}
+        for row, user in enumerate(self._numbers[numbers].tolist()):
+            begin, end = self._events.offsets[user : user + 2].tolist()
+            end -= self._predicts == "but_last"
+            first = max(begin, end - 1 - self.length)
+            count = end - 1 - first
+            out["items"][row, :count] = self._events.items[first : end - 1]
+            out["times"][row, :count] = self._events.times[first : end - 1]
+            if self._target_times:
+                out["target_times"][row, :count] = self._events.times[first + 1 : end]
+            following = self._events.items[first + 1 : end]
+            if self._predicts == "last":
+                out["targets"][row, count - 1] = following[-1]
+            else:
+                out["targets"][row, :count] = following
+        return out
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return hash_names([self._events.user_names[user] for user in self._numbers.tolist()])
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "SequenceExamples":
+        chosen = self._numbers[numbers]
+        return SequenceExamples(
+            self._events, self.length, self._content, chosen, self._predicts, self.notes, self._target_times
+        )
+
+    def split_last(self) -> tuple["SequenceExamples", "SequenceExamples"]:
+        """All events but each user's last to learn from, and the last ones to predict: leave one out."""
+        return self._predicting("but_last"), self._predicting("last")
+
+    def _predicting(self, which: Events) -> "SequenceExamples":
+        return SequenceExamples(
+            self._events, self.length, self._content, self._numbers, which, self.notes, self._target_times
+        )
+
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """How often each item occurs, to draw or to correct by."""
+        return np.bincount(self._events.items, minlength=len(self.item_names)).astype(np.int64)

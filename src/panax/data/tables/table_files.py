@@ -1,0 +1,262 @@
+"""The rows of tables, file by file and a block at a time: CSV, Parquet and NumPy's `.npz`. No size in a file is believed."""
+
+import contextlib
+import csv
+import io
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from panax.core.errors import DataError
+
+from ..files.bounds import too_large
+from ..files.decompression import ENDINGS, Bounded, is_compressed, open_file
+from ..files.files import unreadable
+from ..files.magic import format_of
+from ..files.zip_files import open_zip
+from ..formats.columns import ARROW_ERRORS, check_values, parquet_batches
+from ..formats.fields import not_installed
+from ..formats.npy_header import read_npy_header
+from ..text.corpus import BadRecord
+
+_ROWS_AT_ONCE = 4096
+_BLOCK_BYTES = 2**24
+
+_READ_KINDS = "biufSU"
+"""Truths, numbers and texts, as NumPy calls them: dates, complex numbers and records are no values of a table."""
+
+
+class RowBlock(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        columns: Their values, by the name of the column; one list each.
+        where: The place of each row, for messages.
+        bad: Rows that could not be taken apart.
+    """
+
+    columns: Mapping[str, Sequence[Any]]
+    where: Sequence[str]
+    bad: Sequence[BadRecord] = ()
+
+
+def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[RowBlock]:
+    """The rows of one file, in blocks; of its columns, only these.
+
+    Args:
+        most: The setting `max_record_bytes`.
+        lists: Whether a column of a Parquet file may hold lists.
+
+    Raises:
+        DataError: It can't be read, is not a table, lacks a column, or a row is too large.
+    """
+    plain = name.lower()
+    while plain.endswith((*ENDINGS, ".zip")):
+        plain = plain.rpartition(".")[0]
+    kind = plain.rpartition(".")[2]
+    try:
+        match _kind_of_bytes(path) or kind:
+            case "csv" | "tsv" | "inter":
+                yield from _csv_blocks(path, name, columns, "," if kind == "csv" else "\t", most)
+            case "parquet":
+                yield from _parquet_blocks(path, name, columns, most, lists)
+            case "npz":
+                yield from _numpy_blocks(path, name, columns, most)
+            case _:
+                raise DataError(
+                    f"{name} is not a table; expected .csv, .tsv, .inter (also {', '.join(ENDINGS)} or .zip), .parquet or .npz"
+                )
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise unreadable(name, error) from error
+
+
+class _Lines:
+    """The lines of a text file, none longer than a record may be, nor a row that takes several lines."""
+
+    def __init__(self, file: Any, name: str, most: int) -> None:
+        self._file, self._name, self._most = file, name, most
+        self._number = self.taken = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(self._most + 1 - self.taken)
+        self._number += 1
+        self.taken += len(line)
+        if self.taken > self._most:
+            raise DataError(f"{self._name}, line {self._number}: {too_large(self.taken, self._most, least=True)}")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[RowBlock]:
+    # Bytes that are not UTF-8 become half characters, so that only their row is bad.
+    with (
+        _unpacked(path, name) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+    ):
+        lines = _Lines(file, name, most)
+        rows = csv.reader(lines, delimiter=delimiter)
+        try:
+            heading = next(rows, [])
+            _check_columns(columns, heading, name)
+            places = {column: heading.index(column) for column in columns}
+            while block := _rows_of(rows, lines, name):
+                whole = [(where, row) for where, row in block if len(row) == len(heading)]
+                bad = [
+                    BadRecord(where, f"{len(row)} values; expected {len(heading)}, as in the heading")
+                    for where, row in block
+                    if row and len(row) != len(heading)
+                ]
+                values = {column: [row[place] for _, row in whole] for column, place in places.items()}
+                yield RowBlock(values, [where for where, _ in whole], bad)
+        except csv.Error as error:
+            raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, name: str) -> Iterator[Any]:
+    """A file's bytes, decompressed: of an archive, those of the one file in it."""
+    if not zipfile.is_zipfile(path):
+        if name.lower().endswith(ENDINGS) and not is_compressed(path):
+            raise unreadable(name, OSError("its name says that it is compressed, and it is not"))
+        with open_file(path, name) as file:
+            yield file
+        return
+    with open_zip(path) as archive:
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if len(entries) != 1:
+            raise DataError(f"{name} holds {len(entries)} files; expected one table: unpack it")
+        if entries[0].flag_bits & 1 or entries[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DataError(f"{name} is encrypted, or compressed with method {entries[0].compress_type}; unpack it")
+        size = entries[0].compress_size
+        with archive.open(entries[0]) as file, io.BufferedReader(Bounded(file, lambda: size, name, "zip")) as bounded:
+            yield bounded
+
+
+def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
+    """The next rows, with their places."""
+    block, size = [], 0
+    while len(block) < _ROWS_AT_ONCE and size < _BLOCK_BYTES:
+        lines.taken = 0
+        row = next(rows, None)
+        if row is None:
+            break
+        block.append((f"{name}, line {rows.line_num}", row))
+        size += lines.taken
+    return block
+
+
+def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists: bool) -> Iterator[RowBlock]:
+    try:
+        import pyarrow as arrow
+    except ImportError as error:
+        raise not_installed("pyarrow", "a Parquet table", "parquet") from error
+
+    def check(present: Sequence[str], name: str) -> None:
+        _check_columns(columns, present, name)
+
+    try:
+        row = 0
+        for batch in parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check, lists=lists):
+            for column in columns:
+                check_values(batch.column(column))
+            where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
+            yield RowBlock({column: batch.column(column).to_pylist() for column in columns}, where)
+            row += batch.num_rows
+    except (*ARROW_ERRORS, arrow.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
+        raise unreadable(name, error) from error
+
+
+def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[RowBlock]:
+    """Read as a stream: what an archive says of sizes is never allocated."""
+    try:
+        with open_zip(path) as archive, contextlib.ExitStack() as opened:
+            present = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            _check_columns(columns, present, name)
+            arrays = {column: _opened_array(archive, column, opened) for column in columns}
+            shapes = {column: shape for column, (_, shape, _) in arrays.items()}
+            if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+                raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
+            row_bytes = sum(dtype.itemsize for _, _, dtype in arrays.values())
+            if row_bytes > most:
+                raise DataError(f"{name}, each row: {too_large(row_bytes, most)}")
+            (count,) = shapes[columns[0]]
+            step = max(1, min(_ROWS_AT_ONCE, _BLOCK_BYTES // max(1, row_bytes)))
+            for begin in range(0, count, step):
+                rows = min(step, count - begin)
+                part = {column: _some(file, dtype, rows) for column, (file, _, dtype) in arrays.items()}
+                yield RowBlock(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
+    except DataError:
+        raise
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        NotImplementedError,
+        RuntimeError,
+        MemoryError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataError(
+            f"{name} is not an .npz file that can be read ({error}); expected np.savez of plain arrays"
+        ) from None
+
+
+def _opened_array(
+    archive: zipfile.ZipFile, column: str, opened: contextlib.ExitStack
+) -> tuple[Any, tuple[int, ...], np.dtype]:
+    """An array of an archive, ready to be read behind its header."""
+    entry = archive.getinfo(f"{column}.npy")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"column {column!r} is compressed with method {entry.compress_type}")
+    file = opened.enter_context(archive.open(entry))
+    shape, _, dtype, _ = read_npy_header(file, f"column {column!r}")
+    if dtype.kind not in _READ_KINDS:
+        raise ValueError(f"column {column!r} holds {dtype}; expected numbers or texts")
+    return file, shape, dtype
+
+
+def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
+    """The next values of an array."""
+    data = file.read(rows * dtype.itemsize)
+    if len(data) != rows * dtype.itemsize:
+        raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
+    if dtype.kind == "U" and dtype.itemsize:
+        # Python makes strings of any codes, and breaks when they are read.
+        codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+        if len(codes) and codes.max() > sys.maxunicode:
+            raise ValueError(f"a text holds the code {codes.max():#x}, which is not a character")
+    return np.ndarray(rows, dtype, data).tolist()
+
+
+def _kind_of_bytes(path: Path) -> str | None:
+    """What a file is by its first bytes, where these tell; a name may be wrong."""
+    with path.open("rb") as file:
+        kind = format_of(file.read(16))
+    if kind == "zip":
+        with open_zip(path) as archive:
+            names = archive.namelist()
+        return "npz" if names and all(entry.endswith(".npy") for entry in names) else None
+    return "parquet" if kind == "Parquet" else None
+
+
+def _check_columns(columns: Sequence[str], present: Sequence[str], name: str) -> None:
+    twice = next((column for column in columns if list(present).count(column) > 1), None)
+    if twice is not None:
+        raise DataError(f"{name} has two columns {twice!r}; expected one: rename or remove one of them")
+    lacking = [column for column in columns if column not in present]
+    if lacking:
+        raise DataError(f"{name} has no column {lacking[0]!r}; it has {', '.join(map(repr, present)) or 'none at all'}")

@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, token files, packing and mixtures."""

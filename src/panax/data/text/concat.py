@@ -1,0 +1,38 @@
+"""Several corpora as one."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from panax.core.errors import RecipeError, kind_of
+from panax.core.serializable import former_names
+from panax.core.validation import Validated
+
+from ..files.files import fingerprint
+from .corpus import BadRecord, Corpus, Document
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConcatCorpus(Validated):
+    """The documents of several corpora, one corpus after the other: each counts by its size. A `Mixture` weighs its parts.
+
+    Attributes:
+        corpora: Of text; tokens can't be joined.
+    """
+
+    corpora: tuple[Corpus, ...]
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise RecipeError("corpora=(); expected at least one corpus")
+        for corpus in self.corpora:
+            if not isinstance(corpus, Corpus):
+                raise RecipeError(f"corpora holds {kind_of(corpus)}; expected corpora of text")
+
+    def documents(self) -> Iterator[Document | BadRecord]:
+        for corpus in self.corpora:
+            yield from corpus.documents()
+
+    def fingerprint(self) -> str:
+        return fingerprint(
+            "joined", *([former_names(type(each).__name__), each.fingerprint()] for each in self.corpora)
+        )

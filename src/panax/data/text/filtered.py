@@ -1,0 +1,88 @@
+"""A corpus of which only some documents are taken."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from panax.core.errors import RecipeError
+from panax.core.serializable import former_names
+from panax.core.validation import Validated
+
+from ..files.files import fingerprint
+from ..formats.array_record import ArrayRecord
+from ..formats.arrow import Arrow
+from ..formats.mds import Mds
+from ..formats.megatron import MegatronTokens
+from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
+from ..formats.webdataset import WebDataset
+from .concat import ConcatCorpus
+from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
+from .token_file import TokenFile
+
+TextCorpus = (
+    PythonLibrary
+    | TextFiles
+    | Jsonl
+    | Parquet
+    | Arrow
+    | ArrayRecord
+    | WebDataset
+    | Mds
+    | HuggingFaceDisk
+    | ConcatCorpus
+    | Corpus
+)
+"""What a recipe can name as a corpus of text; one of its own too."""
+
+PlainCorpus = TextCorpus | TokenFile | MegatronTokens
+"""What a recipe can name as a corpus, whole or as a part of a mixture."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Filtered(Validated):
+    """The documents of another corpus that pass; the others are left out and counted.
+
+    For anything else, write a corpus of your own: a class whose `documents` yields the ones to keep.
+
+    Attributes:
+        corpus: The documents.
+        min_characters: Leave out shorter ones; prompt and text together.
+        max_characters: Leave out longer ones.
+        keep: Take only those that this regular expression is found in.
+        drop: Leave out those that this regular expression is found in.
+    """
+
+    corpus: TextCorpus
+    min_characters: int = 0
+    max_characters: int | None = None
+    keep: str = ""
+    drop: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_characters is not None and self.max_characters < max(self.min_characters, 1):
+            raise RecipeError(
+                f"max_characters={self.max_characters}; expected at least 1 and min_characters={self.min_characters}"
+            )
+        for name in ("keep", "drop"):
+            try:
+                re.compile(getattr(self, name))
+            except re.error as error:
+                raise RecipeError(f"{name}={getattr(self, name)!r} is not a regular expression: {error}") from None
+
+    def documents(self) -> Iterator[Document | BadRecord]:
+        for document in self.corpus.documents():
+            if isinstance(document, BadRecord) or self.takes(document):
+                yield document
+
+    def takes(self, document: Document) -> bool:
+        """Whether a document passes."""
+        if not self.min_characters <= len(document.prompt) + len(document.text) <= (self.max_characters or 2**63):
+            return False
+        whole = document.prompt + document.text if self.keep or self.drop else ""
+        if self.keep and not re.search(self.keep, whole):
+            return False
+        return not (self.drop and re.search(self.drop, whole))
+
+    def fingerprint(self) -> str:
+        settings = (self.min_characters, self.max_characters, self.keep, self.drop)
+        return fingerprint("filtered", former_names(type(self.corpus).__name__), self.corpus.fingerprint(), *settings)

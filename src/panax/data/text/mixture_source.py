@@ -1,0 +1,251 @@
+"""The source of a mixture: each batch made of rows of several parts, in proportions that a schedule gives."""
+
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.protocols import Axes, Position, SourcedBatch
+
+from .apportion import UNIT, apportion, apportion_shares
+from .mixture import Mixture
+from .packing import PackedRow, PackedRowSource, permutation
+from .token_source import TEXT_AXES, DocumentCounts, Places, WantedRows, assemble, check_identity, read_places
+
+
+class _State(NamedTuple):
+    """Where a mixture stands.
+
+    Attributes:
+        batch: How many batches are made.
+        rows: How many rows of each part are in them.
+        owed: What each part has had too little, in `apportion.UNIT`.
+    """
+
+    batch: int
+    rows: tuple[int, ...]
+    owed: tuple[int, ...]
+
+
+class MixedSource:
+    """Global batches of several parts' rows, the same whatever the devices and processes are.
+
+    Each part has its own order, packing and epochs, from a seed of its own: what is drawn from one does not depend on
+    the others. How many rows of a batch a part gives follows its weight to less than a row; where in the batch they
+    stand is drawn from the seed. The leaves are those of `PackedSource`.
+
+    Weights and `epochs` may change between two runs of one position: what has been seen stays seen.
+    """
+
+    owns_memory = True  # of each batch: nothing writes to it after it was yielded
+
+    def __init__(self, mixture: Mixture, parts: Sequence[PackedRowSource], *, batch_size: int, seed: int) -> None:
+        """Mix `parts`, the rows of each part of `mixture`.
+
+        Raises:
+            RecipeError: `batch_size` is less than 1.
+        """
+        if batch_size < 1:
+            raise RecipeError(f"batch_size={batch_size}; expected at least 1")
+        self.batch_size = batch_size
+        self._parts = mixture.parts
+        self._rows = tuple(parts)
+        self.tokenizers = _tokenizers_of(parts)
+        self._seed = seed
+        self._most = [
+            None if part.epochs is None else max(round(part.epochs * rows.num_rows), 1)
+            for part, rows in zip(self._parts, self._rows, strict=True)
+        ]
+        self._weights = functools.lru_cache(maxsize=8192)(self._weights_at)
+
+    @property
+    def axes(self) -> Mapping[str, Axes]:
+        return TEXT_AXES
+
+    @property
+    def resume(self) -> Literal["exact", "replay"]:
+        return "exact"
+
+    def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """Yield batches from `position` on; from the beginning when it is None.
+
+        Raises:
+            DataError: The position is of other parts, seed, sequence length or batch size, or is none at all; or, at
+                its batch, that the parts are used up.
+        """
+        return self.batches_of(range(self.batch_size), position)
+
+    def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
+        """As `batches`, with only `rows` of each global batch.
+
+        Raises:
+            DataError: As `batches` does.
+        """
+        nothing = (0,) * len(self._parts)
+        return self._draw(
+            _State(0, nothing, nothing) if position is None else self._state(position), np.asarray(rows, np.int64)
+        )
+
+    def epochs(self, position: Position) -> Mapping[str, float]:
+        """Passes over each part up to `position`; under "", over all their rows together."""
+        drawn = self._state(position).rows
+        each = {part.name: n / rows.num_rows for part, rows, n in zip(self._parts, self._rows, drawn, strict=True)}
+        return {"": sum(drawn) / sum(rows.num_rows for rows in self._rows), **each}
+
+    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
+        """How often each document of each part has been seen up to `position`: from the position alone."""
+        return {
+            part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.times_seen(*divmod(n, rows.num_rows)))
+            for part, rows, n in zip(self._parts, self._rows, self._state(position).rows, strict=True)
+        }
+
+    def _draw(self, state: _State, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
+        while True:
+            after = self._next(state)
+            places = self._places(state, after)
+            yield SourcedBatch(assemble(self._rows, places, wanted), self._position(after))
+            state = after
+
+    def _places(self, before: _State, after: _State) -> Places:
+        order = permutation(self.batch_size, seed=part_seed(self._seed, ""), epoch=before.batch, purpose="windows")
+        part, epoch, index = (np.zeros(self.batch_size, np.int64) for _ in range(3))
+        begin = 0
+        for number, (first, last) in enumerate(zip(before.rows, after.rows, strict=True)):
+            slots = order[begin : begin + last - first]
+            part[slots] = number
+            epoch[slots], index[slots] = np.divmod(np.arange(first, last), self._rows[number].num_rows)
+            begin += last - first
+        return Places(part, epoch, index)
+
+    def _next(self, state: _State) -> _State:
+        """Decide how many rows each part gives to the next batch.
+
+        Where a part is used up, the others begin their schedule anew, with nothing owed.
+        """
+        left = [None if most is None else most - n for most, n in zip(self._most, state.rows, strict=True)]
+        active = tuple(n is None or n > 0 for n in left)
+        owed, rows, need = list(state.owed), list(state.rows), self.batch_size
+        if any(amount and not some for amount, some in zip(owed, active, strict=True)):
+            owed = [0] * len(owed)
+        while True:
+            if not any(self._weights(state.batch, active)):
+                raise self._used_up(state, need)
+            share = functools.partial(self._share, state.batch, active, need)
+            given = apportion(owed, share, need)
+            over = [n is not None and n < more for n, more in zip(left, given, strict=True)]
+            if not any(over):
+                due = [before + now for before, now in zip(owed, share(0), strict=True)]
+                owed = [amount - more * UNIT for amount, more in zip(due, given, strict=True)]
+                rows = [before + more for before, more in zip(rows, given, strict=True)]
+                return _State(state.batch + 1, tuple(rows), tuple(owed))
+            for part in np.flatnonzero(over).tolist():
+                rows[part] += left[part] or 0
+                need -= left[part] or 0
+            active = tuple(some and not used for some, used in zip(active, over, strict=True))
+            owed = [0] * len(owed)
+
+    def _share(self, batch: int, active: tuple[bool, ...], need: int, ahead: int) -> list[int]:
+        return apportion_shares(self._weights(batch + ahead, active), self.batch_size if ahead else need)
+
+    def _weights_at(self, batch: int, active: tuple[bool, ...]) -> tuple[float, ...]:
+        return tuple(part.weight_at(batch) if some else 0.0 for part, some in zip(self._parts, active, strict=True))
+
+    def _used_up(self, state: _State, need: int) -> DataError:
+        ended = [
+            f"{part.name!r} after {part.epochs:g} epochs ({most} rows)"
+            for part, most in zip(self._parts, self._most, strict=True)
+            if part.epochs is not None and most is not None
+        ]
+        return DataError(
+            f"the mixture is used up at step {state.batch}: {', '.join(ended)}; {need} of the {self.batch_size} rows of the "
+            "next batch are missing, and no part with a weight is left: raise epochs, or take fewer steps"
+        )
+
+    def _position(self, state: _State) -> dict[str, Any]:
+        names = [part.name for part in self._parts]
+        return {
+            "batch": state.batch,
+            "rows": dict(zip(names, state.rows, strict=True)),
+            "owed": dict(zip(names, state.owed, strict=True)),
+            **self._identity(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "batch_size": self.batch_size,
+            "sequence_length": self._rows[0].sequence_length,
+            "parts": {part.name: rows.fingerprint for part, rows in zip(self._parts, self._rows, strict=True)},
+        }
+
+    def _state(self, position: Position) -> _State:
+        check_identity(position, self._identity())
+        names = [part.name for part in self._parts]
+        try:
+            state = _State(
+                position["batch"], *(tuple(position[field][name] for name in names) for field in ("rows", "owed"))
+            )
+            numbers = (state.batch, *state.rows, *state.owed)
+            whole = all(isinstance(n, int) for n in numbers) and min(state.batch, *state.rows) >= 0
+            if whole and sum(state.rows) == state.batch * self.batch_size and sum(state.owed) == 0:
+                return state
+        except (KeyError, TypeError):
+            pass
+        raise DataError(
+            f"the saved data position has batch {position.get('batch')!r} and rows {position.get('rows')!r}; expected "
+            f"{self.batch_size} rows for each batch: it is damaged, so restore another checkpoint"
+        )
+
+
+def part_seed(seed: int, name: str) -> int:
+    """The seed of a part: what is drawn from it depends on its name, not on where it stands in the mixture."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+def _tokenizers_of(parts: Sequence[PackedRowSource]) -> frozenset[str]:
+    return frozenset().union(*(getattr(rows, "tokenizers", ()) for rows in parts))
+
+
+class JoinedRows:
+    """The rows of several parts as one, each part's in its own order: what a mixture is judged on."""
+
+    def __init__(self, parts: Sequence[PackedRowSource], *, seed: int) -> None:
+        self.seed = seed
+        self.num_rows = sum(rows.num_rows for rows in parts)
+        self.sequence_length = parts[0].sequence_length
+        self.fingerprint = "-and-".join(rows.fingerprint for rows in parts)
+        self.starts = np.concatenate([rows.starts for rows in parts])
+        self.tokenizers = _tokenizers_of(parts)
+        self._parts = tuple(parts)
+        self._latest: tuple[int, Places] | None = None
+
+    def row(self, epoch: int, index: int) -> PackedRow:
+        part, _, place = (int(leaf[index]) for leaf in self._places(epoch))
+        return self._parts[part].row(epoch, place)
+
+    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+        places = Places(*(leaf[indices] for leaf in self._places(epoch)))
+        return PackedRow(**read_places(self._parts, places, width))
+
+    def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
+        part, _, place = (leaf[indices] for leaf in self._places(epoch))
+        return max(self._parts[p].width(epoch, place[part == p]) for p in np.unique(part).tolist())
+
+    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+        taken = np.bincount(self._places(epoch).part[:index], minlength=len(self._parts))
+        return np.concatenate([rows.times_seen(epoch, n) for rows, n in zip(self._parts, taken.tolist(), strict=True)])
+
+    def _places(self, epoch: int) -> Places:
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
+            sizes = np.array([rows.num_rows for rows in self._parts])
+            order = permutation(self.num_rows, seed=self.seed, epoch=epoch, purpose="windows")
+            part = np.repeat(np.arange(len(sizes)), sizes)[order]
+            index = np.zeros(self.num_rows, np.int64)
+            index[np.argsort(part, kind="stable")] = np.concatenate([np.arange(size) for size in sizes])
+            latest = self._latest = epoch, Places(part, np.full(self.num_rows, epoch), index)
+        return latest[1]

@@ -1,0 +1,284 @@
+"""A corpus out of paths: what a file holds and what it is called decide which corpus reads it."""
+
+import dataclasses
+import glob
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from panax.core.errors import DataError, RecipeError
+from panax.stores import is_remote
+from panax.system.files import expand_user
+
+from ..files.decompression import ENDINGS, first_bytes
+from ..files.files import DataFile, find_files, unreadable
+from ..files.magic import LOOKED_AT_BYTES, compression_of, format_of
+from ..formats.array_record import ArrayRecord
+from ..formats.arrow import Arrow
+from ..formats.json_records import first_character, looks_like_records
+from ..formats.mds import Mds
+from ..formats.megatron import MegatronTokens
+from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
+from ..formats.webdataset import WebDataset
+from .concat import ConcatCorpus
+from .corpus import TextFiles
+from .filtered import PlainCorpus
+from .token_file import TokenFile
+from .tokens import HEADER
+
+RECORDS: dict[type, tuple[str, ...]] = {
+    Jsonl: tuple(f"{lines}{end}" for lines in (".jsonl", ".ndjson") for end in ("", *ENDINGS))
+    + tuple(f".json{end}" for end in ENDINGS),
+    Parquet: (".parquet",),
+    Arrow: (".arrow", ".arrows", ".feather", ".ipc"),
+    ArrayRecord: (".array_record",),
+    WebDataset: (".tar", *(f".tar{end}" for end in ENDINGS), ".tgz"),
+    MegatronTokens: (".bin", ".idx"),
+}
+"""A corpus to the ends of the names of its files."""
+
+TEXTS = frozenset((
+    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".log", ".srt", ".html", ".htm", ".xml", ".yaml", ".yml",
+    ".toml", ".ini", ".cfg", ".py", ".pyi", ".ipynb", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".rs",
+    ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx", ".css", ".sh", ".bash", ".sql", ".rb", ".php", ".lua",
+    ".jl", ".hs", ".ml", ".swift", ".r", ".R", ".m", ".pl", ".f90",
+))  # fmt: skip
+"""Ends of the names of files that are one text each."""
+
+READ = "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar or token files"
+_PLAIN_TEXTS = frozenset((".txt", ".text"))
+"""Ends that say the least: whether such a file holds records is looked at. Of the others, code may begin like JSON."""
+
+_LOOKED_AT = 1000
+"""So many files of each end are looked into; the others are what their end says."""
+
+_OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
+
+
+def corpus_of(
+    *paths: str | Path, text: str | None = None, prompt: str | None = None, answer: str | None = None
+) -> PlainCorpus:
+    """The corpus that reads these files, folders or globs, of this machine or of an object store.
+
+    A file's first bytes say what it is where they can (JSON records, Parquet, Arrow, what it is compressed with), else the end of
+    its name. Of a folder, what is neither is left out, which a run says. Files of several kinds are read one kind after the
+    other, where each kind has a path of its own.
+
+    Args:
+        text: The field of records that holds the document; by default the format's usual one.
+        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
+        answer: The field that holds what is learnt; needs `prompt`.
+
+    Raises:
+        DataError: A path does not exist, holds nothing or several kinds of files, or nothing here reads it.
+        RecipeError: There is no path, tokens stand beside other paths, or a field is named where records have none.
+
+    >>> import sysconfig
+    >>> type(corpus_of(sysconfig.get_path("stdlib") + "/json/*.py")).__name__
+    'TextFiles'
+    """
+    fields = {
+        name: field for name, field in (("text", text), ("prompt", prompt), ("answer", answer)) if field is not None
+    }
+    if not paths:
+        raise RecipeError("no path is given; expected files, folders or globs")
+    wrong = [path for path in paths if not isinstance(path, str | Path) or not str(path)]
+    if wrong:
+        raise RecipeError(f"{wrong[0]!r} is not a path; expected the name of a file or folder, or a glob")
+    corpora: list[Any] = []
+    read: dict[type, list[str]] = {}
+    for path in dict.fromkeys(map(str, paths)):
+        found = _read_by(path)
+        if isinstance(found, tuple):
+            read.setdefault(found[0], []).extend(found[1])
+        else:
+            corpora.append(found)
+    corpora += [kind(paths=tuple(names)) for kind, names in read.items()]
+    if fields:
+        with_fields = [each for each in corpora if hasattr(each, "answer")]
+        if not with_fields:
+            raise RecipeError(
+                f"{', '.join(f'{name}=' for name in fields)} names a field, and {paths[0]} holds no records"
+            )
+        corpora = [dataclasses.replace(each, **fields) if each in with_fields else each for each in corpora]
+    if len(corpora) == 1:
+        return corpora[0]
+    tokens = next((each for each in corpora if isinstance(each, TokenFile)), None)
+    if tokens is not None:
+        raise RecipeError(
+            f"{tokens.path} holds tokens, which can't be joined with other paths; give it alone, or write a recipe with a Mixture"
+        )
+    return ConcatCorpus(corpora=tuple(corpora))
+
+
+def _read_by(path: str) -> Any:
+    """A corpus, or what reads the path with others of its kind, and the paths to give it."""
+    folder = not is_remote(path) and expand_user(path).is_dir()
+    if folder and not any(expand_user(path).rglob("*")):
+        raise DataError(f"the folder {path} is empty; expected {READ} in it")
+    files = find_files((path,), ("**/*",))
+    single = len(files) == 1 and files[0].name.rstrip("/").endswith(PurePosixPath(path).name)
+    many = folder or (is_remote(path) and not single and not glob.has_magic(path))
+    if many and (prepared := _prepared_folder(path, files)) is not None:
+        return prepared
+    kind_of = _kinds(files, single=not many)
+    kinds = Counter(kind_of.values())
+    unknown = kinds.pop(None, 0)
+    if not kinds:
+        return _of_unknown(path, files)
+    if len(kinds) > 1:
+        raise DataError(
+            f"{path} holds {_counted(kinds, kind_of)}; expected one kind. Name what is meant, each as a path of its own: "
+            + ", ".join(_globs(path, _known(files, kind_of)) if many else sorted({f"*{_end(file)}" for file in files}))
+        )
+    if unknown and not many:
+        other = next(name for name, kind in kind_of.items() if kind is None)
+        raise DataError(f"{path} matches {other}, and nothing here reads it; expected {READ}: use a narrower glob")
+    kind = next(iter(kinds))
+    assert kind is not None
+    if kind is MegatronTokens:
+        return _tokens(path, files)
+    known = _known(files, kind_of)
+    return kind, _paths_of(kind, path, known) if many else [path]
+
+
+def _known(files: Sequence[DataFile], kind_of: Mapping[str, type | None]) -> list[DataFile]:
+    return [file for file in files if kind_of[file.name] is not None]
+
+
+def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
+    """What to name so that a corpus reads exactly these files of a folder: it, all of some ends, or each."""
+    names = {file.name for file in files}
+    for paths in ([path], _globs(path, files)):
+        try:
+            found = {file.name for file in kind(paths=tuple(paths)).files()}
+        except DataError:
+            continue
+        if found == names:
+            return paths
+    return [file.name for file in files]
+
+
+def _prepared_folder(path: str, files: Sequence[DataFile]) -> Any:
+    """What another program, or this one, wrote as a whole folder; None where it is not such a one."""
+    names = {PurePosixPath(file.name).name for file in files}
+    at_top = {file.name.removeprefix(path.rstrip("/") + "/") for file in files}
+    if {HEADER, "tokens.bin"} <= at_top:
+        return TokenFile(path=path)
+    if "index.json" in at_top and any(".mds" in name for name in names):
+        return Mds(path=path)
+    if "dataset_dict.json" in at_top or {"dataset_info.json", "state.json"} <= at_top:
+        return HuggingFaceDisk(path=path)
+    return None
+
+
+def _tokens(path: str, files: Sequence[DataFile]) -> TokenFile:
+    stems = {file.name.removesuffix(".bin").removesuffix(".idx") for file in files}
+    if len(stems) > 1:
+        raise DataError(
+            f"{path} holds {len(stems)} token files; name one of them, or write a recipe with a Mixture of them"
+        )
+    stem = stems.pop()
+    if not is_remote(stem):
+        if stem.endswith("tokens") and Path(stem).with_name(HEADER).is_file():
+            return TokenFile(path=f"{stem}.bin")
+        if not Path(f"{stem}.idx").is_file():
+            raise DataError(
+                f"{stem}.bin is a flat file of ids, or something else: nothing in it says how wide an id is. A recipe does: "
+                f"TokenFile(path='{stem}.bin', dtype='uint16', end_of_document=...)"
+            )
+    return MegatronTokens(path=stem)
+
+
+def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
+    """Texts, where the first file is one, whatever it is called."""
+    first = files[0]
+    begin = b"" if first.remote is not None else _begin(first)
+    if first.remote is None and _is_text(begin):
+        if first_character(begin) == b"{" and _end(first).lower() == ".json":
+            raise DataError(
+                f"{path} holds one JSON object over several lines, which is not text to train on; expected records: an object on "
+                f"each line, or one array of objects"
+            )
+        return TextFiles, [path]
+    ends = ", ".join(sorted({_end(file) or "no suffix" for file in files})[:6])
+    what = "is not text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is not text"
+    kind = format_of(begin)
+    packed = f" It is of the format {kind}." if kind is not None else ""
+    raise DataError(f"{path} {what}; expected {READ}.{packed}")
+
+
+def _begin(file: DataFile) -> bytes:
+    try:
+        with open(file.name, "rb") as opened:
+            return opened.read(LOOKED_AT_BYTES)
+    except OSError as error:
+        raise unreadable(file.name, error) from error
+
+
+def _is_text(begin: bytes) -> bool:
+    if b"\0" in begin:
+        return False
+    try:
+        begin.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # The last character may be cut.
+        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == LOOKED_AT_BYTES
+    return True
+
+
+def _end(file: DataFile) -> str:
+    name = PurePosixPath(file.name)
+    return "".join(name.suffixes[-2:]) if name.suffix.lower() in ENDINGS else name.suffix
+
+
+def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
+    """What reads each file, by name; None where nothing does."""
+    looked_at: Counter[str] = Counter()
+    found: dict[str, type | None] = {}
+    for file in files:
+        end = _end(file).lower()
+        named = _named(end)
+        looked_at[end] += 1
+        if file.remote is not None:
+            # A file that is named alone is meant; beside others, .json describes a data set more often than it holds one.
+            found[file.name] = Jsonl if named is None and single and end == ".json" else named
+        else:
+            is_code = named is TextFiles and end not in _PLAIN_TEXTS
+            by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
+            found[file.name] = named if by_name else _of_content(file, named)
+    return found
+
+
+def _named(end: str) -> type | None:
+    return TextFiles if end in TEXTS else next((kind for kind, ends in RECORDS.items() if end in ends), None)
+
+
+def _of_content(file: DataFile, named: type | None) -> type | None:
+    """What reads a file, by its first bytes; what its name says where they don't tell."""
+    begin = _begin(file)
+    if (kind := _OF_BYTES.get(format_of(begin) or "")) is not None:
+        return kind
+    if compression_of(begin) is not None:
+        if named is Jsonl:
+            return named
+        try:
+            begin = first_bytes(file.local, file.name)
+        except DataError:
+            return None
+        return Jsonl if looks_like_records(begin) else None
+    return Jsonl if looks_like_records(begin) else named
+
+
+def _globs(path: str, files: Sequence[DataFile]) -> list[str]:
+    ends = sorted({_end(file) for file in files})
+    root = path.rstrip("/") if is_remote(path) else glob.escape(path.rstrip("/"))
+    return [f"{root}/**/*{end}" for end in ends]
+
+
+def _counted(kinds: "Counter[type | None]", kind_of: Mapping[str, type | None]) -> str:
+    def ends(kind: type | None) -> str:
+        return "/".join(sorted({_end(DataFile(name)) for name, each in kind_of.items() if each is kind}))
+
+    return " and ".join(f"{count} of {ends(kind)}" for kind, count in kinds.items())

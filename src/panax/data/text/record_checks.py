@@ -1,0 +1,120 @@
+"""A corpus as it is tokenised: records that can't be used are counted and skipped, up to a limit, and documents filtered."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.validation import Validated
+
+from ...system import json_reader
+from .corpus import BadRecord, Corpus, Document
+from .filtered import Filtered
+
+BAD_RECORDS = "bad_records.jsonl"
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits(Validated):
+    """What is a bad record besides those that a corpus reports, and how many there may be.
+
+    Attributes:
+        max_characters: A document of more, prompt and text together, is one; None: none is too long.
+        max_bad_records: So many are skipped; one more is an error.
+    """
+
+    max_characters: int | None = None
+    max_bad_records: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_bad_records < 0 or (self.max_characters is not None and self.max_characters < 1):
+            raise RecipeError(
+                f"max_characters={self.max_characters}, max_bad_records={self.max_bad_records}; expected a positive number of "
+                f"characters or None, and 0 or more records"
+            )
+
+
+NO_EXCEPTIONS = Limits()
+
+
+class Checked:
+    """The usable documents of a corpus.
+
+    Attributes:
+        bad: The records that the last pass skipped.
+        num_filtered: How many documents a filter left out in the last pass.
+    """
+
+    def __init__(self, corpus: Corpus, limits: Limits = NO_EXCEPTIONS) -> None:
+        self._corpus = corpus
+        self._limits = limits
+        self.bad: list[BadRecord] = []
+        self.num_filtered = 0
+
+    def __str__(self) -> str:
+        return str(self._corpus)
+
+    def fingerprint(self) -> str:
+        return self._corpus.fingerprint()
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents that are left.
+
+        Raises:
+            DataError: There are more bad records than the limit.
+        """
+        self.bad, self.num_filtered = [], 0
+        inner = self._corpus.corpus if isinstance(self._corpus, Filtered) else self._corpus
+        takes = self._corpus.takes if isinstance(self._corpus, Filtered) else None
+        most = self._limits.max_characters
+        for number, document in enumerate(inner.documents(), 1):
+            if isinstance(document, BadRecord):
+                self._skip(document)
+            elif takes is not None and not takes(document):
+                self.num_filtered += 1
+            elif most is not None and len(document.prompt) + len(document.text) > most:
+                size = len(document.prompt) + len(document.text)
+                where = getattr(document, "where", "") or f"document {number}"
+                self._skip(BadRecord(where, f"{size:,} characters; expected at most max_characters={most}"))
+            else:
+                yield document
+
+    def _skip(self, record: BadRecord) -> None:
+        self.bad.append(record)
+        refuse(len(self.bad), self._limits.max_bad_records, self.bad)
+
+    def save(self, directory: Path) -> None:
+        """Write down what was skipped, where there is something."""
+        if self.bad:
+            lines = (json.dumps({"where": where, "reason": reason}) + "\n" for where, reason in self.bad)
+            (directory / BAD_RECORDS).write_text("".join(lines), encoding="utf-8")
+
+
+def read_bad_records(directory: Path) -> list[BadRecord]:
+    """The first records that were skipped when the token file in `directory` was written."""
+    try:
+        with (directory / BAD_RECORDS).open(encoding="utf-8") as lines:
+            found = [json_reader.parse(line) for line in itertools.islice(lines, _SHOWN)]
+        return [BadRecord(str(record["where"]), str(record["reason"])) for record in found]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # the list of what was skipped is gone; the tokens are not harmed
+
+
+def refuse(count: int, most: int, first: Sequence[BadRecord]) -> None:
+    """Raise when too many records were bad.
+
+    Raises:
+        DataError: `count` is more than `most`; it names the first ones.
+    """
+    if count <= most:
+        return
+    shown = [f"{where}: {reason}" for where, reason in first[:_SHOWN]]
+    if most == 0 and count == 1 and shown:
+        raise DataError(shown[0])
+    raise DataError(
+        f"{count} or more bad records, where max_bad_records={most}; the first: {'; '.join(shown) or 'unknown'}. "
+        "Repair them, or raise max_bad_records"
+    )

@@ -1,0 +1,150 @@
+"""What lies beside a tokenizer.json: the special tokens by their roles, the chat template, and how a model generates."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from panax.core.errors import DataError, RecipeError, kind_of
+
+from ...system import json_reader
+from ..files.files import decode_utf8, read_bytes
+
+CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+_ROLES_FILE = "special_tokens_map.json"
+_TEMPLATE = "chat_template.jinja"
+_ROLES = ("bos", "eos", "pad")
+_OF_A_MACHINE = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
+"""Keys that name files of the machine where a tokenizer was made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerCompanions:
+    """The files beside a tokenizer.json, which change no ids.
+
+    Attributes:
+        config: Of tokenizer_config.json, and of the older special_tokens_map.json.
+        template: The chat template, where it has its own file.
+        generation: Of generation_config.json.
+    """
+
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    template: str | None = None
+    generation: Mapping[str, Any] | None = None
+
+    def token(self, role: str) -> str | None:
+        """The token of a role: "bos", "eos" or "pad"."""
+        token = self.config.get(f"{role}_token")
+        if isinstance(token, dict):  # older files hold the whole added token
+            token = token.get("content")
+        return token if isinstance(token, str) else None
+
+    def ids(self, vocabulary: Mapping[str, int]) -> dict[str, int | None]:
+        """`bos_token_id`, `eos_token_id` and `pad_token_id`, None where there is none."""
+        return {f"{role}_token_id": vocabulary.get(self.token(role) or "") for role in _ROLES}
+
+    def ending_with(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
+        """With `end` as the end of a text, and, where none is named, with the one token that begins one."""
+        config = {key: value for key, value in self.config.items() if key not in _OF_A_MACHINE}
+        if config.pop("auto_map", None) is not None:  # names Python files, which are not carried along
+            config.pop("tokenizer_class", None)
+        if self.token("eos") != end:
+            config["eos_token"] = end
+        if self.token("bos") is None and len(start) == 1:
+            config["bos_token"] = start[0]
+        return dataclasses.replace(self, config={"tokenizer_class": "PreTrainedTokenizerFast", **config})
+
+    def files(self, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Names and texts, in which special tokens have the ids that they have in the vocabulary."""
+        yield CONFIG, _json(self.config)
+        if self.template is not None:
+            yield _TEMPLATE, self.template
+        if self.generation is not None:
+            yield GENERATION, _json(self._generation(self.ids(vocabulary)))
+
+    def _generation(self, ids: Mapping[str, int | None]) -> dict[str, Any]:
+        ends = self.generation.get("eos_token_id") if self.generation else None
+        several = isinstance(ends, list) and ids["eos_token_id"] in ends
+        known = {key: value for key, value in ids.items() if value is not None}
+        return {**(self.generation or {}), **known, **({"eos_token_id": ends} if several else {})}
+
+
+def read_beside(folder: Path) -> TokenizerCompanions:
+    """What lies in a tokenizer's folder.
+
+    Raises:
+        DataError: A file is broken.
+    """
+    roles, config = _object(folder / _ROLES_FILE) or {}, _object(folder / CONFIG) or {}
+    template = folder / _TEMPLATE
+    # There, older files hold whole added tokens, in a form that tokenizer_config.json has not.
+    contents = {
+        role: token["content"] if isinstance(token, dict) and "content" in token else token
+        for role, token in roles.items()
+    }
+    return TokenizerCompanions(
+        {**contents, **config},
+        decode_utf8(read_bytes(template), str(template)) if template.is_file() else None,
+        _object(folder / GENERATION),
+    )
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        found = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
+    except ValueError as error:
+        raise DataError(f"{path} is broken ({error}); expected a JSON object: repair or remove it") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is broken (it holds {kind_of(found)}); expected a JSON object: repair or remove it")
+    return found
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def start_of_text(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The ids that the tokenizer's post-processor puts before a text."""
+    if backend.post_processor is None:
+        return ()
+    for text in ("a", "0", " ", *backend.get_vocab(with_added_tokens=False)):
+        encoding = backend.encode(text, add_special_tokens=True)
+        if 0 in encoding.special_tokens_mask:
+            return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+    return ()
+
+
+def without_start(text: str, where: str) -> str:
+    """A tokenizer.json whose post-processor puts nothing before a text.
+
+    Raises:
+        RecipeError: Its post-processor is not a template.
+    """
+    content = json_reader.parse(text)
+
+    def stripped(processor: Any) -> Any:
+        kind = processor.get("type") if isinstance(processor, dict) else None
+        if kind == "Sequence":
+            return {**processor, "processors": [stripped(each) for each in processor["processors"]]}
+        if kind == "TemplateProcessing":
+            parts = {name: processor[name] for name in ("single", "pair")}
+            return processor | {name: _from_first_sequence(pieces) for name, pieces in parts.items()}
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            raise RecipeError(
+                f"add_bos=False: {where} puts its first token before a text with a {kind}, which can't leave it out; expected a "
+                f"TemplateProcessing. Set add_bos=True"
+            )
+        return processor
+
+    return json.dumps({**content, "post_processor": stripped(content.get("post_processor"))}, ensure_ascii=False)
+
+
+def _from_first_sequence(pieces: list[Any]) -> list[Any]:
+    first = next((place for place, piece in enumerate(pieces) if "Sequence" in piece), 0)
+    return pieces[first:]

@@ -1,0 +1,239 @@
+"""A corpus becomes a token file in the cache, once; after that it is only opened."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.serializable import former_names
+
+from ..files.cache import read_or_build
+from ..files.checksums import SEEN
+from ..files.files import fingerprint
+from .corpus import Corpus, Document
+from .record_checks import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
+from .token_file import TokenFile
+from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
+from .tokens import FORMAT_VERSION, TokenStore, TokenWriter, open_tokens
+
+_CHARACTERS_AT_ONCE = 2**22
+_DOCUMENTS_AT_ONCE = 2**14
+_PIECE_CHARACTERS = 2**18
+_WORD_BOUNDARY = re.compile(r"(?<=\S)\s")
+
+
+def open_corpus(
+    corpus: Corpus | TokenFile,
+    tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
+    root: Path,
+    progress: Progress | None,
+    limits: Limits = NO_EXCEPTIONS,
+) -> tuple[Tokenizer | None, TokenStore]:
+    """Open the tokens of a corpus, and their tokenizer, from the cache directory `root`; make there what is missing.
+
+    Raises:
+        DataError: The corpus or the tokenizer can't be read, or the corpus holds nothing, or too many bad records.
+    """
+    encoder, (store,) = open_corpora([corpus], tokenizer, root, progress, limits)
+    return encoder, store
+
+
+def open_corpora(
+    corpora: Sequence[Corpus | TokenFile],
+    tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
+    root: Path,
+    progress: Progress | None,
+    limits: Limits = NO_EXCEPTIONS,
+) -> tuple[Tokenizer | None, list[TokenStore]]:
+    """Open the tokens of several corpora that share one tokenizer; it is trained on all of them, document by document.
+
+    Raises:
+        DataError: As `open_corpus` does.
+    """
+    texts = [corpus for corpus in corpora if not isinstance(corpus, TokenFile)]
+    names = [_name(corpus, limits) for corpus in texts]
+    encoder: Tokenizer | None = None
+    if texts:
+        encoder = _tokenizer(texts, names, tokenizer, root, progress, limits)
+    elif isinstance(tokenizer, PretrainedTokenizer):
+        encoder = tokenizer.load()
+    name_of = iter(names)
+    return encoder, [
+        _open_token_file(corpus, encoder, root)
+        if isinstance(corpus, TokenFile)
+        else _open_text(corpus, next(name_of), encoder, root, progress, limits)
+        for corpus in corpora
+    ]
+
+
+def _name(corpus: Corpus, limits: Limits) -> str:
+    too_long = () if limits.max_characters is None else (limits.max_characters,)
+    return fingerprint("corpus", former_names(type(corpus).__name__), corpus.fingerprint(), *too_long)
+
+
+def _open_text(
+    corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: Limits
+) -> TokenStore:
+    assert encoder is not None
+    together = ("together",) if encoder.marks_beginnings else ()
+    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint, *together)}"
+    store = read_or_build(
+        root,
+        entry,
+        build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
+        read=lambda directory: open_tokens(directory, seen=root / SEEN),
+    )
+    if store.num_bad_records:
+        bad = read_bad_records(root / entry)
+        refuse(store.num_bad_records, limits.max_bad_records, bad)
+        if progress is not None:
+            first = f"; the first is {bad[0].where}: {bad[0].reason}" if bad else ""
+            what = (
+                f"{store.num_bad_records} bad records skipped (see {root / entry / BAD_RECORDS}{first}), which leaves"
+            )
+            progress(what, len(store.offsets) - 1, len(store.tokens))
+    return store
+
+
+def _open_token_file(corpus: TokenFile, encoder: Tokenizer | None, root: Path) -> TokenStore:
+    store = corpus.open(root)
+    if encoder is not None and encoder.vocab_size < store.vocab_size:
+        raise DataError(
+            f"{corpus.path} has a vocabulary of {store.vocab_size}, the tokenizer one of {encoder.vocab_size}; "
+            "expected the tokenizer that made the tokens"
+        )
+    return store
+
+
+def _tokenizer(
+    corpora: list[Corpus],
+    names: list[str],
+    tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
+    root: Path,
+    progress: Progress | None,
+    limits: Limits,
+) -> Tokenizer:
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return tokenizer.load()
+    if tokenizer is None:
+        raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
+    name = names[0] if len(names) == 1 else fingerprint("corpora", *names)
+    return read_or_build(
+        root,
+        f"tokenizer-v{FORMAT_VERSION}-{fingerprint(name, dataclasses.astuple(tokenizer))}",
+        build=lambda directory: tokenizer.train(_Together(corpora, limits), progress=progress).save(directory),
+        read=lambda directory: PretrainedTokenizer(path=str(directory)).load(),
+    )
+
+
+class _Together:
+    """Documents of several corpora in turn, so that a tokenizer that reads only the first of them meets each corpus."""
+
+    def __init__(self, corpora: list[Corpus], limits: Limits) -> None:
+        self._corpora = [Checked(corpus, limits) for corpus in corpora]
+
+    def documents(self) -> Iterator[Document]:
+        going = [corpus.documents() for corpus in self._corpora]
+        while going:
+            for documents in tuple(going):
+                document = next(documents, None)
+                if document is None:
+                    going.remove(documents)
+                else:
+                    yield document
+
+    def fingerprint(self) -> str:
+        return fingerprint("together", *(corpus.fingerprint() for corpus in self._corpora))
+
+
+def write_tokens(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    directory: str | Path,
+    *,
+    progress: Progress | None = None,
+    limits: Limits = NO_EXCEPTIONS,
+) -> None:
+    """Tokenise a corpus into a token file.
+
+    Prompts and answers are encoded apart, so that the mask falls between two tokens. With a tokenizer that puts a space before
+    each text they are one text, cut where the answer begins: apart, each answer would begin with a space that is not there.
+
+    Raises:
+        DataError: The corpus can't be read, holds no text, or too many bad records.
+    """
+    checked = Checked(corpus, limits)
+    with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
+        num_blank, writer.tokenizer = 0, tokenizer.fingerprint
+        for block in _blocks(checked.documents()):
+            for document, (prompt, text) in zip(block, _encoded(block, tokenizer), strict=True):
+                # An empty answer is a lesson too: to say nothing. A blank text is none.
+                if not document.prompt.strip() and not document.text.strip():
+                    num_blank += 1
+                    writer.skip()
+                else:
+                    # Nothing predicts a document's first token; after a prompt, no token of the prompt is a lesson.
+                    writer.num_empty_answers += bool(document.prompt) and not document.text
+                    start = list(tokenizer.start_of_document)
+                    unread = len(start) + len(prompt) if prompt else max(len(start) - 1, 0)
+                    writer.append(start + prompt + text, num_prompt_tokens=unread)
+            if progress is not None:
+                progress("tokenising", writer.num_documents, writer.num_tokens)
+        writer.num_bad_records, writer.num_filtered_documents = len(checked.bad), checked.num_filtered
+        checked.save(Path(directory))
+        if writer.num_documents == 0:
+            raise DataError(f"nothing to train on: {_why_empty(num_blank, checked)}; expected text in {corpus}")
+
+
+def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """The ids of each document's prompt, and of its text."""
+    if tokenizer.marks_beginnings:
+        return tokenizer.encode_pairs([(document.prompt, document.text) for document in block])
+    pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
+    encoded = iter(tokenizer.encode_batch([piece for pair in pieces for part in pair for piece in part]))
+
+    def of(part: list[str]) -> list[int]:
+        return list(itertools.chain.from_iterable(itertools.islice(encoded, len(part))))
+
+    return [(of(prompt), of(text)) for prompt, text in pieces]
+
+
+def _why_empty(num_blank: int, checked: Checked) -> str:
+    found = {"blank": num_blank, "bad": len(checked.bad), "left out by the filter": checked.num_filtered}
+    reasons = [f"{count} {what}" for what, count in found.items() if count]
+    if not reasons:
+        return "it has no document"
+    if len(reasons) == 1:
+        count, _, what = reasons[0].partition(" ")
+        return f"all {count} of its documents are {what}"
+    return f"of its documents {', '.join(reasons)}"
+
+
+def _blocks(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents in lists of a few million characters: enough for all cores, and little memory."""
+    block, size = [], 0
+    for document in documents:
+        block.append(document)
+        size += len(document.text) + len(document.prompt)
+        if size >= _CHARACTERS_AT_ONCE or len(block) >= _DOCUMENTS_AT_ONCE:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _cut(text: str) -> list[str]:
+    """Cut a long text into pieces that several cores can encode, each before white space that follows a word.
+
+    Byte-level tokenizers split words there anyway, so the tokens stay the same.
+    """
+    pieces, begin = [], 0
+    while len(text) - begin > _PIECE_CHARACTERS:
+        boundary = _WORD_BOUNDARY.search(text, begin + _PIECE_CHARACTERS)
+        if boundary is None:
+            break
+        pieces.append(text[begin : boundary.start()])
+        begin = boundary.start()
+    return [*pieces, text[begin:]]

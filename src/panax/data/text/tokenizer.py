@@ -1,0 +1,341 @@
+"""Tokenizers: one trained on the corpus, or one that exists. Both become the same small value, `Tokenizer`.
+
+Texts never become special tokens: `<|endoftext|>` written inside a document is encoded as the characters it is.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from panax.core.errors import DataError, RecipeError
+from panax.core.validation import Validated
+
+from ...system import json_reader
+from ...system.files import expand_user
+from ..files.files import decode_utf8, fingerprint, read_bytes
+from .corpus import Corpus, Document
+from .record_checks import Checked
+from .special_tokens import TokenizerCompanions, read_beside, start_of_text, without_start
+from .tokens import LARGEST_VOCABULARY
+
+END_OF_DOCUMENT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
+_TEXTS_AT_ONCE = 256
+
+TOLD_SECONDS = 5.0
+"""From one report on how far reading has come to the next."""
+
+Progress = Callable[[str, int, int], None]
+"""Called now and then with what is being done, and how many documents and tokens are done."""
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+        vocab_size: One more than the largest id.
+        marks_beginnings: Whether a text has other tokens at its beginning than behind another text, as a space is put before it
+            (Llama 2, T5), so that a text can't be encoded in pieces.
+        start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds them; often one (BOS),
+            or none.
+        end_of_document: The id that ends each document.
+        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None where it has no such token.
+        fingerprint: A hash of everything that decides which ids a document becomes.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, end_of_document: str, beside: TokenizerCompanions | None = None
+    ) -> None:
+        """Wrap a Hugging Face tokenizer, whose settings for truncation, padding and special tokens are set aside.
+
+        Raises:
+            DataError: It has no token `end_of_document`.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if end_of_document not in vocabulary:
+            specials = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values())
+            raise DataError(
+                f"the tokenizer has no token {end_of_document!r}; choose the one that ends a document with "
+                f"end_of_document=; its special tokens are: {specials or 'none'}"
+            )
+        self._backend = backend
+        self.start_of_document: tuple[int, ...] = start_of_text(backend)
+        start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
+        self._beside = (beside or TokenizerCompanions()).ending_with(end_of_document, start)
+        self._vocabulary = vocabulary
+        self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)
+        self.end_of_document: int = vocabulary[end_of_document]
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self.marks_beginnings = self._differs_in_pieces()
+        self.fingerprint: str = fingerprint(
+            "tokenizer", json.loads(backend.to_str()), end_of_document, *self.start_of_document
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Encode one text, without special tokens; a document begins with `start_of_document` before it."""
+        with _panics_are_errors("a text can't be encoded"):
+            return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts, without special tokens, on all cores (unless `TOKENIZERS_PARALLELISM` is false)."""
+        with _panics_are_errors("texts can't be encoded"):
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Encode texts that follow each other as one text, and cut the ids where the second begins.
+
+        An id that stands for the end of the first and the beginning of the second is the second's.
+        """
+        with _panics_are_errors("texts can't be encoded"):
+            encodings = self._backend.encode_batch(
+                [first + second for first, second in pairs], add_special_tokens=False
+            )
+        found = []
+        for (first, _), encoding in zip(pairs, encodings, strict=True):
+            ends = [end for _, end in encoding.offsets]
+            cut = next((place for place, end in enumerate(ends) if end > len(first)), len(ends))
+            found.append((encoding.ids[:cut], encoding.ids[cut:]))
+        return found
+
+    def _differs_in_pieces(self) -> bool:
+        """Whether two texts that are encoded apart are read back as something else than both as one text."""
+        for first, second in (("a", "b"), ("a:", " b"), ("[", "a"), ("a ", "b")):
+            apart = self.decode([*self.encode(first), *self.encode(second)])
+            if apart != self.decode(self.encode(first + second)):
+                return True
+        return False
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        """Turn ids into text; special tokens are shown as they are written."""
+        with _panics_are_errors("ids can't be decoded"):
+            return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def with_generation_of(self, folder: str | Path) -> "Tokenizer":
+        """Itself, and how the model in a folder generates, where nothing beside the tokenizer says so.
+
+        Raises:
+            DataError: The folder's `generation_config.json` is broken.
+        """
+        if self._beside.generation is not None:
+            return self
+        found = copy.copy(self)
+        found._beside = dataclasses.replace(self._beside, generation=read_beside(expand_user(folder)).generation)
+        return found
+
+    def save(self, directory: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too.
+
+        The chat template and `generation_config.json`, where they lay beside the tokenizer that was read, are written too.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        # Not with the library's `save`, which raises a plain Exception without a path.
+        (directory / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        for name, text in self._beside.files(self._vocabulary):
+            (directory / name).write_text(text, encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BytePairTokenizer(Validated):
+    """Byte-level byte-pair encoding, trained on the corpus itself: any text can be encoded, and comes back exactly.
+
+    Attributes:
+        vocab_size: How many ids at most; a small corpus may yield fewer. At least 257.
+        train_bytes: Train on the first documents up to this many characters of text.
+
+    Source: Sennrich et al. (arXiv:1508.07909); on bytes as in GPT-2.
+    """
+
+    vocab_size: int = 8192
+    train_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 257:
+            raise RecipeError(
+                f"vocab_size={self.vocab_size}; expected at least 257: each byte, and the end of a document"
+            )
+        if self.train_bytes < 1:
+            raise RecipeError(f"train_bytes={self.train_bytes}; expected at least 1")
+
+    def train(self, corpus: Corpus, *, progress: Progress | None = None) -> Tokenizer:
+        """Train on the corpus. The same texts give the same tokenizer.
+
+        Raises:
+            DataError: The corpus can't be read, or has a bad record.
+        """
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=[END_OF_DOCUMENT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        texts = _training_texts(Checked(corpus).documents(), self.train_bytes, progress)
+        backend.train_from_iterator(texts, trainer=trainer)
+        return Tokenizer(backend, end_of_document=END_OF_DOCUMENT)
+
+
+def _training_texts(documents: Iterator[Document], limit: int, progress: Progress | None) -> Iterator[list[str]]:
+    size = count = 0
+    told = time.monotonic()
+    while size < limit and (block := list(itertools.islice(documents, _TEXTS_AT_ONCE))):
+        texts = [text for document in block for text in (document.text, document.prompt) if text]
+        size += sum(map(len, texts))
+        count += len(block)
+        yield texts
+        if progress is not None and time.monotonic() - told >= TOLD_SECONDS:
+            progress("training the tokenizer", count, 0)
+            told = time.monotonic()
+    if progress is not None:
+        progress("training the tokenizer", count, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainedTokenizer(Validated):
+    """A tokenizer that exists, in Hugging Face's format.
+
+    Attributes:
+        path: A `tokenizer.json`, or a directory that holds one.
+        end_of_document: The token that ends each document. None: the `eos_token` of the `tokenizer_config.json` beside
+            it, else the first of the usual ones (`<|endoftext|>`, `</s>`, ...) that it has.
+        add_bos: Each document, and each prompt, begins with what the tokenizer's post-processor puts before a text, as in
+            `transformers`: a token that begins texts (BOS), or nothing. False: with nothing; the tokenizer is saved so.
+    """
+
+    path: str
+    end_of_document: str | None = None
+    add_bos: bool = True
+
+    def load(self) -> Tokenizer:
+        """Read it.
+
+        Raises:
+            DataError: The file is missing or broken, or nothing says which token ends a document.
+            RecipeError: add_bos=False, and the tokenizer can't do without.
+        """
+        path = expand_user(self.path)
+        if path.is_dir():
+            path = _in_folder(path)
+        text = decode_utf8(read_bytes(path), str(path))
+        _check_ids(text, str(path))
+        with _panics_are_errors(f"{path} is damaged"):
+            try:
+                backend = tokenizers.Tokenizer.from_str(text)
+                added = not self.add_bos and start_of_text(backend)
+                if added:
+                    backend = tokenizers.Tokenizer.from_str(without_start(text, str(path)))
+                _check_added(text, backend, str(path))
+            except (RecipeError, DataError):
+                raise
+            except Exception as error:  # the library raises bare Exception
+                message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
+                raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
+            beside = read_beside(path.parent)
+            if added and "add_bos_token" in beside.config:
+                beside = dataclasses.replace(beside, config={**beside.config, "add_bos_token": False})
+            end = self.end_of_document or beside.token("eos") or _find_end(backend, path)
+            return Tokenizer(backend, end_of_document=end, beside=beside)
+
+
+@contextlib.contextmanager
+def _panics_are_errors(what: str) -> Iterator[None]:
+    """Raise a DataError where the library, which is of Rust, panics: that is no `Exception`, and nothing else would catch it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: the tokenizers library fails with {error}; get the tokenizer again") from error
+
+
+def _check_ids(text: str, name: str) -> None:
+    """See that no id is so large that the library, which keeps a table of them, would end the process for want of memory.
+
+    Raises:
+        DataError: One is; what else is wrong with the file, the library says.
+    """
+    try:
+        read = json_reader.parse(text)
+        added = [token["id"] for token in read.get("added_tokens") or ()]
+        vocabulary = read["model"]["vocab"]
+        ids = [*added, *(vocabulary.values() if isinstance(vocabulary, dict) else ())]
+        largest = max((one for one in ids if isinstance(one, int | float)), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return
+    if not largest < LARGEST_VOCABULARY:
+        raise DataError(
+            f"{name} has a token of the id {largest:,}; expected ids below {LARGEST_VOCABULARY:,}: it is damaged"
+        )
+
+
+def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
+    """See that added tokens have the ids that the file says, which are rows of a model's embeddings.
+
+    The library gives them numbers of its own, one after another, where the file's leave a gap or have another order.
+
+    Raises:
+        DataError: They have not.
+    """
+    for token in json_reader.parse(text).get("added_tokens") or ():
+        found = backend.token_to_id(token["content"])
+        if found != token["id"]:
+            raise DataError(
+                f"{name} says that the added token {token['content']!r} has the id {token['id']}, and the tokenizers library "
+                f"{tokenizers.__version__} gives it {found}: to a model one of them is another token. Expected added tokens "
+                f"with ids that follow each other, in the file's order: number them so, with unused tokens in a gap"
+            )
+
+
+_OTHER_FORMS = {
+    "tokenizer.model": "SentencePiece",
+    "spiece.model": "SentencePiece",
+    "tekken.json": "Mistral's tekken",
+    "tiktoken.model": "tiktoken",
+    "vocab.json": "the older files of a byte-pair encoding",
+    "vocab.txt": "the older file of WordPiece",
+}
+
+
+def _in_folder(folder: Path) -> Path:
+    """The tokenizer.json of a folder.
+
+    Raises:
+        DataError: It holds a tokenizer in another form, or none.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path
+    other = next((name for name in _OTHER_FORMS if (folder / name).exists()), None)
+    other = other or next((file.name for file in sorted(folder.glob("*.tiktoken"))), None)
+    if other is None:
+        return path
+    form = _OTHER_FORMS.get(other, "tiktoken")
+    raise DataError(
+        f"{folder} holds {other} ({form}) and no tokenizer.json, the one form that is read; convert it with transformers: "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
+
+
+def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
+    for token in _KNOWN_ENDS:
+        if backend.token_to_id(token) is not None:
+            return token
+    specials = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values())
+    raise DataError(
+        f"{path}: nothing says which token ends a document; name it with end_of_document=; "
+        f"its special tokens are: {specials or 'none'}"
+    )

@@ -1,0 +1,1 @@
+"""Attention kernels, their reference, and the choice between them."""

@@ -1,0 +1,353 @@
+"""Flash attention in plain JAX: exact, memory linear in the length, on every backend.
+
+The score matrix is visited block by block. The list of (query block, key block) pairs that hold a visible key is known
+when the program is built (`MaskRule.block_pairs`); one `lax.scan` walks it and updates accumulators in place. So causal
+attention costs half, and a window costs time linear in the length. When everything fits one block there is no scan.
+Nothing of the score matrix is kept for the backward pass, which recomputes each block from (q, k, v, logsumexp).
+
+Source: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691). Differs: the loop is over a static list
+of pairs; keys and values of grouped queries are never repeated (the queries of a group are rows of one product).
+
+On the CPU two things decide the speed, both measured. Every product is written as rows-by-columns, `[m, k] x [k, n]`,
+with the transposed copies of q, k, v made once outside the loop: XLA:CPU runs other contractions up to 10 times
+slower. And a block of scores stays within the cache: about 512 x 512, for a few heads at a time, so there an outer
+loop walks the (batch, key-value head) rows.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from panax.core.layout.target import Target
+from panax.kernels.attention.layout import (
+    Cut,
+    ScoreBlocks,
+    choose_blocks,
+    cut_scores,
+    from_key_blocks_t,
+    from_query_blocks,
+    key_blocks,
+    query_blocks,
+    segment_blocks,
+)
+from panax.kernels.attention.mask import LOWEST_MAXIMUM, MASKED, MaskRule
+from panax.kernels.precision import accumulation_dtype
+from panax.kernels.product import MatmulCase, choose_timed
+from panax.kernels.registry import Kernel, note, register
+from panax.kernels.varying import vary_alike, vary_like
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What is computed at each (query, key) pair: everything about attention that is static, besides the blocks."""
+
+    mask: MaskRule
+    scale: float
+    soft_cap: float | None
+
+
+class Halves(NamedTuple):
+    """What a kernel for "partial attention" runs.
+
+    Attributes:
+        forward: Called with the arguments of `flash_forward`, all of them given.
+        backward: Likewise of `flash_backward`.
+    """
+
+    forward: Callable[..., tuple[Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array]]
+
+
+def partial_kernel(blocks: ScoreBlocks, q: Array, k: Array, *others: Array) -> Kernel:
+    """The kernel for attention whose pieces are put together afterwards, and whose backward pass stands apart."""
+    batch, query_seq, heads, head_dim = q.shape
+    case = MatmulCase.of(batch * heads * query_seq * k.shape[1] * head_dim, q, k, *others)
+    return note(choose_timed("partial attention", case, case.dtype, blocks.target), blocks.target).kernel
+
+
+def blockwise_attention(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    segments: Int[Array, "batch seq"] | None,
+    *,
+    mask: MaskRule,
+    soft_cap: float | None,
+    scale: float,
+    target: Target,
+    block_size: int | None = None,
+) -> Float[Array, "batch query_seq heads head_dim"]:
+    """Exact attention; keeps (q, k, v, out, logsumexp) for its backward pass. Arguments as `attention`."""
+    blocks = choose_blocks(
+        target=target,
+        batch=q.shape[0],
+        kv_heads=k.shape[2],
+        group=q.shape[2] // k.shape[2],
+        query_seq=q.shape[1],
+        key_seq=k.shape[1],
+        window=mask.window,
+        block_size=block_size,
+    )
+    q, k, v, segments = vary_alike(q, k, v, segments)
+    return _attention(q, k, v, segments, Scores(mask=mask, scale=scale, soft_cap=soft_cap), blocks)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attention(q: Array, k: Array, v: Array, segments: Array | None, scores: Scores, blocks: ScoreBlocks) -> Array:
+    return flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks)[0]
+
+
+def _attention_forward(q, k, v, segments, scores, blocks):
+    out, logsumexp = flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks)
+    return out, (q, k, v, segments, out, logsumexp)
+
+
+def _attention_backward(scores, blocks, saved, d_out):
+    q, k, v, segments, out, logsumexp = saved
+    delta = output_delta(out, d_out)
+    gradients = flash_backward(q, k, v, segments, segments, logsumexp, delta, d_out, scores=scores, blocks=blocks)
+    return *gradients, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def output_delta(
+    out: Float[Array, "batch query_seq heads head_dim"], d_out: Float[Array, "batch query_seq heads head_dim"]
+) -> Float[Array, "batch query_seq heads"]:
+    """The inner product of each output with its cotangent, which the softmax's derivative subtracts."""
+    wide = accumulation_dtype(out.dtype)
+    return (out.astype(wide) * d_out.astype(wide)).sum(axis=-1)
+
+
+def flash_forward(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    query_segments: Int[Array, "batch query_seq"] | None,
+    key_segments: Int[Array, "batch key_seq"] | None,
+    *,
+    scores: Scores,
+    blocks: ScoreBlocks,
+    result_dtype: DTypeLike | None = None,
+) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
+    """The output and the logarithm of each query's softmax sum, which is -1e30 where a query sees no key.
+
+    Not differentiable by itself; the pieces of a sequence split over devices are combined by their logsumexp.
+
+    Args:
+        result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
+    """
+    run = partial_kernel(blocks, q, k, v).run.forward
+    return run(
+        q, k, v, query_segments, key_segments, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype
+    )
+
+
+def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike):
+    """As `flash_forward`, by a scan over pairs of blocks."""
+    cut = cut_scores(q, k, blocks)
+    pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
+    wide = accumulation_dtype(q.dtype)
+    product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
+
+    def attend(q, k, v, query_segments, key_segments):
+        queries, keys_t, values = query_blocks(q, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut)
+        query_segment = segment_blocks(query_segments, cut.query_blocks, blocks.query, cut)
+        key_segment = segment_blocks(key_segments, cut.key_blocks, blocks.key, cut)
+
+        def step(carry, pair):
+            i, j = pair[0], pair[1]
+            total, highest, out = (_at(part, i) for part in carry)
+            raw = product(_at(queries, i), _at(keys_t, j))
+            visible = _visible(scores.mask, cut, i, j, query_segment, key_segment)
+            score = _score(raw, scores)[0]
+            score = score if visible is None else jnp.where(visible, score, MASKED)
+            highest_now = jnp.maximum(highest, score.max(axis=-1))
+            # The barrier keeps XLA from computing the exponential twice, once for the sum and once for the product.
+            weight = lax.optimization_barrier(jnp.exp(score - highest_now[..., None]))
+            shrink = jnp.exp(highest - highest_now)
+            total = total * shrink + weight.sum(axis=-1)
+            out = out * shrink[..., None] + product(weight.astype(q.dtype), _at(values, j))
+            return tuple(_put(part, new, i) for part, new in zip(carry, (total, highest_now, out))), None
+
+        start = (
+            jnp.zeros(queries.shape[:-1], wide),
+            jnp.full(queries.shape[:-1], LOWEST_MAXIMUM, wide),
+            jnp.zeros(queries.shape, wide),
+        )
+        total, highest, out = _walk(step, tuple(vary_like(part, queries) for part in start), pairs)
+        seen = total > 0
+        total = jnp.where(seen, total, 1.0)
+        logsumexp = jnp.where(seen, highest + jnp.log(total), MASKED)
+        out = (out / total[..., None]).astype(result_dtype)
+        return from_query_blocks(out, cut), from_query_blocks(logsumexp[..., None], cut)[..., 0]
+
+    outputs = (jnp.zeros(q.shape, result_dtype), jnp.zeros(q.shape[:-1], wide))
+    out, logsumexp = _over_rows(attend, (q, k, v, query_segments, key_segments), outputs, cut)
+    return out, logsumexp
+
+
+def flash_backward(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    query_segments: Int[Array, "batch query_seq"] | None,
+    key_segments: Int[Array, "batch key_seq"] | None,
+    logsumexp: Float[Array, "batch query_seq heads"],
+    delta: Float[Array, "batch query_seq heads"],
+    d_out: Float[Array, "batch query_seq heads head_dim"],
+    *,
+    scores: Scores,
+    blocks: ScoreBlocks,
+    result_dtype: DTypeLike | None = None,
+) -> tuple[Array, Array, Array]:
+    """The cotangents of q, k and v in one pass over the block pairs.
+
+    Args:
+        logsumexp: From `flash_forward`, or of the whole sequence where these are the keys of one piece of it.
+        delta: From `output_delta`, likewise of the whole output.
+        result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
+            wanted in float32.
+    """
+    run = partial_kernel(blocks, q, k, v, d_out).run.backward
+    arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out)
+    return run(*arrays, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype)
+
+
+def _backward(
+    q, k, v, query_segments, key_segments, logsumexp, delta, d_out, *,
+    scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike,
+):  # fmt: skip
+    """As `flash_backward`, by a scan over pairs of blocks."""
+    cut = cut_scores(q, k, blocks)
+    pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
+    wide = accumulation_dtype(q.dtype)
+    product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
+
+    def attend(q, k, v, d_out, logsumexp, delta, query_segments, key_segments):
+        queries, queries_t = query_blocks(q, cut), query_blocks(q, cut, transpose=True)
+        keys, keys_t, values_t = key_blocks(k, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut, True)
+        d_outs, d_outs_t = query_blocks(d_out, cut), query_blocks(d_out, cut, transpose=True)
+        sums = query_blocks(logsumexp[..., None], cut)[..., 0]
+        deltas = query_blocks(delta[..., None], cut)[..., 0]
+        query_segment = segment_blocks(query_segments, cut.query_blocks, blocks.query, cut)
+        key_segment = segment_blocks(key_segments, cut.key_blocks, blocks.key, cut)
+
+        def step(carry, pair):
+            i, j = pair[0], pair[1]
+            raw = product(_at(queries, i), _at(keys_t, j))
+            visible = _visible(scores.mask, cut, i, j, query_segment, key_segment)
+            score, slope = _score(raw, scores)
+            weight = jnp.exp(score - _at(sums, i)[..., None])
+            weight = weight if visible is None else jnp.where(visible, weight, 0.0)
+            weight = lax.optimization_barrier(weight)
+            d_weight = product(_at(d_outs, i), _at(values_t, j))
+            d_raw = weight * (d_weight - _at(deltas, i)[..., None]) * slope
+            d_raw = lax.optimization_barrier(d_raw.astype(q.dtype))
+            d_query = product(d_raw, _at(keys, j))
+            d_key_t = product(_at(queries_t, i), d_raw)
+            d_value_t = product(_at(d_outs_t, i), weight.astype(q.dtype))
+            parts = zip(carry, (d_query, d_key_t, d_value_t), (i, j, j))
+            return tuple(_put(part, _at(part, at) + new, at) for part, new, at in parts), None
+
+        start = tuple(vary_like(jnp.zeros(part.shape, wide), queries) for part in (queries, keys_t, values_t))
+        d_q, d_k, d_v = (part.astype(result_dtype) for part in _walk(step, start, pairs))
+        return from_query_blocks(d_q, cut), from_key_blocks_t(d_k, cut), from_key_blocks_t(d_v, cut)
+
+    arrays = (q, k, v, d_out, logsumexp, delta, query_segments, key_segments)
+    outputs = tuple(jnp.zeros(x.shape, result_dtype) for x in (q, k, v))
+    d_q, d_k, d_v = _over_rows(attend, arrays, outputs, cut)
+    return d_q, d_k, d_v
+
+
+def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
+    """The scaled and capped score, and its derivative by the raw product."""
+    if scores.soft_cap is None:
+        return raw * scores.scale, scores.scale
+    bounded = jnp.tanh(raw * (scores.scale / scores.soft_cap))
+    return scores.soft_cap * bounded, scores.scale * (1.0 - bounded * bounded)
+
+
+def _visible(
+    mask: MaskRule, cut: Cut, i: Array, j: Array, query_segment: Array | None, key_segment: Array | None
+) -> Array | None:
+    """Which scores of block (i, j) count: [rows or 1, group * query block, key block]; None if all do."""
+    blocks = cut.blocks
+    key = j * blocks.key + jnp.arange(blocks.key)[None, None, :]
+    visible = None
+    if not mask.everything:
+        # The queries of a group's heads lie one after the other, so positions repeat.
+        query = i * blocks.query + jnp.tile(jnp.arange(blocks.query), cut.r)[None, :, None]
+        visible = mask.allows(query, key)
+    if cut.key_blocks * blocks.key > cut.k:
+        inside = key < cut.k
+        visible = inside if visible is None else visible & inside
+    if query_segment is not None and key_segment is not None:
+        left, right = jnp.tile(_at(query_segment, i), (1, cut.r))[:, :, None], _at(key_segment, j)[:, None, :]
+        together = (left == right) & (left != 0)
+        visible = together if visible is None else visible & together
+    return visible
+
+
+def _walk(step, start, pairs: list[tuple[int, int]]):
+    """Fold `step` over the pairs: without a loop for one pair."""
+    if len(pairs) <= 1:
+        for pair in pairs:
+            start, _ = step(start, jnp.asarray(pair, jnp.int32))
+        return start
+    return lax.scan(step, start, jnp.asarray(pairs, jnp.int32))[0]
+
+
+def _over_rows(attend, arrays: tuple[Array | None, ...], outputs: tuple[Array, ...], cut: Cut) -> tuple[Array, ...]:
+    """Apply `attend` to each chunk of (batch, key-value heads) rows, and put its results into `outputs`.
+
+    Args:
+        arrays: [batch, seq, heads, ...] or [batch, seq].
+        outputs: [batch, seq, heads, ...], filled in place.
+    """
+    blocks = cut.blocks
+    starts = [(i, j) for i in range(0, cut.b, blocks.batch) for j in range(0, cut.g, blocks.kv_heads)]
+    if len(starts) == 1:
+        return attend(*arrays)
+
+    def heads_at(x: Array, head: Array) -> tuple[Array | int, int]:
+        """Where the chunk's heads start in `x`, which holds query heads or key-value heads, and how many they are."""
+        group = x.shape[2] // cut.g
+        return head * group, blocks.kv_heads * group
+
+    def step(outputs, start):
+        row, head = start[0], start[1]
+        chunk = []
+        for x in arrays:
+            if x is not None:
+                x = lax.dynamic_slice_in_dim(x, row, blocks.batch, axis=0)
+                x = x if x.ndim == 2 else lax.dynamic_slice_in_dim(x, *heads_at(x, head), axis=2)
+            chunk.append(x)
+        filled = []
+        for whole, part in zip(outputs, attend(*chunk)):
+            at = (row, 0, heads_at(whole, head)[0], *(0 for _ in whole.shape[3:]))
+            filled.append(lax.dynamic_update_slice(whole, part, at))
+        return tuple(filled), None
+
+    references = [x for x in arrays if x is not None]
+    outputs = tuple(vary_like(x, *references) for x in outputs)
+    return lax.scan(step, outputs, jnp.asarray(starts, jnp.int32))[0]
+
+
+def _at(blocks: Array, index: Array) -> Array:
+    return lax.dynamic_index_in_dim(blocks, index, axis=0, keepdims=False)
+
+
+def _put(blocks: Array, new: Array, index: Array) -> Array:
+    return lax.dynamic_update_index_in_dim(blocks, new, index, axis=0)
+
+
+register(Kernel(work="partial attention", name="blockwise", run=Halves(_forward, _backward), rank=10))

@@ -1,0 +1,148 @@
+"""How blockwise attention cuts the score matrix, and the layout of its arrays.
+
+In the inner loop every array is [block, row, ...], so that a block is one contiguous slice; a row is a
+(batch, key-value head) pair, and the queries of the heads of its group lie one after the other.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from panax.core.layout.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreBlocks:
+    """How the score matrix is cut.
+
+    Attributes:
+        query: Queries of one head per block.
+        key: Keys per block.
+        batch: Sequences in one step; divides the batch.
+        kv_heads: Key-value heads in one step; divides their number.
+        target: What the program is for.
+    """
+
+    query: int
+    key: int
+    batch: int
+    kv_heads: int
+    target: Target
+
+
+class Cut(NamedTuple):
+    """Sizes of one call, in the letters of the products below."""
+
+    b: int  # batch
+    g: int  # key-value heads
+    r: int  # query heads per key-value head
+    q: int  # query length
+    k: int  # key length
+    blocks: ScoreBlocks
+
+    @property
+    def query_blocks(self) -> int:
+        return -(-self.q // self.blocks.query)
+
+    @property
+    def key_blocks(self) -> int:
+        return -(-self.k // self.blocks.key)
+
+
+def choose_blocks(
+    *,
+    target: Target,
+    batch: int,
+    kv_heads: int,
+    group: int,
+    query_seq: int,
+    key_seq: int,
+    window: int | None,
+    block_size: int | None,
+) -> ScoreBlocks:
+    """Blocks for a target: of the size of its cache where that is faster, else all rows at once.
+
+    Args:
+        group: Query heads per key-value head; they share a block, so a block holds fewer queries of each.
+        block_size: Queries and keys per block, instead of the choice made here.
+    """
+    if block_size is not None:
+        if block_size < 1:
+            raise ValueError(f"block_size={block_size} must be at least 1")
+        query, key = min(block_size, query_seq), min(block_size, key_seq)
+    else:
+        # A block much longer than the window would compute mostly masked scores.
+        most = 512 if window is None else min(512, max(128, 1 << (window - 1).bit_length()))
+        query = _even_block(query_seq, max(64, most // group))
+        key = _even_block(key_seq, most)
+    cached = target.traits.scores_in_cache
+    if cached is None:
+        return ScoreBlocks(query=query, key=key, batch=batch, kv_heads=kv_heads, target=target)
+    rows = max(1, cached // (group * query * key))
+    if rows < kv_heads:
+        return ScoreBlocks(query=query, key=key, batch=1, kv_heads=_largest_divisor(kv_heads, rows), target=target)
+    together = _largest_divisor(batch, rows // kv_heads)
+    return ScoreBlocks(query=query, key=key, batch=together, kv_heads=kv_heads, target=target)
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(n for n in range(1, number + 1) if number % n == 0 and n <= at_most)
+
+
+def _even_block(length: int, most: int) -> int:
+    """Cut `length` into the fewest blocks of at most `most`, of equal size: little padding at any length."""
+    if length <= most:
+        return length
+    block = -(-length // -(-length // most))
+    return min(most, -(-block // 16) * 16)
+
+
+def cut_scores(q: Array, k: Array, blocks: ScoreBlocks) -> Cut:
+    return Cut(q.shape[0], k.shape[2], q.shape[2] // k.shape[2], q.shape[1], k.shape[1], blocks)
+
+
+def _padded(x: Array, length: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (0, length - x.shape[1])
+    return jnp.pad(x, widths) if length > x.shape[1] else x
+
+
+def query_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
+    """[batch, seq, heads, d] to [block, row, group * query, d], or with d before the queries."""
+    blocks, d = cut.query_blocks, x.shape[-1]
+    x = _padded(x, blocks * cut.blocks.query).reshape(x.shape[0], blocks, cut.blocks.query, -1, cut.r, d)
+    if transpose:  # b i q g r d -> i b g d r q
+        return x.transpose(1, 0, 3, 5, 4, 2).reshape(blocks, -1, d, cut.r * cut.blocks.query)
+    return x.transpose(1, 0, 3, 4, 2, 5).reshape(blocks, -1, cut.r * cut.blocks.query, d)
+
+
+def from_query_blocks(x: Array, cut: Cut) -> Array:
+    blocks, _, _, d = x.shape
+    x = x.reshape(blocks, -1, cut.blocks.kv_heads, cut.r, cut.blocks.query, d)  # i b g r q d -> b i q g r d
+    x = x.transpose(1, 0, 4, 2, 3, 5)
+    return x.reshape(x.shape[0], blocks * cut.blocks.query, -1, d)[:, : cut.q]
+
+
+def key_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
+    """[batch, seq, kv_heads, d] to [block, row, key, d], or with d before the keys."""
+    blocks, d = cut.key_blocks, x.shape[-1]
+    x = _padded(x, blocks * cut.blocks.key).reshape(x.shape[0], blocks, cut.blocks.key, -1, d)
+    if transpose:  # b j k g d -> j b g d k
+        return x.transpose(1, 0, 3, 4, 2).reshape(blocks, -1, d, cut.blocks.key)
+    return x.transpose(1, 0, 3, 2, 4).reshape(blocks, -1, cut.blocks.key, d)
+
+
+def from_key_blocks_t(x: Array, cut: Cut) -> Array:
+    blocks, _, d, size = x.shape
+    x = x.reshape(blocks, -1, cut.blocks.kv_heads, d, size).transpose(1, 0, 4, 2, 3)  # j b g d k -> b j k g d
+    return x.reshape(x.shape[0], blocks * size, -1, d)[:, : cut.k]
+
+
+def segment_blocks(segments: Array | None, count: int, size: int, cut: Cut) -> Array | None:
+    """[batch, seq] to [block, row, position]; every key-value head of a sequence gets its copy."""
+    if segments is None:
+        return None
+    x = _padded(segments, count * size).reshape(segments.shape[0], count, size).swapaxes(0, 1)
+    return jnp.repeat(x, cut.blocks.kv_heads, axis=1)

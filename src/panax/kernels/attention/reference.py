@@ -1,0 +1,46 @@
+"""Reference attention: the full score matrix with a float32 softmax, to which faster kernels are compared."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.attention.mask import MaskRule
+from panax.kernels.precision import accumulation_dtype
+
+
+def reference_attention(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
+    v: Float[Array, "batch key_seq kv_heads head_dim"],
+    segments: Int[Array, "batch seq"] | None,
+    *,
+    mask: MaskRule,
+    soft_cap: float | None,
+    scale: float,
+) -> Float[Array, "batch query_seq heads head_dim"]:
+    """Compute softmax attention with grouped queries; memory is quadratic in the length.
+
+    Source: Attention Is All You Need (arXiv:1706.03762), section 3.2.1; grouped queries: arXiv:2305.13245; soft-cap:
+    Gemma 2 (arXiv:2408.00118), section 2. A query without visible keys outputs zeros.
+    """
+    batch, query_seq, heads, head_dim = q.shape
+    key_seq, kv_heads = k.shape[1:3]
+    wide = accumulation_dtype(q.dtype)
+    grouped = q.reshape(batch, query_seq, kv_heads, heads // kv_heads, head_dim)
+    # b batch, q query, k key, g key-value head, r query head of the group, d head_dim
+    scores = scale * jnp.einsum("bqgrd,bkgd->bgrqk", grouped, k, preferred_element_type=wide)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+
+    visible = mask.allows(jnp.arange(query_seq)[:, None], jnp.arange(key_seq)[None, :])[None, None, None]
+    if segments is not None:
+        together = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] != 0)
+        visible = visible & together[:, None, None]
+
+    # A row without keys would be 0/0: a maximum of 0 and a sum of 1 yield zeros, also in gradients.
+    scores = jnp.where(visible, scores, -jnp.inf)
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = (weights / jnp.where(total == 0, 1.0, total)).astype(q.dtype)
+    out = jnp.einsum("bgrqk,bkgd->bqgrd", weights, v, preferred_element_type=wide)
+    return out.reshape(q.shape).astype(q.dtype)

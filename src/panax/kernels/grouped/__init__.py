@@ -1,0 +1,1 @@
+"""Grouped matmuls for mixtures of experts: kernels and their reference."""

@@ -1,0 +1,85 @@
+"""The experts' whole feed-forward in one loop over chunks of rows: the fast way on the CPU in float32.
+
+Between one product and the next a chunk's values stay in the cache; product by product they would be written to memory and
+read again, which costs a quarter of the time. Forward and backward are a loop each, and the backward pass keeps only what the
+first products gave.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from panax.kernels.grouped.blocked import map_groups
+from panax.kernels.grouped.rows import Groups
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+class Matrices(NamedTuple):
+    """Of all groups; no gate where there is None."""
+
+    gate: Float[Array, "group embed ffn"] | None
+    up: Float[Array, "group embed ffn"]
+    down: Float[Array, "group ffn embed"]
+
+
+class Inner(NamedTuple):
+    """What the first products gave, of all rows: what the backward pass keeps."""
+
+    gate: Float[Array, "row ffn"] | None
+    up: Float[Array, "row ffn"]
+
+
+def chunked_feed_forward(
+    activation: Activation,
+    rows: Float[Array, "row embed"],
+    weight: Float[Array, " row"],
+    matrices: Matrices,
+    groups: Groups,
+) -> tuple[Float[Array, "row embed"], Inner]:
+    """`(weight * activation(rows · gate) * (rows · up)) · down`, each row with its group's matrices.
+
+    Returns:
+        The result, unspecified for the rows of unused tiles, and what the gradients need of it.
+    """
+
+    def chunk(own: Matrices, rows: Any) -> tuple[Any, tuple]:
+        x, weight = rows
+        inner = Inner(None if own.gate is None else x @ own.gate, x @ own.up)
+        return (inner, (_hidden(activation, inner) * weight[:, None]) @ own.down), ()
+
+    (inner, y), _ = map_groups(chunk, (rows, weight), matrices, groups)
+    return y, inner
+
+
+def chunked_feed_forward_gradients(
+    activation: Activation,
+    rows: Float[Array, "row embed"],
+    weight: Float[Array, " row"],
+    inner: Inner,
+    matrices: Matrices,
+    groups: Groups,
+    gradient: Float[Array, "row embed"],
+) -> tuple[Float[Array, "row embed"], Float[Array, " row"], Matrices]:
+    """The gradients of `rows`, `weight` and `matrices`."""
+
+    def chunk(own: Matrices, rows: Any) -> tuple[Any, Matrices]:
+        x, weight, inner, dy = rows
+        hidden, pull = jax.vjp(lambda inner: _hidden(activation, inner), inner)
+        d_weighted = dy @ own.down.T
+        (d_inner,) = pull(d_weighted * weight[:, None])
+        dx = d_inner.up @ own.up.T
+        d_gate = None
+        if own.gate is not None:
+            dx, d_gate = dx + d_inner.gate @ own.gate.T, x.T @ d_inner.gate
+        d_down = (hidden * weight[:, None]).T @ dy
+        return (dx, (d_weighted * hidden).sum(axis=1)), Matrices(d_gate, x.T @ d_inner.up, d_down)
+
+    (dx, d_weight), sums = map_groups(chunk, (rows, weight, inner, gradient), matrices, groups)
+    return dx, d_weight, sums
+
+
+def _hidden(activation: Activation, inner: Inner) -> jax.Array:
+    return activation(inner.up) if inner.gate is None else activation(inner.gate) * inner.up

@@ -1,0 +1,47 @@
+"""The scan of a state-space model as it is defined: one position after the other, in float32. The measure of the chunked one."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from panax.kernels.precision import accumulation_dtype
+from panax.kernels.state_space.state_space import Scanned
+
+
+def reference_state_space_scan(
+    x: Float[Array, "batch seq heads head_dim"],
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch seq groups state"],
+    c: Float[Array, "batch seq groups state"],
+    *,
+    state: Float[Array, "batch heads head_dim state"] | None = None,
+    segments: Int[Array, "batch seq"] | None = None,
+) -> Scanned:
+    """As `state_space_scan`; its backward pass keeps the state of every position.
+
+    Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretisation of Mamba-2.
+    """
+    batch, seq, heads, head_dim = x.shape
+    each = heads // b.shape[2]
+    wide = accumulation_dtype(x.dtype)
+    segments = jnp.ones((batch, seq), jnp.int32) if segments is None else segments
+    # A document's first position forgets; the row's first position belongs to the state that is given.
+    before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
+    keeps, real = (segments == before) & (segments != 0), segments != 0
+
+    def step(carry, position):
+        state, decay = carry
+        x, dt, b, c, keep, real = position
+        left = jnp.where(keep[:, None], jnp.exp(dt * a.astype(wide)[None]), 0.0)
+        write = jnp.where(real[:, None], dt, 0.0)
+        b, c = (jnp.repeat(part, each, axis=1) for part in (b, c))
+        state = left[..., None, None] * state + (write[..., None] * x)[..., None] * b[:, :, None, :]
+        return (state, left * decay), jnp.where(real[:, None, None], (state * c[:, :, None, :]).sum(axis=-1), 0.0)
+
+    if state is None:
+        state = jnp.zeros((batch, heads, head_dim, b.shape[-1]), wide)
+    positions = [jnp.moveaxis(part.astype(wide), 1, 0) for part in (x, dt, b, c)]
+    start = (state.astype(wide), jnp.ones((batch, heads), wide))
+    (state, decay), y = lax.scan(step, start, (*positions, keeps.T, real.T))
+    return Scanned(jnp.moveaxis(y, 0, 1).astype(x.dtype), state, decay)

@@ -1,0 +1,209 @@
+"""The scan of a selective state-space model with a scalar decay for each head (Mamba-2), chunk by chunk.
+
+Each head has a matrix of state, which decays and takes up one outer product at every position, and is read by one vector:
+
+    state[t] = exp(dt[t] * a) * state[t - 1] + dt[t] * x[t] b[t]^T        y[t] = state[t] c[t]
+
+Within a chunk this is attention without a softmax: (c b^T, times the decay between the two positions) x, made of matrix
+multiplications; between chunks only the state passes on. A loop walks the chunks, and its backward pass computes each chunk again
+from its inputs and the state before it, so no more than one chunk's scores exist at a time.
+
+Where documents are packed in a row, the state is zero before each document's first token: a decay across a boundary is zero.
+
+Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 6. Differs: chunks one after the other, not all at once; the
+heads of a group share one product of c and b, and are columns of one product with the state.
+
+Chunks are short on CPU, where the work that grows with them is not that of fast matrix units: 24 heads of 64 with a state of 128,
+2,048 positions, forward and backward on two busy cores, float32: 413 ms in chunks of 16, 310 of 32, 380 of 64, 933 of 128; in
+bfloat16 869, 320, 578, 712. Elsewhere they are as long as a tile of the matrix units, which is not measured.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from panax.core.layout.target import Target
+from panax.kernels.attention.mask import MASKED
+from panax.kernels.precision import accumulation_dtype
+from panax.kernels.varying import vary_alike, vary_like
+
+
+class Scanned(NamedTuple):
+    """What a scan over rows gives.
+
+    Attributes:
+        y: In the dtype of x; zero at padding.
+        state: After the last position; float32.
+        decay: What is left at the last position of a state before the first one; float32. It is zero where a document begins.
+    """
+
+    y: Float[Array, "batch seq heads head_dim"]
+    state: Float[Array, "batch heads head_dim state"]
+    decay: Float[Array, "batch heads"]
+
+
+def chunk_of(target: Target) -> int:
+    """Positions in a chunk, by default."""
+    return 32 if target.platform == "cpu" else 128
+
+
+def state_space_scan(
+    x: Float[Array, "batch seq heads head_dim"],
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch seq groups state"],
+    c: Float[Array, "batch seq groups state"],
+    *,
+    state: Float[Array, "batch heads head_dim state"] | None = None,
+    segments: Int[Array, "batch seq"] | None = None,
+    target: Target,
+    chunk: int | None = None,
+) -> Scanned:
+    """Scan rows of any length; differentiable by everything but the segments.
+
+    Products are computed in the dtype of x, and summed in float32; decays and states are float32.
+
+    Args:
+        dt: The step, positive; float32.
+        a: The rate of decay, negative; float32.
+        b: What is written to the state, and c what reads it; adjacent heads share one of the groups.
+        state: Before the first position, of the same document as that position; None is zero.
+        segments: The document of each position; 0 is padding.
+        chunk: Positions in a chunk; by default `chunk_of(target)`.
+
+    Raises:
+        ValueError: The heads are not a multiple of the groups, or the chunk is below 1.
+    """
+    batch, seq, heads, head_dim = x.shape
+    groups, width = b.shape[2:]
+    if heads % groups:
+        raise ValueError(f"{heads=} must be a multiple of {groups=}: adjacent heads share a group's b and c")
+    chunk = chunk_of(target) if chunk is None else chunk
+    if chunk < 1:
+        raise ValueError(f"{chunk=} must be at least 1")
+    x, dt, a, b, c, state, segments = vary_alike(x, dt, a, b, c, state, segments)
+    wide = accumulation_dtype(x.dtype)
+    rows = _Rows.of(dt.astype(wide), a.astype(wide), segments)
+    grouped = (batch, groups, heads // groups)
+    # State as [batch, groups, state, heads of the group, head_dim]: the columns of one product.
+    before = jnp.zeros((batch, groups, width, heads // groups, head_dim), wide)
+    before = vary_like(before, x, dt, b)
+    if state is not None:
+        known = state if segments is None else jnp.where((segments[:, 0] != 0)[:, None, None, None], state, 0.0)
+        before = known.astype(wide).reshape(*grouped, head_dim, width).transpose(0, 1, 4, 2, 3)
+
+    size = min(chunk, seq)
+    count = -(-seq // size)
+
+    def chunked(array: Array, mode: str = "constant") -> Array:
+        """[batch, seq, ...] to [chunk, batch, position, ...]; a step of 0 behind the end leaves the state as it is."""
+        widths = [(0, 0), (0, count * size - seq)] + [(0, 0)] * (array.ndim - 2)
+        padded = jnp.pad(array, widths, mode=mode) if count * size > seq else array
+        return jnp.moveaxis(padded.reshape(batch, count, size, *array.shape[2:]), 1, 0)
+
+    split_heads = (batch, seq, groups, heads // groups)
+    dt = chunked(rows.dt.reshape(split_heads))
+    decays = jnp.cumsum(dt * a.astype(wide).reshape(1, 1, 1, groups, -1), axis=2)
+    runs = None if rows.run is None else chunked(rows.run, "edge")
+    pieces = (chunked(x.reshape(*split_heads, head_dim)), dt, decays, chunked(b), chunked(c), runs)
+    step = jax.checkpoint(_step, prevent_cse=False)
+    carry = (before, None if rows.run is None else rows.run[:, 0])
+    if count == 1:
+        (after, _), y = step(carry, jax.tree.map(lambda piece: piece[0], pieces))
+    else:
+        (after, _), y = lax.scan(step, carry, pieces)
+        y = jnp.moveaxis(y, 0, 1)
+    y = y.reshape(batch, count * size, heads, head_dim)[:, :seq]
+    after = after.transpose(0, 1, 3, 4, 2).reshape(batch, heads, head_dim, width)
+    return Scanned(y, after, rows.left()[:, -1])
+
+
+def initial_state_output(
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    c: Float[Array, "batch seq groups state"],
+    state: Float[Array, "batch heads head_dim state"],
+    segments: Int[Array, "batch seq"] | None = None,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """What a state before the first position adds to the output of a scan that began with zeros; float32.
+
+    Arguments as `state_space_scan`.
+    """
+    batch, heads, head_dim, width = state.shape
+    groups = c.shape[2]
+    wide = accumulation_dtype(c.dtype)
+    left = _Rows.of(dt.astype(wide), a.astype(wide), segments).left()
+    columns = state.astype(c.dtype).reshape(batch, groups, heads // groups, head_dim, width)
+    # b batch, i position, g group, r head of the group, p head_dim, n state
+    read = jnp.einsum("bign,bgrpn->bigrp", c, columns, preferred_element_type=wide)
+    return left[..., None] * read.reshape(batch, -1, heads, head_dim)
+
+
+class _Rows(NamedTuple):
+    """Steps and documents of whole rows.
+
+    Attributes:
+        dt: 0 at padding.
+        step: dt times a: the logarithm of the decay at a position.
+        run: Which run of equal segments a position is in, counted from 0; None where rows are one document.
+        real: The first position is not padding.
+    """
+
+    dt: Float[Array, "batch seq heads"]
+    step: Float[Array, "batch seq heads"]
+    run: Int[Array, "batch seq"] | None
+    real: Bool[Array, " batch"] | None
+
+    @classmethod
+    def of(cls, dt: Array, a: Array, segments: Array | None) -> "_Rows":
+        a = a[None, None]
+        if segments is None:
+            return cls(dt, dt * a, None, None)
+        dt = jnp.where((segments != 0)[..., None], dt, 0.0)
+        changes = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+        return cls(dt, dt * a, jnp.cumsum(changes, axis=1, dtype=jnp.int32), segments[:, 0] != 0)
+
+    def left(self) -> Float[Array, "batch seq heads"]:
+        """What is left at each position of a state before the first one."""
+        left = jnp.exp(jnp.cumsum(self.step, axis=1))
+        if self.run is None or self.real is None:
+            return left
+        return jnp.where(((self.run == 0) & self.real[:, None])[..., None], left, 0.0)
+
+
+def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array, Array | None], Array]:
+    """One chunk: the state and the run before it to those after it, and its output."""
+    state, run_before = carry
+    x, dt, decay, b, c, run = piece
+    wide, size = state.dtype, x.shape[1]
+    product = functools.partial(jnp.einsum, preferred_element_type=wide)
+    # b batch, i reading position, j written position, g group, r head of the group, p head_dim, n state
+    together = jnp.tril(jnp.ones((size, size), bool), -1)[None]
+    begun = kept = ended = None
+    if run is not None and run_before is not None:
+        last = run[:, -1]
+        together = together & (run[:, :, None] == run[:, None, :])
+        begun, ended = (run == run_before[:, None])[..., None, None], (run == last[:, None])[..., None, None]
+        kept, run_before = (run_before == last)[:, None, None], last
+    heads_first = jnp.moveaxis(decay, 1, -1)
+    # What a position leaves of itself is 1 by definition: taken from the difference it would have two gradients that cancel, and
+    # where decays are strong the rest is lost in their rounding.
+    apart = jnp.where(jnp.eye(size, dtype=bool), jnp.zeros((), wide), MASKED)[None, None, None]
+    between = jnp.where(together[:, None, None], heads_first[..., :, None] - heads_first[..., None, :], apart)
+    scores = product("bign,bjgn->bgij", c, b)[:, :, None] * jnp.exp(between) * jnp.moveaxis(dt, 1, -1)[..., None, :]
+    y = product("bgrij,bjgrp->bigrp", scores.astype(x.dtype), x)
+    read = _where(begun, jnp.exp(decay))
+    y = y + read[..., None] * product("bign,bgnrp->bigrp", c, state.astype(x.dtype))
+    to_end = jnp.pad(decay[:, -1:] - decay[:, :-1], ((0, 0), (0, 1), (0, 0), (0, 0)))
+    written = _where(ended, jnp.exp(to_end) * dt)
+    taken = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
+    state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + taken
+    return (state, run_before), y.astype(x.dtype)
+
+
+def _where(condition: Array | None, value: Array) -> Array:
+    return value if condition is None else jnp.where(condition, value, 0.0)

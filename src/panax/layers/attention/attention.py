@@ -1,0 +1,214 @@
+"""Grouped-query attention with the options of current decoder models."""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from ...core import (
+    Module,
+    constant,
+    current_target,
+    normal,
+    parameter,
+)
+from ...core.layout.layout import axis_size
+from ...core.layout.requirements import AllToAllRequirement
+from ...kernels.attention.attention import attention
+from ...parallel.context_choice import ContextAttention, context_attention
+from ...spmd import add_bias, contract, contract_gathered
+from ..norm import Norm
+from .rotary import Rotary
+from .shared_heads import own_shared
+
+CONTEXT = "context"
+"""The mesh axis that shards rows."""
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions seen so far, for generation."""
+
+    k: Float[Array, "batch length kv_heads head_dim"]
+    v: Float[Array, "batch length kv_heads head_dim"]
+
+
+class Attention(Module):
+    """Self-attention: project, normalize and rotate queries and keys, attend, project back.
+
+    Attributes:
+        causal: True if a position attends to itself and earlier ones only; otherwise to its whole row.
+        window: A position attends to itself and the `window - 1` before it; None means all before it. Causal
+            attention only.
+        clip: Bound to which projected queries, keys and values are clipped, before anything else.
+        soft_cap: Bound of the scores, applied by a tanh (Gemma 2, arXiv:2408.00118).
+        scale: Factor applied to the scores; None means `head_dim ** -0.5`.
+        rotary: Rotary position embedding; None if positions are embedded elsewhere.
+    """
+
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rotary: Rotary | None = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
+    clip: float | None = eqx.field(static=True)
+    soft_cap: float | None = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
+    w_q: Float[Array, "embed heads head_dim"] = parameter(normal("embed"))
+    w_k: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
+    w_v: Float[Array, "embed kv_heads head_dim"] = parameter(normal("embed"))
+    w_o: Float[Array, "heads head_dim embed"] = parameter(normal("heads", "head_dim"))
+    b_q: Float[Array, "heads head_dim"] | None = parameter(constant(0.0))
+    b_k: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
+    b_v: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
+    b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
+    causal: bool = eqx.field(static=True, default=True)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch residual embed"],
+        position: Int[Array, "batch seq"],
+        segment: Int[Array, "batch seq"] | None,
+        over_devices: ContextAttention = "auto",
+    ) -> Float[Array, "batch residual embed"]:
+        """Attend within the rows of `x`, and within equal segments if given (0 is padding).
+
+        Args:
+            over_devices: Attention algorithm for rows sharded over the context axis.
+        """
+        q, k, v = self._project(x, position)
+        k, v = own_shared(q.shape[2], k, v)
+        attended = attend(
+            q,
+            k,
+            v,
+            segment,
+            over_devices,
+            causal=self.causal,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            scale=self.scale,
+        )
+        return self._output(checkpoint_name(attended, "attention"))
+
+    @property
+    def exchange(self) -> AllToAllRequirement:
+        return heads_exchanged(self.w_q.shape[-2])
+
+    def flops(self, length: int) -> float:
+        """Count the FLOPs of one layer's forward matmuls per position, averaged over a row of `length`."""
+        heads, head_dim = self.w_q.shape[-2:]
+        weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
+        return 2.0 * (weights + 2 * heads * head_dim * mean_attended(length, self.causal, self.window))
+
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
+        """Create an empty cache; stacked if the layers are."""
+        *stacked, _, kv_heads, head_dim = self.w_k.shape
+        zeros = jnp.zeros((*stacked, batch, length, kv_heads, head_dim), dtype)
+        return Cache(zeros, zeros)
+
+    def extend(
+        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch seq embed"], Cache]:
+        """Attend to the cached positions and to `x`, which occupies the cache from position `start` on."""
+        q, k, v = self._project(x, position)
+        at = (0, start, 0, 0)
+        cache = Cache(
+            jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
+            jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
+        )
+        return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
+
+    def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q, k, v = contract_gathered(
+            x,
+            ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_q),
+            ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_k),
+            ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_v),
+        )
+        if self.b_q is not None and self.b_k is not None and self.b_v is not None:
+            q = add_bias(q, self.b_q, "heads head_dim")
+            k = add_bias(k, self.b_k, "kv_heads head_dim")
+            v = add_bias(v, self.b_v, "kv_heads head_dim")
+        if self.clip is not None:
+            q, k, v = (jnp.clip(x, -self.clip, self.clip) for x in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(q, position), self.rotary(k, position)
+        return q, k, v
+
+    def _output(self, attended: jax.Array) -> jax.Array:
+        out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
+        return out if self.b_o is None else add_bias(out, self.b_o, "norm")
+
+
+def attend(
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    v: Float[Array, "batch seq kv_heads head_dim"],
+    segment: Int[Array, "batch seq"] | None,
+    over_devices: ContextAttention,
+    *,
+    causal: bool = True,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float | None,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Run the attention kernel on this device's heads, over whole rows."""
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": window,
+        "soft_cap": soft_cap,
+        "scale": scale,
+        "target": current_target(),
+    }
+    size = axis_size(CONTEXT)
+    if size == 1:
+        return attention(q, k, v, segments=segment, **options)
+    return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
+
+
+def heads_exchanged(heads: int) -> AllToAllRequirement:
+    """Return the mesh requirement of Ulysses attention."""
+    what = "ulysses attention exchanges whole heads"
+    return AllToAllRequirement(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
+
+
+def mean_attended(length: int, causal: bool, window: int | None) -> float:
+    """Return the mean number of positions that a position of a row attends to.
+
+    >>> mean_attended(4, True, None), mean_attended(4, True, 2), mean_attended(4, False, None)
+    (2.5, 1.75, 4.0)
+    """
+    if not causal:
+        return float(length)
+    width = min(window or length, length)
+    # The first `width` positions attend to 1, 2, ..., `width` positions; each later one to `width`.
+    return (width * (width + 1) / 2 + (length - width) * width) / length
+
+
+def _attend_to_cache(
+    q: jax.Array, cache: Cache, start: jax.Array, window: int | None, soft_cap: float | None, scale: float | None
+) -> jax.Array:
+    """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
+    the cache."""
+    batch, seq, heads, head_dim = q.shape
+    length, kv_heads = cache.k.shape[1:3]
+    grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    seen = positions_seen(start, seq, length, window)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(q.dtype)
+    out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
+
+
+def positions_seen(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
+    """Return the mask of cached positions that each of `seq` positions from `start` on attends to."""
+    distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
+    return (distance >= 0) & (distance < (window or length + 1))

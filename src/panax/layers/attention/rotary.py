@@ -1,0 +1,214 @@
+"""Rotary position embedding.
+
+Source: RoFormer (arXiv:2104.09864); features are paired across the two halves of a head, as in `transformers`
+and Llama's released weights, unless `interleaved` is set.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ...core.errors import RecipeError
+from ...core.validation import Validated
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise RecipeError(f"rotary.{message}")
+
+
+def _require_extension(factor: float, original_length: int) -> None:
+    _require(
+        1.0 <= factor < math.inf,
+        f"scaling.factor={factor}; expected 1 or more: it is how much longer the context becomes",
+    )
+    _require(
+        original_length > 0,
+        f"scaling.original_length={original_length}; expected the positive length that the model was trained with",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryScaling(Validated):
+    """Context extension of Llama 3.1: low frequencies are divided by `factor`, with a smooth transition.
+
+    Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.4, and the released configuration.
+    """
+
+    factor: float = 8.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int = 8192
+
+    def __post_init__(self) -> None:
+        _require_extension(self.factor, self.original_length)
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        _require(
+            0.0 < low < high < math.inf,
+            f"scaling.low_frequency_factor={low}, high_frequency_factor={high}; expected positive numbers, the low one below the "
+            f"high one: frequencies between them are mixed",
+        )
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Accept any width of a head."""
+
+    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        clipped by the caller."""
+        turns = self.original_length * frequency / (2 * math.pi)
+        return (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    @property
+    def score_gain(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnScaling(Validated):
+    """Context extension of YaRN: as in Llama 3.1, but with a transition linear in the pair's index, and
+    scaled scores.
+
+    Attributes:
+        fast: Pairs that make more turns than this within `original_length` keep their frequency.
+        slow: Pairs that make fewer turns have their frequency divided by `factor`.
+        mscale: Rotated features are multiplied by `m(mscale) / m(mscale_all_dim)`, m(x) = 0.1 x ln(factor) +
+            1.
+        mscale_all_dim: Scores are multiplied by `m(mscale_all_dim) ** 2`; m(0) is 1. DeepSeek uses 1 and 1:
+            only scores are scaled.
+
+    Source: YaRN (arXiv:2309.00071), section 3.2; the second `mscale` is from DeepSeek-V2's released
+    configuration.
+    """
+
+    factor: float = 40.0
+    original_length: int = 4096
+    fast: float = 32.0
+    slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_extension(self.factor, self.original_length)
+        _require(
+            0.0 < self.slow <= self.fast < math.inf,
+            f"scaling.slow={self.slow}, fast={self.fast}; expected positive numbers of turns, slow not above fast: what turns "
+            f"more often than fast keeps its frequency, what turns less often than slow is divided",
+        )
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            _require(0.0 <= value < math.inf, f"scaling.{name}={value}; expected 0 or more")
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Raise a RecipeError if no pair of features of a head of this width is between `fast` and `slow`."""
+        first, last = self._transition(head_dim // 2, theta)
+        _require(
+            first <= last,
+            f"scaling: with theta={theta}, original_length={self.original_length} and {head_dim} rotated features, the "
+            f"transition would run from pair {first} down to pair {last}; expected slow={self.slow} and fast={self.fast} "
+            f"turns to lie among the pairs: change them, theta or original_length",
+        )
+
+    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        clipped by the caller."""
+        pairs = len(frequency)
+        first, last = self._transition(pairs, theta)
+        return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
+
+    def _transition(self, pairs: int, theta: float) -> tuple[int, int]:
+        """Return the indices of the pairs between which frequencies are interpolated."""
+
+        def pair_that_turns(times: float) -> float:
+            return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(theta)
+
+        first = max(math.floor(pair_that_turns(self.fast)), 0)
+        return first, min(math.ceil(pair_that_turns(self.slow)), 2 * pairs - 1)
+
+    @property
+    def amplitude(self) -> float:
+        """Factor of rotated features."""
+        return self._growth(self.mscale) / self._growth(self.mscale_all_dim)
+
+    @property
+    def score_gain(self) -> float:
+        """Factor of scores."""
+        return self._growth(self.mscale_all_dim) ** 2
+
+    def _growth(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rotary(Validated):
+    """Rotation of queries and keys by their position.
+
+    Attributes:
+        theta: Base of the wavelengths, which range from 2π to 2π·theta positions.
+        interleaved: True if features (0, 1), (2, 3), ... form pairs (DeepSeek's released weights) instead of
+            (0, width / 2), ... In both cases the result has the first features of all pairs before the second
+            ones; scores do not depend on the order.
+        fraction: Fraction of a head's features to rotate, counted from the first; the others are unchanged.
+    """
+
+    theta: float = 10_000.0
+    scaling: RotaryScaling | YarnScaling | None = None
+    interleaved: bool = False
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
+        _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
+
+    def check(self, head_dim: int) -> None:
+        """Raise a RecipeError if heads of this width cannot be rotated."""
+        turned = self.turned(head_dim)
+        part = "" if self.fraction == 1.0 else f", of which fraction={self.fraction} is {turned}"
+        _require(
+            turned > 0 and turned % 2 == 0,
+            f"head_dim={head_dim}{part}; expected an even number: rotary embedding turns pairs of features",
+        )
+        if self.scaling is not None:
+            self.scaling.check(turned, self.theta)
+
+    def turned(self, head_dim: int) -> int:
+        """Return the number of rotated features of a head.
+
+        >>> Rotary(fraction=0.5).turned(128)
+        64
+        """
+        return int(head_dim * self.fraction)
+
+    def frequencies(self, head_dim: int) -> np.ndarray:
+        """Return the radians per position of each rotated pair of features; float32."""
+        turned = self.turned(head_dim)
+        frequency = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
+        if self.scaling is None:
+            return frequency.astype(np.float32)
+        kept = np.clip(self.scaling.kept(frequency, self.theta), 0.0, 1.0)
+        return ((1 - kept) * frequency / self.scaling.factor + kept * frequency).astype(np.float32)
+
+    @property
+    def score_gain(self) -> float:
+        """Additional factor of scores."""
+        return 1.0 if self.scaling is None else self.scaling.score_gain
+
+    def __call__(
+        self, x: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        angle = (
+            position.astype(jnp.float32)[..., None, None] * jnp.asarray(self.frequencies(x.shape[-1]))[None, None, None]
+        )
+        amplitude = 1.0 if self.scaling is None else self.scaling.amplitude
+        cos, sin = jnp.cos(angle) * amplitude, jnp.sin(angle) * amplitude
+        turned = self.turned(x.shape[-1])
+        pairs = x[..., :turned].astype(jnp.float32)
+        first, second = (pairs[..., 0::2], pairs[..., 1::2]) if self.interleaved else jnp.split(pairs, 2, axis=-1)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+        return rotated if turned == x.shape[-1] else jnp.concatenate([rotated, x[..., turned:]], axis=-1)

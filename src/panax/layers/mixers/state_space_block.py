@@ -1,0 +1,73 @@
+"""Layer of state-space and hybrid models: a mixer, then an optional feed-forward."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+from jaxtyping import Array, Float, Int
+
+from ...core import scope
+from ...core.protocols import AcceptedOrder
+from ..block import Block, Context, Positions
+from ..feed_forward import FeedForward
+from ..moe.moe import MixtureOfExperts
+from ..moe.routing import RouterTerms
+from ..norm import Norm
+from ..transformer import add, feed
+from .state_space import StateSpace, StateSpaceCache
+
+
+class StateSpaceBlock(Block):
+    """A state-space mixer, then an optional feed-forward, each with a pre-norm and a residual connection."""
+
+    positions: ClassVar[Positions | None] = "shards"
+
+    mixer_norm: Norm
+    mixer: StateSpace
+    feed_forward_norm: Norm | None
+    feed_forward: FeedForward | MixtureOfExperts | None
+    dropout: float = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
+    ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
+        """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
+
+        Args:
+            state: The selection bias of the experts, if the mixture has one.
+        """
+        with scope("mixer"):
+            branch = self.mixer(self.mixer_norm(x), context.position, context.segment)
+            x = add(x, branch, self.dropout, context, 0)
+        return self._fed(x, context, state)
+
+    @property
+    def reports(self) -> bool:
+        return isinstance(self.feed_forward, MixtureOfExperts)
+
+    @property
+    def row_order(self) -> AcceptedOrder:
+        return "contiguous"
+
+    def flops(self, length: int) -> float:
+        return self.mixer.flops + (0.0 if self.feed_forward is None else self.feed_forward.flops)
+
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> StateSpaceCache:
+        return self.mixer.empty_cache(batch, length, dtype)
+
+    def extend(
+        self,
+        x: Float[Array, "batch seq embed"],
+        context: Context,
+        cache: StateSpaceCache,
+        start: Int[Array, ""],
+        state: Float[Array, " router"] | None = None,
+    ) -> tuple[Float[Array, "batch seq embed"], StateSpaceCache]:
+        branch, cache = self.mixer.extend(self.mixer_norm(x), context.position, cache, start)
+        return self._fed(add(x, branch, self.dropout, context, 0), context, state)[0], cache
+
+    def _fed(self, x: Any, context: Context, state: Any) -> tuple[Any, RouterTerms | None]:
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x, None
+        with scope("feed_forward"):
+            branch, terms = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
+            return add(x, branch, self.dropout, context, 1), terms

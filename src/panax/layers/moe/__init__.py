@@ -1,0 +1,1 @@
+"""Mixture-of-experts layers: routing, experts and their load."""

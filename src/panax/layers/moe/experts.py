@@ -1,0 +1,273 @@
+"""Experts: many small feed-forward layers, each applied to the tokens routed to it, by grouped matmuls.
+
+No token is dropped or padded to a capacity: rows are sorted by expert, whatever the load. Along the mesh's
+expert axis, rows travel to the devices that hold their experts (`parallel/exchange.py`). If experts are also
+sharded over the tensor axis, those devices gather their tokens first, and each adds its partial result.
+
+Shapes: `token` = batch x seq of this device; `assignment` = (token, expert) pairs, padding included; `row` =
+rows of a buffer sorted by expert, each expert's rows starting at a multiple of `tile`.
+
+Sources: MegaBlocks (arXiv:2211.15841) for computing without capacity, GShard (arXiv:2006.16668) for the
+expert axis.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from ...core import Module, Target, current_layout, current_target, normal, parameter
+from ...core.layout.layout import MeshAxes
+from ...kernels.grouped.feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
+from ...kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
+from ...parallel.exchange import ExchangePlan, Plan
+from ...parallel.remat import EXCHANGED
+from ...parallel.rounds import sum_over_rounds
+from ...parallel.rows import RowMap, collect, spread
+from ...spmd import (
+    GatheredWeight,
+    WeightOp,
+    all_gather_sequence,
+    apply_weight_op,
+    gather_weight,
+    reduce_scatter_sequence,
+    sequence_parallel_axes,
+)
+from ...spmd.collectives import all_gather, axis_index
+from ...spmd.contraction import PRODUCT
+from ...spmd.linear import all_gather_sum, reduce_scatter_sum
+from ..feed_forward import ACTIVATIONS, Activation
+from .routing import Assigned, rank_by_expert
+
+
+class Experts(Module):
+    """`down(weight * activation(gate(x)) * up(x))`, or `down(weight * activation(up(x)))`, with separate
+    matrices per expert.
+
+    Attributes:
+        buffer: See `MoE.buffer`.
+    """
+
+    activation: Activation = eqx.field(static=True)
+    buffer: float = eqx.field(static=True)
+    w_gate: Float[Array, "expert embed expert_ffn"] | None = parameter(normal("embed"))
+    w_up: Float[Array, "expert embed expert_ffn"] = parameter(normal("embed"))
+    w_down: Float[Array, "expert expert_ffn embed"] = parameter(normal("expert_ffn"))
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], assigned: Assigned
+    ) -> Float[Array, "batch residual embed"]:
+        layout = current_layout()
+        over, split = ((), ()) if layout is None else layout.compute(("expert", "expert_ffn"))
+        opened = [
+            (None, None) if w is None else gather_weight(w, axes, x.dtype)
+            for w, axes in (
+                (self.w_gate, "expert embed expert_ffn"),
+                (self.w_up, "expert embed expert_ffn"),
+                (self.w_down, "expert expert_ffn embed"),
+            )
+        ]
+        values, slots = (Matrices(*parts) for parts in zip(*opened))
+        if over:
+            return self._exchanged(x, assigned, values, slots, over, split)
+        gathered = bool(split) and bool(sequence_parallel_axes())
+        if gathered:
+            assigned = _with_the_others(assigned, x.shape[1])
+            x = all_gather_sequence(x)
+        y = self._here(x, assigned, values, slots)
+        return reduce_scatter_sequence(y) if gathered else y
+
+    def _here(self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices) -> jax.Array:
+        """Apply the experts if all of them are on this device."""
+        experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
+        work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
+        # expert, rank, row: [assignment]. `row` is the assignment's row in the sorted buffer.
+        expert = assigned.expert.reshape(-1)
+        counts, rank = rank_by_expert(expert, experts)
+        groups = work.groups(counts)
+        row = _place(expert, rank, groups.starts, groups.rows)
+        places = _of_tokens(assigned, row, x.shape, groups.rows)
+        weight = spread(assigned.weight.reshape(-1), RowMap.of_places(row[:, None], groups.rows))
+        return collect(work(spread(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
+
+    def _exchanged(
+        self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices, over: MeshAxes, split: MeshAxes
+    ) -> jax.Array:
+        """Apply the experts if they are sharded along `over`, by an exchange in rounds."""
+        ways = jax.lax.axis_size(over)
+        experts, tokens = values.up.shape[0] * ways, x.reshape(-1, x.shape[-1])
+        count = assigned.expert.shape[0] * assigned.most
+        buffer = -(-int(count * self.buffer) // ways) * ways
+        exchange = ExchangePlan(over, ways, buffer, ragged=current_target().traits.ragged_exchange)
+        # Sort this device's assignments by expert; `row` [assignment] has no tile alignment before sending.
+        expert = assigned.expert.reshape(-1)
+        counts, rank = rank_by_expert(expert, experts)
+        row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
+        plan = exchange.plan(counts)
+        rounds = exchange.rounds(plan)
+        # Devices along `beside` share each expert's columns, and must run the same number of rounds.
+        beside = tuple(axis for axis in split if axis not in over)
+        if beside:
+            rounds = jax.lax.pmax(rounds, beside)
+        held = buffer * (jax.lax.axis_size(beside) if beside else 1)
+        round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
+        constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_places(row[:, None], count), values
+        weight = assigned.weight.reshape(-1)
+        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.most_rounds(count))
+        return y.reshape(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """The feed-forward of a device's experts on rows sorted by expert.
+
+    Attributes:
+        rows: Size of a buffer that fits the rows in any distribution over experts.
+        tile: Each expert's rows start at a multiple of this.
+    """
+
+    activation: Activation
+    target: Target
+    rows: int
+    tile: int
+
+    @classmethod
+    def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
+        """Size the work for at most `rows` rows in total."""
+        tile = choose_tile(current_target(), rows=rows, groups=experts)
+        return cls(activation, current_target(), aligned_rows(rows, experts, tile), tile)
+
+    def groups(self, counts: Int[Array, " expert"]) -> Groups:
+        return Groups(counts, self.rows, self.tile)
+
+    def __call__(
+        self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
+    ) -> Float[Array, "row embed"]:
+        gate, up, down = (
+            None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
+        )
+        in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
+        if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
+            present = [w for w in (gate, up, down) if w is not None]
+            return apply_weight_op(_InOneLoop(self.activation), (rows, weight, groups), *present)
+
+        def times(rows: jax.Array, w: Any) -> jax.Array:
+            return checkpoint_name(apply_weight_op(_Grouped(self.target), (rows, groups), w), PRODUCT)
+
+        act, hidden = ACTIVATIONS[self.activation], times(rows, up)
+        hidden = act(hidden) if gate is None else act(times(rows, gate)) * hidden
+        # Weight here and not after the last matmul: then the weight's gradient does not need that matmul's result.
+        hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
+        return times(hidden, down)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """One round of the exchange: send rows to their experts, apply these, and bring the results back.
+
+    Attributes:
+        beside: The mesh axes that shard each expert.
+        count: Number of this device's rows.
+    """
+
+    work: _Work
+    exchange: ExchangePlan
+    beside: MeshAxes
+    count: int
+
+    def __call__(self, number: jax.Array, constants: Any, variables: Any) -> Float[Array, "token embed"]:
+        (plan, places, weight_places, values), ((tokens, weight), slots) = constants, variables
+        window = self.exchange.window(plan, number)
+        arrived = self._send(spread(tokens, places), plan, window)
+        weights = self._send(spread(weight, weight_places), plan, window)
+        # Lay out the arrivals of all devices along `beside` in one sorted buffer: per expert, device after device.
+        arrivals = self.exchange.arrivals(plan, window)
+        everyone = all_gather(arrivals.counts[None], self.beside, 0)
+        groups = self.work.groups(everyone.sum(axis=0))
+        before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.beside)]
+        row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
+        places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
+        y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
+        # Sum the partial results of an expert's shards, then send each row back to its token's device.
+        returned: jax.Array = reduce_scatter_sum(collect(y, places_here), self.beside, 0)
+        return collect(self.exchange.bring(returned, plan, window, self.count), places)
+
+    def _send(self, rows: jax.Array, plan: Plan, window: Any) -> jax.Array:
+        return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED), self.beside, 0)
+
+
+def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
+    """Return the row of each assignment, given each expert's first row; `none` for assignments without an
+    expert."""
+    inside = jnp.minimum(expert, starts.shape[0] - 1)
+    return jnp.where(expert < starts.shape[0], starts[inside] + rank, none).astype(jnp.int32)
+
+
+def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
+    """Map the tokens of `batch seq` to the buffer rows that copy them."""
+    batch, length = shape[:2]
+    if assigned.uses is not None:
+        return RowMap.of_places(row.reshape(batch * length, assigned.uses), rows)
+    token = (assigned.position + length * jnp.arange(batch, dtype=jnp.int32)[:, None]).reshape(-1)
+    of_row = jnp.full((rows,), batch * length, jnp.int32).at[row].set(token, mode="drop")
+    return RowMap(of_row, None, batch * length)
+
+
+def _with_the_others(assigned: Assigned, length: int) -> Assigned:
+    """Gather the assignments of the devices along the tensor axis, in the order of the gathered sequence."""
+    axes = sequence_parallel_axes()
+    position = assigned.position + length * axis_index(axes)
+    return Assigned(
+        all_gather(position, axes, 1),
+        all_gather(assigned.expert, axes, 1),
+        all_gather_sequence(assigned.weight),
+        uses=assigned.uses,
+        most=assigned.most * (1 if assigned.uses is None else jax.lax.axis_size(axes)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grouped(WeightOp):
+    """Multiplication of each row by the matrix of its group."""
+
+    target: Target
+
+    def forward(self, inputs: tuple[jax.Array, Groups], *weights: GatheredWeight) -> tuple[jax.Array, Any]:
+        (rows, groups), value = inputs, weights[0].value
+        return grouped_product(rows, value, groups, target=self.target), (rows, value, groups)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        rows, value, groups = saved
+        gradient = gradient.astype(rows.dtype)
+        d_rows = grouped_product(gradient, value, groups, target=self.target, transposed=True)
+        return (d_rows, None), [grouped_outer(rows, gradient, groups, target=self.target, out_dtype=dtypes[0])]
+
+
+@dataclasses.dataclass(frozen=True)
+class _InOneLoop(WeightOp):
+    """The experts' whole feed-forward, chunk by chunk."""
+
+    activation: Activation
+
+    def forward(self, inputs: tuple[jax.Array, jax.Array, Groups], *weights: GatheredWeight) -> tuple[jax.Array, Any]:
+        rows, weight, groups = inputs
+        matrices = _matrices([w.value for w in weights])
+        y, inner = chunked_feed_forward(ACTIVATIONS[self.activation], rows, weight, matrices, groups)
+        inner = jax.tree.map(lambda leaf: checkpoint_name(leaf, PRODUCT), inner)
+        return y, (rows, weight, inner, matrices, groups)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        rows, weight, inner, matrices, groups = saved
+        d_rows, d_weight, sums = chunked_feed_forward_gradients(
+            ACTIVATIONS[self.activation], rows, weight, inner, matrices, groups, gradient
+        )
+        return (d_rows, d_weight, None), [leaf.astype(d) for leaf, d in zip(jax.tree.leaves(sums), dtypes)]
+
+
+def _matrices(parts: list[jax.Array]) -> Matrices:
+    """Build `Matrices` from (gate, up, down) or (up, down)."""
+    return Matrices(parts[0] if len(parts) == 3 else None, parts[-2], parts[-1])

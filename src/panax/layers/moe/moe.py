@@ -1,0 +1,120 @@
+"""Mixture of experts: a router, the routed experts, and a shared expert for all tokens."""
+
+import math
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from ...core import Loss, Mean, Module, Sum, normal
+from ...core.layout.layout import current_layout
+from ...core.measures import Losses, Metrics
+from ...spmd import sequence_parallel_axes, sum_over_sequence, token_axes
+from ...spmd.collectives import all_reduce
+from ..feed_forward import Activation, FeedForward
+from .experts import Experts
+from .moe_config import MoE
+from .routing import Router, RouterTerms, Tokens
+
+
+class MixtureOfExperts(Module):
+    """A mixture of experts, in place of a layer's dense `FeedForward`."""
+
+    router: Router
+    experts: Experts
+    shared: FeedForward | None
+
+    @classmethod
+    def build(
+        cls,
+        key: jax.Array,
+        embed: int,
+        ffn: int,
+        moe: MoE,
+        *,
+        gated: bool,
+        activation: Activation,
+        output_gain: float = 1.0,
+    ) -> "MixtureOfExperts":
+        """Initialize the parameters; `ffn` and `gated` are the decoder's, used if `moe` does not set them."""
+        router_key, experts_key, shared_key = jax.random.split(key, 3)
+        gated = gated if moe.gated is None else moe.gated
+        sizes = {"embed": embed, "router": moe.experts, "expert": moe.experts, "expert_ffn": moe.ffn or ffn}
+        absent = {} if gated else {"w_gate": None}
+        options = {"activation": activation, "output_gain": output_gain}
+        return cls(
+            router=Router.create(router_key, sizes, moe=moe),
+            experts=Experts.create(
+                experts_key,
+                sizes,
+                activation=activation,
+                buffer=moe.buffer,
+                w_down=normal("expert_ffn", gain=output_gain),
+                **absent,
+            ),
+            shared=None
+            if not moe.shared
+            else FeedForward.build(shared_key, embed, moe.shared, gated=gated, bias=False, **options),
+        )
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one layer's forward matmuls per position, counting only the experts that a token is routed
+        to."""
+        met = self.router.moe.active / self.router.moe.experts
+        experts = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.experts))
+        shared = 0.0 if self.shared is None else self.shared.flops
+        return 2.0 * (math.prod(self.router.w.shape) + met * experts) + shared
+
+    def __call__(
+        self, x: Float[Array, "batch residual embed"], tokens: Tokens
+    ) -> tuple[Float[Array, "batch residual embed"], RouterTerms]:
+        assigned, terms = self.router(x, tokens)
+        y = self.experts(x, assigned)
+        # Independent of the exchange, so the two can overlap.
+        return (y if self.shared is None else y + self.shared(x)), terms
+
+
+def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
+    """Compute the losses and metrics of all mixture layers.
+
+    The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is
+    an expert's share of the load times the number of experts, and P its mean probability; it is 1 if all
+    experts are equally loaded. It is linear in the probabilities for any load f, so the shares of different
+    devices can be summed. Losses are summed over layers.
+
+    Args:
+        terms: Router terms with a leading axis of layers.
+        tokens: Weight of the losses: the number of this device's tokens, without padding.
+    """
+    summed = RouterTerms(*(sum_over_sequence(term) for term in terms))
+    losses: dict[str, Loss] = {}
+    if moe.balance > 0.0 and moe.choice != "expert":
+        load = all_reduce(jax.lax.stop_gradient(terms.load), _scope_axes(moe))
+        share = moe.experts * load / jax.numpy.maximum(load.sum(axis=-1, keepdims=True), 1.0)
+        losses["balance"] = Loss((share * summed.probability).sum(), tokens, moe.balance)
+    if moe.z_loss > 0.0:
+        losses["router_z"] = Loss(summed.z.sum(), tokens, moe.z_loss)
+    shown: Any = jax.lax.stop_gradient(summed)
+    load = shown.load.sum(axis=1)
+    return losses, {
+        "experts/load": Sum(load),
+        "experts/entropy": Mean(shown.entropy, shown.tokens),
+        "experts/router_z": Mean(shown.z, shown.tokens),
+        "experts/dropped": Mean(shown.dropped, load.sum(axis=-1)),
+    }
+
+
+def router_weights(moe: MoE, tokens: Float[Array, ""]) -> dict[str, jax.Array]:
+    """Return the denominator of each loss."""
+    balanced = moe.balance > 0.0 and moe.choice != "expert"
+    return ({"balance": tokens} if balanced else {}) | ({"router_z": tokens} if moe.z_loss > 0.0 else {})
+
+
+def _scope_axes(moe: MoE) -> tuple[str, ...]:
+    """Return the mesh axes over which the load in the balancing loss is counted."""
+    layout = current_layout()
+    if layout is None:
+        return ()
+    rows = layout.compute(("seq",))[0] + sequence_parallel_axes()
+    return tuple(dict.fromkeys((*token_axes(), *rows))) if moe.balance_scope == "global" else rows

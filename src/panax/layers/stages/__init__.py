@@ -1,0 +1,1 @@
+"""Tasks as stages of layers, and their pipelined execution."""

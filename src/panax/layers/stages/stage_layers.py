@@ -1,0 +1,333 @@
+"""Distribution of a model's layers over pipeline stages: which layers a stage holds, how they get there, and
+how it runs them.
+
+Between steps, layers are stored where they are computed if every stage has the same number of layers,
+adjacent in storage. Otherwise (126 layers on 16 stages, several chunks per stage, two kinds of stacks) they
+are stored sharded along `embed`, as one array that is the same on any mesh. An all-to-all then moves each
+stage's layers to it at the beginning of a step, and their gradients back at the end.
+
+Layers with different parameters, such as dense ones and mixtures of experts, cannot share an array: adjacent
+layers with equal parameters form a run (`units.py`), and a stage holds its part of each run.
+
+Terms: a stage holds `chunks` virtual stages; a chunk has `slots` for units of each run, some of which may be
+empty.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import current_layout, current_target, logical_axes, use_layout
+from ...core.layout.declarations import declare_branch_probs
+from ...core.layout.layout import Layout, axis_size
+from ...core.protocols import Axes
+from ...parallel import RematPolicy, rematerialize, scan_layers
+from ...parallel.pipeline import AXIS
+from ...parallel.schedules import layers_by_stage
+from ...spmd.collectives import scatter_dims
+from ...spmd.gathering import gather_weight_as
+from ...spmd.marks import ValueState, assert_sharding
+from ...spmd.once import Weight, once_dtype
+from ...spmd.weights import gathers_of
+from ..block import Context
+from ..stack import Stack
+from ..units import LayerUnit, runs
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayers:
+    """The layers of this stage.
+
+    Attributes:
+        runs: Its part of each run, in layer order.
+        stacks: The model's stacks, as stored.
+        reporting: Number of reporting layers in the whole model.
+    """
+
+    runs: tuple["StageRun", ...]
+    stacks: Sequence[Stack]
+    reporting: int
+
+    @classmethod
+    def of(cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any) -> "StageLayers":
+        """Move each stage's layers to it, and gather them in `dtype` if weights are gathered once per
+        step."""
+        stages, found, start = axis_size(AXIS), [], 0
+        groups = runs(model_stacks)
+        reporting = (
+            unit.first + place for group in groups for unit in group for place, own in enumerate(unit.reports) if own
+        )
+        rows = {layer: row for row, layer in enumerate(reporting)}
+        held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
+        for group in groups:
+            # order: [stage, chunk, slot] to the unit's index in its run, padded with -1 to equal length.
+            own = [[[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held]
+            most = max(len(chunk) for stage in own for chunk in stage)
+            order = np.array([[[*chunk, *[-1] * (most - len(chunk))] for chunk in stage] for stage in own])
+            alone = len(groups) == 1
+            found.append(StageRun.of(group, order, model_stacks, dtype, rows, alone=alone))
+            start += len(group)
+        return cls(tuple(found), model_stacks, len(rows))
+
+    @property
+    def weights(self) -> list[list[Any]]:
+        """The weights of each run, with the leading axes [chunk, slot]."""
+        return [run.weights for run in self.runs]
+
+    @property
+    def chunks(self) -> int:
+        return self.runs[0].order.shape[1]
+
+    def run(
+        self, weights: list[list[Any]], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
+    ) -> tuple[jax.Array, Any]:
+        """Run one chunk's layers in sequence; the reports are placed in an array with a row per reporting
+        layer of the model."""
+        total = None
+        for run, own in zip(self.runs, weights):
+            x, found = run.run(own, x, context, chunk, remat, state)
+            for rows, terms in found:
+                placed = jax.tree.map(lambda t, rows=rows: _in_rows(t, rows, self.reporting), terms)
+                total = placed if total is None else jax.tree.map(jnp.add, total, placed)
+        return x, total
+
+    def returned(self, gradients: list[list[Any]]) -> Any:
+        """Return gradients with the structure of `weights` to the storage layout of the stacks."""
+        stacks = list(self.stacks)
+        for run, own in zip(self.runs, gradients):
+            flat = [run.taken_back(gradient, axes) for gradient, axes in zip(own, run.axes)]
+            for number, stack in zip(run.numbers, _by_stack([self.stacks[n] for n in run.numbers], flat, run.period)):
+                stacks[number] = stack
+        return tuple(stacks)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRun:
+    """A stage's part of a run of units with equal parameters.
+
+    Attributes:
+        units: All units of the run.
+        order: [stage, chunk, slot] to unit; -1 for an empty slot.
+        weights: The leaves of a unit, each with the leading axes [chunk, slot].
+        treedefs: The distinct units by static settings (such as windows).
+        kind_of_unit: For each unit, the index of its treedef.
+        rows: For each unit, the rows of its reporting layers among all of the model.
+        axes: The logical axes of each leaf, `layer` first.
+        alone: True if it is the only run. Running an empty slot then costs no time, since other stages fill
+            theirs.
+        dtype: The dtype in which weights are gathered.
+    """
+
+    layout: Layout
+    units: list[LayerUnit]
+    order: np.ndarray
+    weights: list[Any]
+    treedefs: list[Any]
+    kind_of_unit: np.ndarray
+    rows: np.ndarray
+    axes: list[Axes]
+    alone: bool
+    dtype: Any
+
+    @classmethod
+    def of(
+        cls,
+        units: list[LayerUnit],
+        order: np.ndarray,
+        model_stacks: Sequence[Stack],
+        dtype: Any,
+        rows: dict[int, int],
+        *,
+        alone: bool,
+    ) -> "StageRun":
+        layout = current_layout()
+        assert layout is not None
+        period, numbers = len(units[0].reports), sorted({unit.stack for unit in units})
+        stacks = [model_stacks[n] for n in numbers]
+        treedefs: list[Any] = []
+        kinds: list[int] = []
+        for stack in stacks:
+            places = [stack.blocks] if period > 1 else [(block,) for block in stack.blocks]
+            found = [jax.tree.structure(blocks) for blocks in places]
+            for treedef in found:
+                if treedef not in treedefs:
+                    treedefs.append(treedef)
+            kinds += [treedefs.index(treedef) for treedef in found] * stack.repeats
+        axes = list(treedefs[0].flatten_up_to(logical_axes(stacks[0]).blocks[:period]))
+        own = [[rows[unit.first + place] for place, reports in enumerate(unit.reports) if reports] for unit in units]
+        run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(own, np.int32), axes, alone, dtype)
+        weights = [run.brought(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
+        return dataclasses.replace(run, weights=weights)
+
+    @property
+    def period(self) -> int:
+        """Number of layers per unit."""
+        return len(self.units[0].reports)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Indices of the stacks that the run spans."""
+        return sorted({unit.stack for unit in self.units})
+
+    @property
+    def _all_must_run(self) -> bool:
+        """True if a stage must run empty slots too, because the units of other stages wait for its collective
+        permutes."""
+        rings = self.layout.sizes.get("context", 1) > 1 or self.layout.overlap
+        return rings and not current_target().traits.permutes_apart
+
+    @property
+    def rest(self) -> bool:
+        """True if the layers are stored where they are computed."""
+        return self.layout.storage(("layer",))[0] == (AXIS,)
+
+    def run(
+        self, weights: list[Any], x: jax.Array, context: Context, chunk: jax.Array, remat: RematPolicy, state: Any
+    ) -> tuple[jax.Array, list[tuple[jax.Array, Any]]]:
+        """Run one chunk's units; return the output, and for each reporting layer of a unit its rows and
+        report, with a leading axis of slots."""
+        # mine: [slot] to unit for this stage and chunk; the other arrays are indexed alike.
+        mine = jnp.asarray(self.order)[jax.lax.axis_index(AXIS), chunk]
+        kinds = jnp.asarray(self.kind_of_unit)[mine]
+        first = jnp.asarray([unit.first for unit in self.units])[mine]
+        rows = jnp.asarray(self.rows)[mine]
+
+        def one(x: jax.Array, leaves: list[Any], unit: Any, kind: Any, first: Any, rows: Any) -> tuple[jax.Array, Any]:
+            def branch(treedef: Any) -> Any:
+                return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, state)
+
+            branches = [branch(treedef) for treedef in self.treedefs]
+
+            def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
+                if len(branches) == 1:
+                    return branches[0](x, leaves)
+                with declare_branch_probs(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
+                    return jax.lax.switch(kind, branches, x, leaves)
+
+            # Rematerialize inside the condition below: outside, it would copy the weights to save them.
+            unit_of = rematerialize(chosen, remat)
+
+            if (self.order >= 0).all():
+                return unit_of(x, leaves)
+            # Run the empty slot and discard its result if that is free or required; otherwise skip it.
+            if self.alone or self._all_must_run:
+                y, found = unit_of(x, leaves)
+                return jnp.where(unit >= 0, y, x), found
+            nothing = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(unit_of, x, leaves)[1]
+            )
+            filled = (self.order >= 0).mean(axis=(1, 2)).max()
+            with declare_branch_probs(1 - filled, filled):
+                return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
+
+        x, found = scan_layers(
+            lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
+        )
+        filled = jnp.where((mine >= 0)[:, None], rows, -1)
+        return x, [(filled[:, place], terms) for place, terms in enumerate(found)]
+
+    def brought(self, leaf: jax.Array, axes: Axes) -> Any:
+        """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
+        chunks, slots = self.order.shape[1:]
+        dim = self._split_dim(axes)
+        once = self.layout.zero != "3"
+        gathers = self._gathers(axes)
+        # Cast before communication if the weight is gathered or moved once per step.
+        early = once and (any(gathers) or (dim is not None and not self.rest))
+        value = leaf.astype(once_dtype(axes, self.dtype)) if early else leaf
+        if not self.rest:
+            # Empty slots hold unit 0 as a placeholder.
+            order = np.maximum(self.order, 0)
+            if dim is None:
+                value = value[jnp.asarray(order.reshape(len(order), -1))[jax.lax.axis_index(AXIS)]]
+            else:
+                value = jax.lax.all_to_all(value[order.reshape(-1)], AXIS, split_axis=0, concat_axis=dim, tiled=True)
+
+        def by_chunk(x: jax.Array) -> jax.Array:
+            return x.reshape(chunks, slots, *x.shape[1:])
+
+        if value.dtype == leaf.dtype and not (once and any(gathers)):
+            return by_chunk(value)
+        scattered = self.layout.zero == "2"
+        whole = gather_weight_as(value, axes, gathers, value.dtype) if once else value
+        slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
+        return Weight(by_chunk(whole), by_chunk(slot), scattered)
+
+    def taken_back(self, gradient: jax.Array, axes: Axes) -> jax.Array:
+        """Convert a gradient with the layout of `brought` to the storage layout of all units."""
+        gradient = gradient.reshape(-1, *gradient.shape[2:])
+        if self.layout.zero == "1":
+            gradient = scatter_dims(gradient, self._gathers(axes))
+        if self.rest:
+            return gradient
+        dim, order = self._split_dim(axes), self.order.reshape(len(self.order), -1)
+        count = len(self.kind_of_unit)
+        if dim is None:
+            places = jnp.asarray(np.where(order < 0, count, order))[jax.lax.axis_index(AXIS)]
+        else:
+            gradient = jax.lax.all_to_all(gradient, AXIS, split_axis=dim, concat_axis=0, tiled=True)
+            places = np.where(order < 0, count, order).reshape(-1)
+        placed = jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[places].set(gradient, mode="drop")
+        return assert_sharding(placed, {AXIS: ValueState.PARTIAL if dim is None else ValueState.SPLIT}, dim or 0)
+
+    def _split_dim(self, axes: Axes) -> int | None:
+        """Return the dimension, other than the layers', that is sharded over stages in storage."""
+        return next((dim for dim, stored in enumerate(self.layout.storage(axes)) if AXIS in stored), None)
+
+    def _gathers(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
+        with use_layout(self.layout.without(AXIS)):
+            return gathers_of(axes)
+
+
+def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any) -> tuple[jax.Array, Any]:
+    """Run one unit's layers; return the output and their reports."""
+    found: list[Any] = []
+    for place, block in enumerate(blocks):
+        key = None if context.key is None else jax.random.fold_in(context.key, first + place)
+        row = rows[len(found)] if block.reports else None
+        own = None if row is None else jax.tree.map(lambda leaf, row=row: leaf[row], state)
+        x, reported = block(x, context._replace(key=key), own)
+        found += [] if reported is None else [reported]
+    return x, found
+
+
+def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
+    places = jnp.where(rows < 0, count, rows)
+    return jnp.zeros((count, *terms.shape[1:]), terms.dtype).at[places].set(terms, mode="drop")
+
+
+def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
+    """Return for each leaf of a unit the arrays of all units, in layer order."""
+    parts: list[list[jax.Array]] = []
+    for stack in stacks:
+        places = [jax.tree.leaves(stack.blocks)] if period > 1 else [jax.tree.leaves(block) for block in stack.blocks]
+        parts.append(
+            [
+                leaves[0] if len(places) == 1 else jnp.stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
+                for leaves in zip(*places)
+            ]
+        )
+    return parts[0] if len(parts) == 1 else [jnp.concatenate(leaves) for leaves in zip(*parts)]
+
+
+def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
+    """Invert `_by_unit`, in the structure of `stacks`."""
+    start, found = 0, []
+    for stack in stacks:
+        places = 1 if period > 1 else len(stack.blocks)
+        local = jax.tree.leaves(stack.blocks[0])[0].shape[0] * places
+        mine = [leaf[start : start + local] for leaf in leaves]
+        if period > 1:
+            blocks = jax.tree.structure(stack.blocks).unflatten(mine)
+        else:
+            blocks = tuple(
+                jax.tree.structure(block).unflatten([leaf[place::places] for leaf in mine])
+                for place, block in enumerate(stack.blocks)
+            )
+        found.append(dataclasses.replace(stack, blocks=blocks))
+        start += local
+    return found

@@ -1,0 +1,1 @@
+"""Embedding tables: configuration, lookup and storage of several tables as one."""

@@ -1,0 +1,1 @@
+"""Decoder language models: config, blocks, task and sampling."""

@@ -1,0 +1,92 @@
+"""Builders of the decoder's layers, from its config."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import jax
+
+from ...core import normal
+from ...layers import Attention, FeedForward, LatentAttention, MixtureOfExperts, Norm, TransformerBlock
+
+if TYPE_CHECKING:
+    from .config import DecoderConfig, LayerKind
+
+
+def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind") -> TransformerBlock:
+    """Initialize one layer of the given kind."""
+    keys = iter(jax.random.split(key, 8))
+    # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
+    output_gain = (2 * config.num_layers) ** -0.5
+    norm = norm_of(config)
+    attention = _attention(keys, config, kind.window, output_gain)
+    feed_forward = feed_forward_of(next(keys), config, kind, output_gain)
+    return TransformerBlock(
+        attention_norm=norm(next(keys), config.embed),
+        attention=attention,
+        attention_post_norm=norm(next(keys), config.embed) if config.post_norms else None,
+        feed_forward_norm=norm(next(keys), config.embed),
+        feed_forward=feed_forward,
+        feed_forward_post_norm=norm(next(keys), config.embed) if config.post_norms else None,
+        dropout=config.dropout,
+    )
+
+
+def norm_of(config: "DecoderConfig") -> Callable[..., Norm]:
+    """Return a function that builds the decoder's kind of norm from a key and a size."""
+    return functools.partial(
+        Norm.build, kind=config.norm, epsilon=config.norm_epsilon, unit_offset=config.norm_unit_offset
+    )
+
+
+def feed_forward_of(
+    key: jax.Array, config: "DecoderConfig", kind: "LayerKind", output_gain: float
+) -> FeedForward | MixtureOfExperts:
+    """Initialize the feed-forward of a layer: dense, or a mixture of experts if its kind has one."""
+    widths, options = (config.embed, config.ffn), {"activation": config.activation, "output_gain": output_gain}
+    if kind.mixture and config.feed_forward is not None:
+        return MixtureOfExperts.build(key, *widths, config.feed_forward, gated=config.gated, **options)
+    return FeedForward.build(key, *widths, gated=config.gated, bias=config.feed_forward_bias, **options)
+
+
+def _attention(
+    keys: Iterator[jax.Array], config: "DecoderConfig", window: int, output_gain: float
+) -> Attention | LatentAttention:
+    scale = config.query_scale**-0.5 if config.query_scale else None
+    if config.latent is not None and config.rotary is not None:
+        return LatentAttention.build(
+            next(keys),
+            config.embed,
+            config.heads,
+            config.latent,
+            rotary=config.rotary,
+            window=window or None,
+            soft_cap=config.attention_soft_cap,
+            scale=scale,
+            output_gain=output_gain,
+        )
+    norm = functools.partial(norm_of(config), size=config.head_size)
+    sizes = {
+        "embed": config.embed,
+        "norm": config.embed,
+        "heads": config.heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+    }
+    absent = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
+    absent |= {} if config.attention_output_bias else {"b_o": None}
+    if config.rotary is not None and config.rotary.score_gain != 1.0:
+        scale = (config.head_size**-0.5 if scale is None else scale) * config.rotary.score_gain
+    return Attention.create(
+        next(keys),
+        sizes,
+        w_o=normal("heads", "head_dim", gain=output_gain),
+        q_norm=norm(next(keys)) if config.qk_norm else None,
+        k_norm=norm(next(keys)) if config.qk_norm else None,
+        rotary=config.rotary,
+        window=window or None,
+        clip=config.attention_clip,
+        soft_cap=config.attention_soft_cap,
+        scale=scale,
+        **absent,
+    )

@@ -1,0 +1,229 @@
+"""The decoder's config; GPT-2, Llama 3, Gemma 2, Mixtral and DeepSeek-V3 differ only in its values."""
+
+import dataclasses
+import math
+from typing import Literal, NamedTuple
+
+import jax
+
+from ...core.errors import RecipeError
+from ...core.validation import Validated
+from ...layers.attention.latent_attention import Latent
+from ...layers.attention.rotary import Rotary
+from ...layers.block import Block
+from ...layers.feed_forward import Activation
+from ...layers.moe.moe_config import MoE
+from .blocks import transformer_block
+
+
+class LayerKind(NamedTuple):
+    """The properties that may differ between the layers of one decoder.
+
+    Attributes:
+        window: Size of the sliding attention window; 0 for none.
+        mixture: True if the feed-forward is a mixture of experts.
+        mixer: The layer that mixes positions; configs with other mixers than attention name them here.
+    """
+
+    window: int
+    mixture: bool
+    mixer: str = "attention"
+
+
+_WITH_LATENT = {
+    "kv_heads": 0,
+    "head_dim": 0,
+    "qk_norm": False,
+    "attention_bias": False,
+    "attention_output_bias": False,
+    "attention_clip": None,
+}
+"""Fields that latent attention does not use, with the values they must keep."""
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise a RecipeError with `message` if the condition does not hold."""
+    if not holds:
+        raise RecipeError(message)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(Validated):
+    """A pre-norm transformer decoder.
+
+    Attributes:
+        vocab_size: Number of tokens; 0 takes the tokenizer's.
+        vocab_multiple: The embedding and the head are padded to a multiple of this many rows, so that any
+            usual tensor axis divides them. The rows past `vocab_size` are never read, get probability 0, and
+            are not exported.
+        max_length: Longest sequence the model accepts; also the number of learned positions, if it has them.
+        embed: Width of the residual stream.
+        kv_heads: Number of key-value heads; 0 for the number of query heads.
+        head_dim: Width of a head; 0 for `embed / heads`.
+        latent: Attend with keys and values projected up from a latent; its widths replace `kv_heads` and
+            `head_dim`.
+        ffn: Width of the feed-forward layer.
+        feed_forward: A mixture of experts, in all layers or some; None for dense layers.
+        windows: Sliding windows, cycled over the layers; 0 attends to all earlier positions. (4096, 0)
+            alternates.
+        rotary: None for learned positions.
+        norm: Kind of norm. Layer norms have a bias unless the kind is unbiased.
+        attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
+        query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
+        post_norms: Also normalise each sub-layer's output before it is added to the residual stream (Gemma
+            2).
+        embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
+        dropout: Dropout rate of the embedding and of each sub-layer's output.
+    """
+
+    vocab_size: int = 0
+    vocab_multiple: int = 128
+    max_length: int = 1024
+    embed: int = 256
+    num_layers: int = 4
+    heads: int = 4
+    kv_heads: int = 0
+    head_dim: int = 0
+    latent: Latent | None = None
+    ffn: int = 1024
+    feed_forward: MoE | None = None
+    gated: bool = True
+    activation: Activation = "silu"
+    norm: Literal["rms", "layer", "layer_unbiased"] = "rms"
+    norm_epsilon: float = 1e-6
+    norm_unit_offset: bool = False
+    post_norms: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    feed_forward_bias: bool = False
+    rotary: Rotary | None = Rotary()  # noqa: RUF009
+    windows: tuple[int, ...] = (0,)
+    attention_clip: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    query_scale: float = 0.0
+    embed_scale: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "embed", "num_layers", "vocab_multiple"):
+            require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
+        require(
+            0.0 < self.norm_epsilon < math.inf,
+            f"model.norm_epsilon={self.norm_epsilon}; expected a small positive number",
+        )
+        require(
+            self.vocab_size >= 0,
+            f"model.vocab_size={self.vocab_size}; expected a positive number, or 0 for the tokenizer's",
+        )
+        require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
+        self._require_bounds("logit_soft_cap")
+        self.check_feed_forward()
+        self.check_attention()
+
+    def check_feed_forward(self) -> None:
+        """Raise a RecipeError if a layer's feed-forward can't be built."""
+        require(self.ffn > 0, f"model.ffn={self.ffn}; expected a positive number")
+
+    def check_attention(self) -> None:
+        """Raise a RecipeError if a layer's attention can't be built."""
+        require(self.heads > 0, f"model.heads={self.heads}; expected a positive number")
+        for name in ("kv_heads", "head_dim"):
+            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)}; expected 0 or more")
+        require(
+            0.0 <= self.query_scale < math.inf,
+            f"model.query_scale={self.query_scale}; expected a positive number, or 0 for head_dim",
+        )
+        require(
+            self.head_dim > 0 or self.latent is not None or self.embed % self.heads == 0,
+            f"model.embed={self.embed} is not divisible by heads={self.heads}; change one, or set model.head_dim",
+        )
+        require(
+            self.heads % self.num_kv_heads == 0,
+            f"model.heads={self.heads} is not divisible by kv_heads={self.num_kv_heads}; each key-value head serves an equal "
+            f"number of query heads",
+        )
+        self._require_bounds("attention_clip", "attention_soft_cap")
+        require(
+            len(self.windows) > 0 and min(self.windows) >= 0,
+            f"model.windows={self.windows}; expected lengths, or 0 for all",
+        )
+        if self.latent is not None:
+            for name, needed in _WITH_LATENT.items():
+                require(
+                    getattr(self, name) == needed,
+                    f"model.{name}={getattr(self, name)!r} has no effect with latent attention; leave it {needed!r}",
+                )
+            require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, give it a Rotary")
+        if self.rotary is not None:
+            self.rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
+
+    def _require_bounds(self, *names: str) -> None:
+        for name in names:
+            bound = getattr(self, name)
+            require(
+                bound is None or 0.0 < bound < math.inf,
+                f"model.{name}={bound}; expected a positive bound, or None",
+            )
+
+    @property
+    def vocab_rows(self) -> int:
+        """Number of rows of the embedding and of the head, padding included.
+
+        >>> DecoderConfig(vocab_size=50257).vocab_rows
+        50304
+        """
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def learned_positions(self) -> bool:
+        return self.rotary is None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of a query and of a key."""
+        return self.latent.head_dim if self.latent is not None else self.head_dim or self.embed // self.heads
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        windows, moe = self.windows, self.feed_forward
+        return tuple(
+            LayerKind(windows[layer % len(windows)], moe is not None and moe.is_mixture(layer))
+            for layer in range(self.num_layers)
+        )
+
+    def block(self, key: jax.Array, kind: LayerKind) -> Block:
+        """Initialize one layer of the given kind."""
+        return transformer_block(key, self, kind)
+
+    @property
+    def mixture_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that have a mixture of experts."""
+        return tuple(layer for layer, kind in enumerate(self.kinds) if kind.mixture)
+
+    @property
+    def stacks(self) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
+        """(one period of layers, repeats) of each stack: whole periods first, then the remaining layers.
+
+        >>> [([kind.window for kind in period], n) for period, n in DecoderConfig(num_layers=26, windows=(512, 512, 0)).stacks]
+        [([512, 512, 0], 8), ([512, 512], 1)]
+        """
+        first = 0 if self.feed_forward is None else min(self.feed_forward.first_dense, self.num_layers)
+        return (*_periods(self.kinds[:first]), *_periods(self.kinds[first:]))
+
+
+def _periods(kinds: tuple[LayerKind, ...]) -> list[tuple[tuple[LayerKind, ...], int]]:
+    """Split the layers into repeats of their shortest period and the remainder."""
+    if not kinds:
+        return []
+    lengths = range(1, len(kinds) + 1)
+    period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    repeats, rest = divmod(len(kinds), period)
+    return [(kinds[:period], repeats), *([(kinds[:rest], 1)] if rest else [])]

@@ -1,0 +1,268 @@
+"""The decoder as a `Task`: next-token prediction on packed documents."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum
+from ...core.batch_checks import MASK, WEIGHTS, LeafRange, ids
+from ...core.errors import RecipeError
+from ...core.layout.layout import axis_size
+from ...core.measures import Losses, Metrics
+from ...core.task import MatmulPrecision
+from ...core.validation import Validated
+from ...layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
+from ...layers.stages.staged import ComputeType, FloatType
+from ...parallel import ContextAttention, Pipeline, RematPolicy
+from ...parallel.context import sequence_places
+from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
+from ..leaf_names import OTHER_NAMES
+from ..task_metrics import TokenMetric, check_names, measured_by, own_metrics
+from .base_width import BaseWidth
+from .config import DecoderConfig
+from .model import Decoder, layer_state
+from .sampling import sample, whole_logits
+from .transformers_batch import own_axes, own_batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderTask(Validated, StagedTask):
+    """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
+
+    Attributes:
+        compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
+        parameter_dtype: Dtype of parameters, gradients and optimizer moments.
+        matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,
+            TF32 on GPUs that have it).
+        z_loss: Weight of the squared log-partition in the loss.
+        label_smoothing: In training, the share of each target's probability that is spread over the whole
+            vocabulary.
+        metrics: Additional evaluation metrics, by name; see `TokenMetric`.
+        base: Widths of the narrower model on which the learning rate was tuned. Learning rates, weight decay
+            and initial values of the wider weights then follow muP (`train.width`), and the run logs them
+            when it starts.
+        pipeline: The pipeline schedule of a mesh with a stage axis.
+        context_attention: How sequences sharded over the context axis attend: with a ring of keys and values,
+            or with an all-to-all of heads for positions (Ulysses), which needs as many key-value heads on
+            each device as the axis has devices. auto takes Ulysses if possible.
+    """
+
+    model: DecoderConfig
+    compute_dtype: ComputeType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    parameter_dtype: FloatType = "float32"
+    matmul_precision: MatmulPrecision | None = None
+    remat: RematPolicy = "none"
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    metrics: Mapping[str, TokenMetric] = own_metrics()
+    pipeline: Pipeline = Pipeline()  # noqa: RUF009
+    context_attention: ContextAttention = "auto"
+    base: BaseWidth | None = None
+
+    generates = True
+    other_names = OTHER_NAMES
+
+    required_leaves = frozenset({"tokens", "targets", MASK})
+    batch_axes = MappingProxyType(
+        dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
+        if self.z_loss < 0.0:
+            raise RecipeError(f"task.z_loss={self.z_loss}; expected 0 or more")
+        check_names(self.metrics)
+        self.check_precision()
+        if self.base is not None:
+            self.base.check(self.model)
+
+    @property
+    def narrower(self) -> "DecoderTask | None":
+        if self.base is None:
+            return None
+        return dataclasses.replace(self, model=self.base.of(self.model), base=None)
+
+    @property
+    def read_outs(self) -> tuple[str, ...]:
+        return () if self.model.tied else ("head.table",)
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        words, length = "raise task.model.vocab_size", "raise task.model.max_length"
+        return {
+            MASK: WEIGHTS,
+            "tokens": ids(self.model.vocab_size, advice=words),
+            "targets": ids(self.model.vocab_size, counted_by=MASK, advice=words),
+            "segment": LeafRange(0, whole=True),
+            "position": ids(self.model.max_length, advice=length),
+        }
+
+    def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return own_batch(batch)
+
+    def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
+        return own_axes(axes, self.batch_axes)
+
+    def adapted(self, facts: DataFacts) -> "DecoderTask":
+        model, tokens = self.model, facts.vocab_size
+        if tokens is not None:
+            if not model.vocab_size:
+                model = dataclasses.replace(model, vocab_size=tokens)
+            elif model.vocab_size < tokens:
+                raise RecipeError(
+                    f"task.model.vocab_size={model.vocab_size} is less than the tokenizer's {tokens}; raise it, or set it to 0 "
+                    f"to take the tokenizer's"
+                )
+        if not model.vocab_size:
+            raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; give a number")
+        if facts.sequence_length is not None and facts.sequence_length > model.max_length:
+            raise RecipeError(_too_long(facts.sequence_length, model.max_length))
+        return dataclasses.replace(self, model=model)
+
+    def watch(self) -> ExpertWatch | None:
+        return ExpertWatch(self.model.mixture_layers) if self.model.mixture_layers else None
+
+    def flops_per_token(self, length: int) -> float:
+        return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
+
+    def generate(
+        self,
+        params: Decoder,
+        state: Any,
+        prompt: Int[Array, "batch prompt"],
+        count: int,
+        key: jax.Array,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ) -> Int[Array, "batch generated"]:
+        top_k = min(top_k, params.config.vocab_size)
+        return sample(params, prompt, count, key, temperature=temperature, top_k=top_k, state=state)
+
+    def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
+        return self.stored(Decoder.build(key, self.model)), self._first_state()
+
+    def _first_state(self) -> dict[str, Any]:
+        """Return the selection biases of all mixture layers' routers, if the config uses them."""
+        moe = self.model.feed_forward
+        if moe is None or not moe.selection_bias or not self.model.mixture_layers:
+            return {}
+        return {"router_bias": jnp.zeros((len(self.model.mixture_layers), moe.experts), jnp.float32)}
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
+        weights = {"cross_entropy": micro_batches["loss_mask"].sum()}
+        moe = self.model.feed_forward
+        if moe is None or not self.model.mixture_layers:
+            return weights
+        return weights | router_weights(moe, self.count(micro_batches))
+
+    def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
+        return params.enter(batch["tokens"], context, self.weight_dtype)
+
+    def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
+        return {name: batch[name] for name in ("targets", "loss_mask")}
+
+    def measured(
+        self,
+        params: Decoder,
+        items: Float[Array, "batch residual embed"],
+        targets: Mapping[str, jax.Array],
+        train: bool,
+    ) -> tuple[Losses, Metrics]:
+        model, mask = self.model, targets["loss_mask"]
+        sums = token_loss(
+            params.normalised(items),
+            params.output_table,
+            targets["targets"],
+            mask,
+            soft_cap=model.logit_soft_cap,
+            z_loss=self.z_loss if train else 0.0,
+            label_smoothing=self.label_smoothing if train else 0.0,
+            vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
+        )
+        weight = mask.sum()
+        losses = {"cross_entropy": Loss(sums.loss, weight)}
+        metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
+        if self.metrics and not train:
+            logits = whole_logits(params, params.normalised(items))
+            metrics |= measured_by(self.metrics, logits, targets["targets"], mask)
+        return losses, metrics
+
+    def layer_state(self, state: Any) -> Any:
+        return layer_state(state)
+
+    def moved_state(self, state: Any, metrics: Metrics) -> Any:
+        """Update the selection biases from the expert load of the whole step (arXiv:2408.15664)."""
+        moe = self.model.feed_forward
+        if moe is None or "router_bias" not in state:
+            return state
+        load: Any = psum_over_tokens(metrics["experts/load"])
+        short = jnp.sign(load.value.mean(axis=-1, keepdims=True) - load.value)
+        return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
+
+    def count(self, batch: Batch) -> jax.Array:
+        return teaching_positions(batch).sum(dtype=jnp.float32)
+
+    def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
+        """Return the routers' losses (in training only) and metrics."""
+        moe = self.model.feed_forward
+        if moe is None or found is None:
+            return {}, {}
+        losses, metrics = router_measures(moe, found, count)
+        return (losses if train else {}), metrics
+
+    def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
+        tokens = batch["tokens"]
+        length = tokens.shape[1] * axis_size("context")
+        if length > self.model.max_length:
+            raise RecipeError(_too_long(length, self.model.max_length))
+        position = batch.get("position")
+        if position is None:
+            place = sequence_places(tokens.shape[1], context=axis_size("context"))
+            position = jnp.broadcast_to(place[None], tokens.shape)
+        parts, tensor = axis_size("context"), axis_size("tensor")
+        place = sequence_places(tokens.shape[1] // tensor, context=parts, tensor=tensor)
+        moe, segment = self.model.feed_forward, batch.get("segment")
+        drawn = train and (self.model.dropout > 0 or (moe is not None and moe.jitter > 0))
+        return Context(
+            position,
+            segment,
+            batch["row"],
+            key if drawn else None,
+            place,
+            self.context_attention,
+            valid=None if moe is None else local_sequence(teaching_positions(batch)),
+            train=train,
+        )
+
+
+def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
+    """Return True for the positions that can affect the loss: up to the last unmasked target, without
+    padding.
+
+    Attention is causal, so all positions after that target are padding, whether or not `segment` marks them;
+    a row without unmasked targets is padding throughout. Routers skip padding.
+    """
+    mask, segment = batch[MASK], batch.get("segment")
+    parts = axis_size("context")
+    place = jnp.broadcast_to(sequence_places(mask.shape[-1], context=parts), mask.shape)
+    last = jnp.where(mask > 0, place, -1).max(axis=-1, keepdims=True)
+    last = jax.lax.pmax(last, "context") if parts > 1 else last
+    # Each device of the context axis has only its local positions.
+    teaches = (
+        assert_sharding(place <= last, {"context": ValueState.SPLIT}, dim=mask.ndim - 1) if parts > 1 else place <= last
+    )
+    return teaches if segment is None else teaches & (segment != 0)
+
+
+def _too_long(length: int, most: int) -> str:
+    return (
+        f"the data's rows are {length} tokens long, the model is for at most {most}; shorten data.sequence_length, or raise "
+        f"task.model.max_length"
+    )

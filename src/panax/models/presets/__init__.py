@@ -1,0 +1,1 @@
+"""Configs of published models by name."""

@@ -1,0 +1,1 @@
+"""Recommender models: DLRM, HSTU, two towers and retrieval."""

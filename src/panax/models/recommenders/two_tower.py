@@ -1,0 +1,137 @@
+"""Two-tower retrieval models: the inner product of a query's and an item's vector is their score."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ...core import Batch, Module, scope
+from ...core.errors import RecipeError
+from ...core.validation import Validated
+from ...layers.perceptron import Perceptron
+from ...layers.tables.tables import EmbeddingTables, TablesConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoTowerConfig(Validated):
+    """Config of two towers, each of embedding tables and an MLP.
+
+    Attributes:
+        query: Tables of the query tower.
+        item: Tables of the item tower; the first feature of the first table must be the item's id.
+        hidden: Hidden widths of each tower's MLP.
+        width: Width of the output vectors.
+        normalised: True to normalise vectors to length 1, so that inner products are cosines.
+        temperature: Divisor of the inner products.
+    """
+
+    query: TablesConfig
+    item: TablesConfig
+    hidden: tuple[int, ...] = (128,)
+    width: int = 64
+    normalised: bool = True
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if min((self.width, *self.hidden)) < 1 or self.temperature <= 0:
+            raise RecipeError(
+                f"model.hidden={self.hidden}, width={self.width}, temperature={self.temperature}; expected positive numbers"
+            )
+        shared = set(self.query.batch_axes) & set(self.item.batch_axes)
+        if shared:
+            raise RecipeError(
+                f"both towers read the batch leaf {min(shared)!r}; what a query and an item have in common says nothing of one "
+                f"of them"
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.query, self.item, self.hidden, self.width, self.normalised, self.temperature))
+
+    @property
+    def item_leaf(self) -> str:
+        """Name of the batch leaf with the items' ids."""
+        return self.item.tables[0].features[0].leaf
+
+    def placed(self) -> "TwoTowerConfig":
+        """Return the config with the names under which a `TwoTower` stores its tables."""
+        query = dataclasses.replace(self.query, in_params="query.tables")
+        return dataclasses.replace(self, query=query, item=dataclasses.replace(self.item, in_params="item.tables"))
+
+
+class Tower(Module):
+    """Embedding tables, followed by an MLP over the concatenated vectors."""
+
+    tables: EmbeddingTables
+    perceptron: Perceptron
+    config: TwoTowerConfig = eqx.field(static=True)
+
+    def __call__(self, batch: Batch, dtype: Any) -> Float[Array, "batch hidden"]:
+        vectors = self.tables(batch)
+        x = jnp.concatenate([vectors[leaf].astype(dtype) for leaf in sorted(vectors)], axis=1)
+        x = self.perceptron(x).astype(jnp.float32)
+        if not self.config.normalised:
+            return x
+        return x * jax.lax.rsqrt(jnp.square(x).sum(axis=1, keepdims=True) + 1e-12)
+
+
+class TwoTower(Module):
+    """A retrieval model with a query tower and an item tower."""
+
+    query: Tower
+    item: Tower
+    config: TwoTowerConfig = eqx.field(static=True)
+
+    @classmethod
+    def build(cls, key: jax.Array, config: TwoTowerConfig) -> "TwoTower":
+        """Initialize all parameters."""
+        config = config.placed()
+
+        def tower(key: jax.Array, tables: TablesConfig) -> Tower:
+            inputs = sum(table.width * len(table.features) for table in tables.tables)
+            table_key, own = jax.random.split(key)
+            widths = (*config.hidden, config.width)
+            return Tower(
+                tables=tables.create(table_key),
+                perceptron=Perceptron.build(own, inputs, widths, last_linear=True),
+                config=config,
+            )
+
+        query_key, item_key = jax.random.split(key)
+        return cls(query=tower(query_key, config.query), item=tower(item_key, config.item), config=config)
+
+    def vectors(self, batch: Batch, dtype: Any) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch hidden"]]:
+        """Return each row's query vector and item vector, in float32."""
+        with scope("query"):
+            query = self.query(batch, dtype)
+        with scope("item"):
+            return query, self.item(batch, dtype)
+
+
+def in_batch_scores(
+    query: Float[Array, "batch hidden"],
+    items: Float[Array, "items hidden"],
+    own: Int[Array, " batch"],
+    names: Int[Array, " items"],
+    log_q: Float[Array, " items"] | None,
+    temperature: float,
+) -> Float[Array, "batch items"]:
+    """Score each query against all items of the global batch, with the query's own item at index `own`.
+
+    Scores are corrected for sampling bias: the logarithm of an item's frequency is subtracted, so that they
+    estimate a softmax over the whole catalogue. Other rows that have the query's own item are masked.
+
+    Args:
+        names: The items' ids.
+        log_q: Logarithm of each item's share of all examples.
+
+    Source: Sampling-bias-corrected neural modeling (RecSys 2019, doi:10.1145/3298689.3346996), section 3.
+    """
+    scores = jnp.einsum("bd,id->bi", query, items, preferred_element_type=jnp.float32) / temperature
+    if log_q is not None:
+        scores = scores - log_q[None]
+    same = names[own][:, None] == names[None]
+    others = jnp.arange(items.shape[0])[None] != own[:, None]
+    return jnp.where(same & others, -jnp.inf, scores)

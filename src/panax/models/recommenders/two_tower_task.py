@@ -1,0 +1,112 @@
+"""Two-tower retrieval as a `Task`: an in-batch softmax of each query over all items of the global batch."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from ...core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
+from ...core.batch_checks import MASK, NUMBERS, WEIGHTS, LeafRange
+from ...core.params.growth import Growing
+from ...core.validation import Validated
+from ...kernels.compute_dtype import resolve
+from ...layers.stages.staged import UnscaledType
+from ...spmd import all_gather_sum, split_cotangent, token_axes
+from ...spmd.collectives import all_gather, axis_index
+from ..leaf_names import OTHER_NAMES
+from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoTowerTask(Validated, Task):
+    """Train a `TwoTower` on batches of queries with their positive item; all other rows' items are negatives.
+
+    On a mesh the softmax is over the items of all devices, so the loss is that of one device.
+
+    Attributes:
+        log_q_leaf: Name of the batch leaf, float32 (batch), with the logarithm of the item's share of all
+            examples. It corrects for popular items being negatives more often. "": no correction.
+        compute_dtype: Dtype of the MLPs' matmuls.
+    """
+
+    model: TwoTowerConfig
+    log_q_leaf: str = ""
+    compute_dtype: UnscaledType = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
+    names_axes = True
+    splits_residual = False
+    sums_over_rows = False
+    other_names = OTHER_NAMES
+
+    @property
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        model = self.model
+        plain = ("loss_mask", self.log_q_leaf) if self.log_q_leaf else ("loss_mask",)
+        return MappingProxyType({**model.query.batch_axes, **model.item.batch_axes, **dict.fromkeys(plain, ("batch",))})
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        log_q = {self.log_q_leaf: NUMBERS} if self.log_q_leaf else {}
+        return {MASK: WEIGHTS, **log_q, **self.model.query.leaf_ranges, **self.model.item.leaf_ranges}
+
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset(self.batch_axes) - {MASK}
+
+    @property
+    def weight_dtype(self) -> Any:
+        return jnp.dtype(resolve(self.compute_dtype))
+
+    def adapted(self, facts: DataFacts) -> "TwoTowerTask":
+        model = self.model
+        towers = model.query.adapted(facts.num_ids), model.item.adapted(facts.num_ids)
+        return dataclasses.replace(self, model=dataclasses.replace(model, query=towers[0], item=towers[1]))
+
+    def init(self, key: jax.Array) -> tuple[TwoTower, dict[str, Any]]:
+        model = self.model
+        return TwoTower.build(key, model), {**model.query.first_vocabularies(), **model.item.first_vocabularies()}
+
+    def state_axes(self, state: Any) -> Any:
+        return {**self.model.query.vocabulary_axes(), **self.model.item.vocabulary_axes()}
+
+    @property
+    def growing(self) -> tuple[Growing, ...]:
+        model = self.model.placed()
+        return (*model.query.growing, *model.item.growing)
+
+    def parameter_axes(self, params: Any) -> Any:
+        return logical_axes(params)
+
+    def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
+        model = self.model.placed()
+        return {**model.query.row_ids(batch), **model.item.row_ids(batch)}
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
+        mask = micro_batches.get("loss_mask")
+        return {"in_batch": jnp.float32(micro_batches[self.model.item_leaf].size) if mask is None else mask.sum()}
+
+    def loss(self, params: TwoTower, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+        query, item = params.vectors(batch, self.weight_dtype)
+        names = batch[self.model.item_leaf][:, 0]
+        mask = batch.get("loss_mask")
+        mask = jnp.ones(names.shape, jnp.float32) if mask is None else mask
+        axes = token_axes()
+        first = axis_index(axes) * len(names) if axes else 0
+        items: Any = all_gather_sum(item, axes, 0) if axes else item
+        given = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
+        names, log_q, real = (all_gather(leaf, axes, 0) for leaf in given) if axes else given
+        own = first + jnp.arange(query.shape[0])
+        scores = in_batch_scores(query, items, own, names, log_q, self.model.temperature)
+        # Padding rows are not used as negatives.
+        scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == own[:, None]), scores, -jnp.inf)
+        right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
+        losses = split_cotangent(jax.nn.logsumexp(scores, axis=1) - right)
+        best = (scores > right[:, None]).sum(axis=1) == 0
+        weight = mask.sum()
+        metrics = {"in_batch_accuracy": Mean((best.astype(jnp.float32) * mask).sum(), weight), "examples": Sum(weight)}
+        return Evaluation({"in_batch": Loss((losses * mask).sum(), weight)}, state, metrics)

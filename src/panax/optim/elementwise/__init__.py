@@ -1,0 +1,1 @@
+"""Optimizers that update each element, or each layer by one factor."""

@@ -1,0 +1,94 @@
+"""Elementwise optimizers: an element's update depends on its own history only, so they need no
+communication."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ...core.errors import RecipeError
+from ..moments import MEAN, Moments, adamw_step, check_decay_rates
+from ..optimizer import check_epsilon
+from ..parameter import Parameter
+from ..sharded.shard import ParameterShard
+from ..sharded.sharded_optimizer import ShardedOptimizer, StateSpec, UpdateInputs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(ShardedOptimizer):
+    """Adam with decoupled weight decay (arXiv:1711.05101)."""
+
+    steps_as_adam = True
+
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
+
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return Moments.keeps(parameter)
+
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return adamw_step(taken, self.b1, self.b2, self.epsilon)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(ShardedOptimizer):
+    """Lion: the sign of an interpolated momentum (arXiv:2302.06675), with half of AdamW's state.
+
+    Use a learning rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the same factor.
+    """
+
+    steps_as_adam = True
+
+    b1: float = 0.9
+    b2: float = 0.99
+    weight_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b1=self.b1, b2=self.b2)
+
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)}
+
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        gradient, mean = taken.gradient, taken.kept[MEAN].astype(taken.gradient.dtype)
+        direction = jnp.sign(self.b1 * mean + (1 - self.b1) * gradient)
+        return (
+            -taken.rate * (direction + taken.decay * taken.value),
+            {MEAN: self.b2 * mean + (1 - self.b2) * gradient},
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(ShardedOptimizer):
+    """Stochastic gradient descent with momentum, optionally Nesterov's; weight decay is added to the
+    gradient."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(momentum=self.momentum)
+        if self.nesterov and not self.momentum:
+            raise RecipeError(
+                "optimizer.nesterov has no effect with momentum=0; set optimizer.momentum, for example to 0.9"
+            )
+
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return {MEAN: StateSpec.like(parameter)} if self.momentum else {}
+
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        gradient = taken.gradient + taken.decay * taken.value
+        if not self.momentum:
+            return -taken.rate * gradient, {}
+        running = gradient + self.momentum * taken.kept[MEAN].astype(gradient.dtype)
+        direction = gradient + self.momentum * running if self.nesterov else running
+        return -taken.rate * direction, {MEAN: running}

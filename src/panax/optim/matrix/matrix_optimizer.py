@@ -1,0 +1,104 @@
+"""Common parts of optimizers that update weights as matrices and use AdamW for all other parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ...core.errors import RecipeError
+from ...core.protocols import Axes
+from ..moments import Moments, adamw_step, check_decay_rates
+from ..optimizer import check_epsilon
+from ..parameter import Parameter, check_excluded, matrix_of
+from ..sharded.owner_shards import OwnedArray
+from ..sharded.shard import ParameterShard
+from ..sharded.sharded_optimizer import ShardedOptimizer, StateSpec, UpdateInputs
+
+NO_MATRICES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
+"""Logical axes of tables, filters, and a model's first and last layers."""
+
+STATISTIC = "statistic"
+"""The logical axis of each side of a per-matrix statistic."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixOptimizer(ShardedOptimizer):
+    """An optimizer of matrices that map one space to another, with AdamW for all other parameters.
+
+    Attributes:
+        excluded: Logical axes; a weight with any of them is updated by AdamW.
+        b1: AdamW's decay rate of the mean; `b2` and `epsilon` are AdamW's too.
+    """
+
+    excluded: tuple[str, ...] = NO_MATRICES
+    weight_decay: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b1=self.b1, b2=self.b2)
+        check_epsilon(self.epsilon, least=0.0)
+
+    def check(self, axes: Mapping[str, Axes]) -> None:
+        check_excluded(self.excluded, axes)
+        if not any(map(self.takes, axes.values())):
+            raise RecipeError(
+                f"{type(self).__name__} has no matrix to work on: of the {len(axes)} parameters that train, those that map one "
+                f"space to another have one of the axes {', '.join(self.excluded)}, which are excluded; take AdamW, or leave "
+                f"axes out of optimizer.excluded"
+            )
+
+    def takes(self, axes: Axes) -> bool:
+        """Return whether a parameter with these logical axes is updated as a matrix."""
+        return matrix_of(axes) is not None and not any(axis in self.excluded for axis in axes)
+
+    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return self.keeps_of_matrix(parameter) if self.takes(parameter.kinds) else Moments.keeps(parameter)
+
+    def steps(
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+    ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
+        matrices = {name: shard for name, shard in shards.items() if self.takes(shard.parameter.kinds)}
+        others = {name: self.step(shard, taken[name]) for name, shard in shards.items() if name not in matrices}
+        return others | self.steps_of_matrices(matrices, taken)
+
+    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Compute AdamW's update."""
+        return adamw_step(taken, self.b1, self.b2, self.epsilon)
+
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+        """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
+        raise NotImplementedError
+
+    def steps_of_matrices(
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+    ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
+        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `taken` also holds the
+        other parameters."""
+        raise NotImplementedError
+
+
+def matrix_statistic(parameter: Parameter, shape: tuple[int, ...]) -> StateSpec:
+    """Return the spec of a float32 array per matrix, stored with its last two dimensions sharded over the
+    devices that divide them."""
+    stack = tuple(parameter.shape[dim] for dim in parameter.copies)
+    axes = (*(parameter.axes[dim] for dim in parameter.copies), *(None,) * (len(shape) - 2), STATISTIC, STATISTIC)
+    return StateSpec((*stack, *shape), "float32", axes, moment=False)
+
+
+def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> dict[str, OwnedArray]:
+    """Describe the per-matrix statistics of a parameter as arrays to send to the matrices' owners."""
+    name = shard.parameter.name
+    return {
+        kind: OwnedArray.beside(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
+        for kind, one in kept.items()
+        if STATISTIC in one.axes
+    }
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiply float32 matrices at full precision, regardless of the platform's default."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

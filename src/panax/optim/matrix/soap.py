@@ -1,0 +1,184 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's statistics (arXiv:2409.11321)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ...core.errors import RecipeError
+from ..moments import MEAN, SQUARE, Moments, bias_correction, check_decay_rates
+from ..parameter import Parameter
+from ..sharded.owner_shards import OwnedArray, map_to_owners, one_by_one
+from ..sharded.shard import ParameterShard
+from ..sharded.sharded_optimizer import KeptOf, StateSpec, UpdateInputs
+from .matrix_optimizer import MatrixOptimizer, matrix_statistic, product, statistic_shards
+from .orientation import TransposedView
+
+STATISTICS = ("left", "right")
+BASES = ("left_basis", "right_basis")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Soap(MatrixOptimizer):
+    """SOAP for matrices that map one space to another, AdamW for all other parameters.
+
+    A gradient is rotated into the eigenbases of its row and column statistics, where Adam tracks its squares;
+    the update is rotated back. A separate program updates the bases after the first step and after every
+    `precondition_frequency` steps, by one power iteration followed by a QR factorization. The first step only
+    initializes the statistics from its gradient; it does not update matrices.
+
+    Attributes:
+        precondition_frequency: Number of steps between updates of the bases.
+        b_statistics: Decay rate of the running means of G G^T and G^T G.
+        largest: Sides of a matrix larger than this have no statistics and are not rotated.
+        b1: Decay rate of the mean of gradients; `b2` and `epsilon` apply to its squares. All three also serve
+            AdamW for other parameters.
+    """
+
+    steps_as_adam = True
+
+    precondition_frequency: int = 10
+    b_statistics: float = 0.95
+    largest: int = 8192
+    b1: float = 0.95
+    b2: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay_rates(b_statistics=self.b_statistics)
+        if self.precondition_frequency < 1 or self.largest < 2:
+            raise RecipeError(
+                f"optimizer.precondition_frequency={self.precondition_frequency}, optimizer.largest={self.largest}; expected 1 "
+                f"or more, usually 10, and 2 or more"
+            )
+
+    def sides(self, parameter: Parameter) -> tuple[int, ...]:
+        """Return the sides of a matrix that have a basis: 0 for rows, 1 for columns."""
+        return self._sides(TransposedView.of(parameter).shape)
+
+    def _sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(side for side, size in enumerate(shape) if 1 < size <= self.largest)
+
+    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+        kept, shape = Moments.keeps(parameter), TransposedView.of(parameter).shape
+        for side in self._sides(shape):
+            for kind in (STATISTICS[side], BASES[side]):
+                kept[kind] = matrix_statistic(parameter, (shape[side], shape[side]))
+        return kept
+
+    def steps_of_matrices(
+        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+    ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
+        if not shards:
+            return {}
+        # One update fewer than AdamW's count: there is no basis yet for the first gradient.
+        before = next(iter(taken.values())).before
+        begun = before > 0
+        since = jnp.maximum(before - 1, 0)
+
+        def work(gradient: jax.Array, mean: jax.Array, square: jax.Array, *kept: jax.Array) -> list[jax.Array]:
+            sides = self._sides(gradient.shape[1:])
+            statistics, bases = kept[: len(sides)], dict(zip(sides, kept[len(sides) :]))
+            square = self.b2 * square + (1 - self.b2) * jnp.square(_turned(gradient, bases))
+            towards = _turned(mean / bias_correction(self.b1, since), bases)
+            towards = towards / (jnp.sqrt(square / bias_correction(self.b2, since)) + self.epsilon)
+            after = [
+                self.b_statistics * one + (1 - self.b_statistics) * _statistic(gradient, side)
+                for side, one in zip(sides, statistics)
+            ]
+            return [_turned(towards, bases, back=True), square, *after]
+
+        # Owners receive (gradient, mean, square, statistics..., bases...) and return (update, square, statistics...).
+        given, arrays, returned = {}, {}, {}
+        means: dict[str, jax.Array] = {}
+        for name, shard in shards.items():
+            now, matrix, kept = taken[name], OwnedArray.of(shard), statistic_shards(shard, self.keeps(shard.parameter))
+            gradient = now.gradient
+            mean = self.b1 * now.kept[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
+            means[name] = jnp.where(begun, mean, 0)
+            square = jnp.where(begun, now.kept[SQUARE].astype(gradient.dtype), 0)
+            sides = self.sides(shard.parameter)
+            kinds = [STATISTICS[side] for side in sides] + [BASES[side] for side in sides]
+            given[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
+            arrays[name] = [gradient, means[name], square, *(now.kept[kind] for kind in kinds)]
+            returned[name] = [matrix, matrix, *(kept[STATISTICS[side]] for side in sides)]
+        found = {}
+        for name, (towards, square, *statistics) in map_to_owners(one_by_one(work), given, arrays, returned).items():
+            now, sides = taken[name], self.sides(shards[name].parameter)
+            kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
+            kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
+            kept |= {BASES[side]: now.kept[BASES[side]] for side in sides}
+            found[name] = jnp.where(begun, -now.rate * (towards + now.decay * now.value), 0), kept
+        return found
+
+    def renewal_due(self, number: int) -> bool:
+        return number == 1 or number % self.precondition_frequency == 0
+
+    @property
+    def renewal_when(self) -> str:
+        return f"after the first step, and every {self.precondition_frequency} steps"
+
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+        def work(square: jax.Array, *both: jax.Array) -> list[jax.Array]:
+            sides = self._sides(square.shape[1:])
+            bases = []
+            for side, statistics, basis in zip(sides, both, both[len(sides) :]):
+                basis, order = _next_basis(statistics, basis)
+                bases.append(basis)
+                square = jnp.take_along_axis(square, jnp.expand_dims(order, 2 - side), axis=1 + side)
+            return [square, *bases]
+
+        parts, arrays, returned, kinds = {}, {}, {}, {}
+        for name, shard in shards.items():
+            if self.takes(shard.parameter.kinds) and (sides := self.sides(shard.parameter)):
+                known = statistic_shards(shard, self.keeps(shard.parameter))
+                bases = [BASES[side] for side in sides]
+                read = [STATISTICS[side] for side in sides] + bases
+                parts[name] = [OwnedArray.of(shard), *(known[kind] for kind in read)]
+                arrays[name] = [kept[name][SQUARE], *(kept[name][kind] for kind in read)]
+                returned[name] = [OwnedArray.of(shard), *(known[kind] for kind in bases)]
+                kinds[name] = (SQUARE, *bases)
+        return {
+            name: dict(zip(kinds[name], new))
+            for name, new in map_to_owners(one_by_one(work), parts, arrays, returned).items()
+        }
+
+
+def _statistic(matrices: jax.Array, side: int) -> jax.Array:
+    return product(matrices.mT, matrices) if side else product(matrices, matrices.mT)
+
+
+def _turned(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False) -> jax.Array:
+    """Rotate matrices into the bases of their sides, or back; a side without a basis is not rotated."""
+    if 0 in bases:
+        x = product(bases[0] if back else bases[0].mT, x)
+    if 1 in bases:
+        x = product(x, bases[1].mT if back else bases[1])
+    return x
+
+
+def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Compute an orthonormal basis closer to the eigenvectors, largest eigenvalues first.
+
+    Args:
+        statistics: (matrices, side, side), symmetric; for zeros, every basis is an eigenbasis.
+        basis: The previous basis, in columns; zeros if there is none yet.
+
+    Returns:
+        The new basis, and the order in which it takes the vectors of the old one.
+    """
+    # Rescale to about 1: the statistics of small gradients are too small to factorize.
+    most = jnp.max(jnp.abs(statistics), (1, 2), keepdims=True)
+    known = most > 0
+    statistics = statistics / jnp.where(known, most, 1)
+    identity = jnp.broadcast_to(jnp.eye(statistics.shape[-1], dtype=statistics.dtype), statistics.shape)
+    begins = ~jnp.any(basis != 0, (1, 2), keepdims=True)
+    ahead = product(statistics, jnp.where(begins, identity, basis))
+    order = jnp.argsort(-jnp.sum(basis * ahead, 1), axis=1)
+    turned = jnp.linalg.qr(jnp.take_along_axis(ahead, order[:, None], 2))[0]
+    # The full eigendecomposition costs ten times as much, and runs only once.
+    first = jax.lax.cond(jnp.any(begins & known), lambda: jnp.linalg.eigh(statistics)[1][:, :, ::-1], lambda: identity)
+    usual = jnp.broadcast_to(jnp.arange(order.shape[-1]), order.shape)
+    found = jnp.where(begins, jnp.where(known, first, identity), jnp.where(known, turned, basis))
+    return found, jnp.where((known & ~begins)[:, 0], order, usual)

@@ -1,0 +1,1 @@
+"""Optimizers that update only the rows of a table that a batch used."""

@@ -1,0 +1,1 @@
+"""Optimizer updates on parameter shards, and the assignment of matrices to devices."""

@@ -1,0 +1,78 @@
+"""Selection of optimizer-state arrays to store in 8 bits, and their quantization blocks.
+
+Blocks must be the same on every mesh, so that a run resumes bitwise on another one, and no block may span two
+devices, since its scale would have to be communicated. A block therefore has 256 elements in a shape that
+sharding does not split (`core.boxes`).
+"""
+
+import math
+from typing import Any
+
+import jax
+
+from ...core.errors import RecipeError
+from ...core.layout.layout import current_layout
+from ...core.layout.quant_blocks import quant_block_shape
+from ...core.params.logical import is_copies
+from ...core.protocols import Axes
+from ...kernels.quantized import DYNAMIC, DYNAMIC_UNSIGNED, QuantizedArray
+
+LEAST, BLOCK = 4096, 256
+"""Minimum number of elements of an array to quantize, and elements per block: those of torchao's
+AdamW8bit."""
+
+
+def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
+    """Return the block's size along each dimension of a state array; None if it is not quantized.
+
+    >>> block_of((12, 512, 384), ("layer", "embed", "kv_latent")), block_of((12, 4096, 14336), ("layer", "embed", "ffn"))
+    ((1, 2, 128), (1, 8, 32))
+    >>> block_of((512, 256), ("embed", "kv_latent")), block_of((12, 64), ("layer", "norm"))
+    ((1, 256), None)
+    """
+    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
+    if math.prod(shape[dim] for dim in own) < LEAST:
+        return None
+    box = quant_block_shape(shape, axes, own, BLOCK)
+    return box if math.prod(box) == BLOCK else None
+
+
+def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> QuantizedArray | None:
+    """Create an 8-bit array of zeros; None if an array of this shape is not quantized.
+
+    Args:
+        signed: True if values may be negative.
+        dtype: Dtype of the decoded values.
+    """
+    block = block_of(shape, axes)
+    return None if block is None else QuantizedArray.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
+
+
+def decode_state(kept: Any, dtype: Any) -> jax.Array:
+    """Convert a state array, quantized or not, to the compute dtype."""
+    return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept.astype(dtype)
+
+
+def axes_of_parts(kept: Any, axes: Axes) -> Any:
+    """Return the logical axes of each leaf of a state array: codes and scales both have those of the
+    array."""
+    return jax.tree.map(lambda _: axes, kept)
+
+
+def check_blocks(name: str, kept: Any, axes: Axes) -> None:
+    """Check that the current layout splits no quantization block.
+
+    Raises:
+        RecipeError: A block would be split.
+    """
+    layout = current_layout()
+    if layout is None or not isinstance(kept, QuantizedArray):
+        return
+    codes, scales = (layout.storage(axes, part.shape) for part in (kept.codes, kept.scales))
+    for dim, (ours, theirs) in enumerate(zip(codes, scales)):
+        if ours != theirs:
+            raise RecipeError(
+                f'optimizer.moments="int8": {name} rests split over {"·".join(ours)} along {axes[dim]}={kept.shape[dim]}, which '
+                f"would split its blocks of {kept.block[dim]} there; split it over fewer devices, or set optimizer.moments to "
+                f'"bfloat16"'
+            )

@@ -1,0 +1,1 @@
+"""Search for a mesh, and the hardware that it is searched for."""

@@ -1,0 +1,152 @@
+"""How long a step takes at least: what it multiplies, moves and sends, over what the devices can do."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from ...mesh.rules import MESH_AXES, MeshAxes
+from ..report import align_columns, duration, size
+from ..walk.walk import StepCost
+from .profile import HardwareProfile
+from .targets import Hardware
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileFigures:
+    """What a profile says, for a mesh.
+
+    Attributes:
+        matrix_flops: FLOP/s of one device.
+        memory_bandwidth: Bytes a second of one device.
+    """
+
+    profile: HardwareProfile
+    mesh: Mapping[str, int]
+
+    @property
+    def matrix_flops(self) -> float:
+        return self.profile.matrix_flops
+
+    @property
+    def memory_bandwidth(self) -> float:
+        return self.profile.memory_bandwidth
+
+    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+        """(bytes a second that each device sends, seconds of latency); None where it was not measured."""
+        found = self.profile.collective(kind, axes)
+        if found is None or found.ways != math.prod(self.mesh[axis] for axis in axes):
+            return None
+        return found.bandwidth, found.latency_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSheet:
+    """What the makers say of hardware that is not here, in the terms of `ProfileFigures`; nobody publishes latencies."""
+
+    hardware: Hardware
+    mesh: Mapping[str, int]
+
+    @property
+    def matrix_flops(self) -> float:
+        return self.hardware.chip.peak_flops
+
+    @property
+    def memory_bandwidth(self) -> float:
+        return self.hardware.chip.memory_bandwidth
+
+    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+        # Devices are counted off along the last axis first: an axis reaches as far as itself and all after it.
+        first = min(MESH_AXES.index(axis) for axis in axes)
+        reach = math.prod(self.mesh.get(axis, 1) for axis in MESH_AXES[first:])
+        chip = self.hardware.chip
+        return chip.fast_bandwidth if reach <= self.hardware.devices_per_fast_domain else chip.slow_bandwidth, 0.0
+
+
+Speeds = ProfileFigures | DataSheet
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkTime:
+    """What each device sends over some mesh axes in a step.
+
+    Attributes:
+        sent: Bytes.
+        seconds: That it takes; None where nobody knows the speed.
+    """
+
+    axes: MeshAxes
+    sent: int
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A lower bound of a step's time on each device, in seconds, by what it goes to.
+
+    Attributes:
+        multiplying: Its matrix multiplications at the devices' rate.
+        state: Reading and writing its state once.
+        sending: All of its collectives, none of which hides behind anything.
+        unknown: Mesh axes of which nobody knows the speed; they are not in `sending`.
+        links: What `sending` is made of, the longest first.
+    """
+
+    multiplying: float
+    state: float
+    sending: float
+    unknown: tuple[MeshAxes, ...] = ()
+    links: tuple[LinkTime, ...] = ()
+
+    @property
+    def hidden(self) -> float:
+        """Where all communication hides behind the rest, or the rest behind it."""
+        return max(self.multiplying + self.state, self.sending)
+
+    @property
+    def in_turn(self) -> float:
+        """Where nothing hides."""
+        return self.multiplying + self.state + self.sending
+
+
+def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
+    """The time of a traced step."""
+    links: dict[MeshAxes, LinkTime] = {}
+    for one in cost.traffic:
+        found = speeds.of_collective(one.kind, one.axes)
+        before = links.get(one.axes, LinkTime(one.axes, 0, 0.0))
+        taken = None if found is None else one.wire_bytes / found[0] + one.times.expected * found[1]
+        seconds = None if taken is None or before.seconds is None else before.seconds + taken
+        links[one.axes] = LinkTime(one.axes, before.sent + one.wire_bytes, seconds)
+    known = sorted((one for one in links.values() if one.seconds is not None), key=lambda one: -(one.seconds or 0.0))
+    unknown = [one for one in links.values() if one.seconds is None]
+    return StepTime(
+        cost.work.flops / speeds.matrix_flops,
+        2 * cost.arguments / speeds.memory_bandwidth,
+        sum((one.seconds or 0.0 for one in known), 0.0),
+        tuple(one.axes for one in unknown),
+        (*known, *unknown),
+    )
+
+
+def time_lines(time: StepTime, source: str) -> list[str]:
+    """A step's time in words.
+
+    Args:
+        source: Whose figures these are.
+    """
+    lines = [
+        f"time           at least {duration(time.hidden)} a step where communication hides, {duration(time.in_turn)} where none "
+        f"does: {duration(time.multiplying)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
+        f"{duration(time.sending)} of communication",
+        f"by             {source}",
+    ]
+    if len(time.links) > 1:
+        rows = [("over", "sent by each device", "takes")]
+        for one in time.links:
+            takes = "" if one.seconds is None else duration(one.seconds)
+            rows.append(("·".join(one.axes), size(one.sent), takes))
+        lines += [f"  {line}" for line in align_columns(rows, left=1)]
+    if time.unknown:
+        over = ", ".join("·".join(axes) for axes in time.unknown)
+        lines.append(f"  without what is sent over {over}, whose speed was not measured")
+    return lines

@@ -1,0 +1,1 @@
+"""Memory, FLOPs and traffic of a step, read from its trace."""

@@ -1,0 +1,242 @@
+"""How much memory a traced step takes: which arrays a compiler would write down, how long each is needed, how they are packed.
+
+An estimate, before anything is compiled. What is computed element by element is taken to be fused into what reads it, and is
+written down only where a matrix multiplication, a collective, a kernel or a loop reads it. Loops and updates work in place
+where the old array is not read any more. Arrays are then packed as XLA packs them: the largest first, each at the lowest address
+that is free for as long as it lives.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ...core.jax_primitives import contracted_dims, gathered_dim, scan_arity, scattered_dim, while_arity
+from .fusion import group_passes
+from .program import Operation, OperationBlock, Value, shape_of
+from .schedule_order import reschedule
+from .value_uses import FUSED, IN_PLACE, SAME_MEMORY, LivenessInfo
+
+_TURNED = frozenset({"all_gather", "reduce_scatter"})
+
+_SMALL = 1 / 4096
+"""Buffers below this share of the largest one are counted together and not packed."""
+
+
+@dataclasses.dataclass(eq=False)
+class LiveRange:
+    """Memory from one moment of a step to another, both included."""
+
+    bytes: int
+    start: int
+    end: int
+    value: Value
+
+
+def peak_bytes(block: OperationBlock) -> int:
+    """The memory that the arrays made inside of a block take, in bytes; its inputs are the caller's."""
+    return packed_bytes(buffers_of(block))
+
+
+def buffers_of(block: OperationBlock) -> list[LiveRange]:
+    """What a block writes down."""
+    timeline = _Timeline()
+    timeline.lay(block, ())
+    return timeline.buffers
+
+
+def packed_bytes(buffers: Sequence[LiveRange]) -> int:
+    """The height of all buffers, packed by size: each at the lowest address that is free while it lives.
+
+    >>> import jax
+    >>> value = Value.of(jax.ShapeDtypeStruct((), "int8"))
+    >>> packed_bytes([LiveRange(4, 0, 1, value), LiveRange(2, 1, 2, value), LiveRange(4, 2, 3, value)])
+    6
+    """
+    floor = max((buffer.bytes for buffer in buffers), default=0) * _SMALL
+    placed: list[tuple[int, LiveRange]] = []
+    for buffer in sorted(buffers, key=lambda b: -b.bytes):
+        if buffer.bytes < floor:
+            continue
+        address = 0
+        for start, other in placed:
+            if other.start <= buffer.end and buffer.start <= other.end and start < address + buffer.bytes:
+                address = max(address, start + other.bytes)
+        placed.append((address, buffer))
+        placed.sort(key=lambda pair: pair[0])
+    small = [buffer for buffer in buffers if buffer.bytes < floor]
+    return max((address + buffer.bytes for address, buffer in placed), default=0) + _most_alive(small)
+
+
+def _most_alive(buffers: Sequence[LiveRange]) -> int:
+    changes = [(b.start, b.bytes) for b in buffers] + [(b.end + 1, -b.bytes) for b in buffers]
+    alive = most = 0
+    for _, change in sorted(changes):
+        alive += change
+        most = max(most, alive)
+    return most
+
+
+class _Timeline:
+    """Buffers of a block and of those inside of it, on one clock."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.buffers: list[LiveRange] = []
+
+    def lay(self, block: OperationBlock, carried: Sequence[Value], *, inside: bool = False) -> None:
+        """Add what a block writes down.
+
+        Args:
+            carried: Of its inputs, those whose memory its results take.
+        """
+        block, passes = group_passes(reschedule(block, carried))
+        needs = LivenessInfo(block)
+        places = {id(operation): place for place, operation in enumerate(block.operations)}
+        together = {places[id(one)]: places[id(found[-1])] for found in passes for one in found}
+        frees: dict[int, list[Value]] = {}
+        spans = []
+        for operation in block.operations:
+            start = self.clock = self.clock + 1
+            for inner in operation.blocks:
+                first, count = _carried(operation)
+                self.lay(inner, inner.inputs[first : first + count], inside=True)
+            spans.append((start, self.clock))
+        self.clock += 1
+        spans.append((self.clock, self.clock))
+        memory: dict[int, LiveRange] = {id(v): LiveRange(v.bytes, 0, 0, v) for v in carried}
+        added = {id(value) for value in needs.accumulated(carried)}
+        for place, operation in enumerate(block.operations):
+            at = together.get(place, place)
+            if at not in frees:
+                given = {id(base): base for one in block.operations[place : at + 1] for base in needs.sources(one)}
+                frees[at] = [
+                    base for key, base in given.items() if place <= needs.read.get(key, -1) <= at and key in memory
+                ]
+            free = frees[at]
+            for number, value in enumerate(operation.outputs):
+                if id(value) not in needs.written or id(value) in needs.origin or id(value) in added:
+                    continue
+                end = spans[needs.read.get(id(value), place)][1]
+                taken = self._taken(operation, number, value, free, needs)
+                if taken is not None:
+                    free.remove(taken)
+                    buffer = memory[id(taken)]
+                    buffer.end = max(buffer.end, end)
+                else:
+                    buffer = LiveRange(value.bytes, spans[at][0], end, value)
+                    self.buffers.append(buffer)
+                memory[id(value)] = buffer
+            if operation.name in _TURNED and (turned := _turned(operation, needs)):
+                other = memory.get(id(needs.base(turned)))
+                until = other.end if inside and other is not None else spans[place + 1][1]
+                self.buffers.append(LiveRange(turned.bytes, spans[place][0], until, turned))
+
+        self._late(block, needs, memory, spans)
+        if inside:
+            self._beside(block, needs, memory, spans, len(carried))
+
+    def _beside(
+        self,
+        block: OperationBlock,
+        needs: LivenessInfo,
+        memory: dict[int, LiveRange],
+        spans: list[tuple[int, int]],
+        carried: int,
+    ) -> None:
+        """Collectives that run beside a turn's other work: gathers begin with the turn, scatters end with the next one."""
+        ready, results = {id(value) for value in block.inputs}, needs.results(carried)
+        for operation in block.operations:
+            if all(id(needs.base(v)) in ready for v in operation.arrays):
+                if operation.name in FUSED or operation.name in SAME_MEMORY:
+                    ready |= {id(v) for v in operation.outputs}
+                elif operation.name == "all_gather" and (buffer := memory.get(id(operation.outputs[0]))) is not None:
+                    buffer.start = min(buffer.start, spans[0][0])
+            if (
+                operation.name == "reduce_scatter"
+                and id(operation.outputs[0]) in results
+                and needs.only_results(operation)
+            ):
+                given = needs.base(operation.arrays[0])
+                buffer, maker = memory.get(id(given)), needs.makers.get(id(given))
+                if buffer is not None and maker is not None and not maker.blocks:
+                    # Scattered beside the next turn, while that makes its own.
+                    buffer.end = spans[-1][1]
+                    self.buffers.append(LiveRange(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
+
+    def _late(
+        self, block: OperationBlock, needs: LivenessInfo, memory: dict[int, LiveRange], spans: list[tuple[int, int]]
+    ) -> None:
+        """Scatters of a loop's result: one for which nobody waits comes after the loops that follow."""
+        for place, operation in enumerate(block.operations):
+            if operation.name != "reduce_scatter":
+                continue
+            given = needs.base(operation.arrays[0])
+            buffer, maker = memory.get(id(given)), needs.makers.get(id(given))
+            if maker is None or not maker.blocks:
+                continue
+            first = needs.first_read(operation.outputs[0], place)
+            loops = [i for i in range(place, min(first, len(block.operations))) if block.operations[i].name == "scan"]
+            if buffer is not None and loops:
+                buffer.end = max(buffer.end, spans[loops[-1]][1])
+
+    @staticmethod
+    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: LivenessInfo) -> Value | None:
+        """The operand whose memory a result takes; None where it needs its own."""
+        if operation.blocks:
+            first, count = _carried(operation)
+            given = operation.inputs[first + number] if number < count and operation.name != "cond" else None
+            base = None if given is None else needs.base(given)
+            return base if base in free else None
+        if operation.name == "ragged_all_to_all":
+            # Rows are received into what stands where they arrive.
+            base = needs.base(operation.arrays[1])
+            return base if base in free else None
+        if operation.name not in FUSED and operation.name not in IN_PLACE:
+            return None
+        return next((v for v in free if v.bytes == value.bytes), None)
+
+
+def _turned(operation: Operation, needs: LivenessInfo) -> Value | None:
+    """What a collective along another dimension than the first has to turn round, since it works along the first."""
+    gathered = operation.name == "all_gather"
+    whole = operation.outputs[0] if gathered else operation.arrays[0]
+    dim = gathered_dim(operation.eqn) if gathered else scattered_dim(operation.eqn)
+    if math.prod(whole.shape[:dim]) == 1:
+        return None
+    beside = needs.readers.get(id(whole), []) if gathered else [needs.makers.get(id(needs.base(whole)))]
+    alike = (other is not None and _in_any_order(other, whole, dim, needs) for other in beside)
+    return None if all(alike) else whole
+
+
+def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessInfo) -> bool:
+    """Whether an operation reads or makes a value as well with a dimension in front as with those before it.
+
+    A matrix multiplication does where it takes the dimension and each of those for different sides of its matrices.
+    """
+    if operation.name != "dot_general":
+        return operation.name in FUSED or operation.name == "scatter-add"
+    (left, right), (left_batch, right_batch) = contracted_dims(operation.eqn)
+    given = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
+    if not given:
+        sides = [
+            len(shape_of(operation, number)) - len(summed) - len(left_batch)
+            for number, summed in enumerate((left, right))
+        ]
+        groups = [0] * len(left_batch) + [1] * sides[0] + [2] * sides[1]
+    else:
+        first = given[0] is operation.inputs[0]
+        summed, batch = (left, left_batch) if first else (right, right_batch)
+        groups = [1 if d in summed else 0 if d in batch else 2 for d in range(len(value.shape))]
+    if len(groups) != len(value.shape):
+        return False
+    return all(value.shape[d] == 1 or groups[d] != groups[dim] for d in range(dim))
+
+
+def _carried(operation: Operation) -> tuple[int, int]:
+    """(where among a loop's operands, and its body's inputs, those begin that it carries; how many there are)."""
+    if operation.name == "scan":
+        return scan_arity(operation.eqn)
+    if operation.name == "while":
+        first = sum(while_arity(operation.eqn))
+        return first, len(operation.inputs) - first
+    return 0, 0

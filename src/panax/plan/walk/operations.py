@@ -1,0 +1,115 @@
+"""What a traced step computes: the FLOPs of its matrix multiplications, and the bytes that its operations read and write."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from ...core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, read_kernel
+from ...kernels.cost import cost_of
+from .program import ALIASES, Operation, OperationBlock, read_block, shape_of
+from .trip_counts import count_executions
+
+_FOREIGN = "ffi_call"
+"""The primitive that calls what no program shows."""
+
+_CALLED_BACK = frozenset({"pure_callback", "io_callback", "custom_call", "tpu_custom_call", "triton_kernel_call"})
+
+
+@dataclasses.dataclass(frozen=True)
+class StepWork:
+    """What one device computes in a step.
+
+    Attributes:
+        flops: Of matrix multiplications, factorisations, convolutions and kernels; two for each multiplication with its addition.
+        touched_bytes: Read and written, were each operation alone; compilers fuse most of them.
+        unknown: Kernels of which nobody said what they cost: `flops` is then the least.
+    """
+
+    flops: float
+    touched_bytes: float
+    unknown: tuple[str, ...]
+
+
+def work_of(program: OperationBlock) -> StepWork:
+    """The work of a program."""
+    total, touched, unknown = 0.0, 0.0, {}
+    for operation, times in count_executions(program):
+        flops, touched = flops_of(operation), touched + bytes_touched(operation) * times.expected
+        if flops is None:
+            unknown[_name(operation)] = None
+        else:
+            total += float(flops) * times.expected
+    return StepWork(total, touched, tuple(unknown))
+
+
+def flops_of(operation: Operation) -> float | None:
+    """Of one execution; 0.0 of what is no multiplication of matrices, None where it is not known."""
+    counted = _COUNTED.get(operation.name)
+    if counted is not None:
+        return counted(operation)
+    cost = cost_of(_name(operation))
+    if cost is not None:
+        given = [value for value in operation.inputs if value is not None]
+        return cost(given, operation.outputs, operation.params) * (
+            operation.outputs[0].share if operation.outputs else 1
+        )
+    return None if operation.name == _FOREIGN or operation.name in _CALLED_BACK else 0.0
+
+
+def _name(operation: Operation) -> str:
+    return foreign_target(operation.eqn) if operation.name == _FOREIGN else operation.name
+
+
+def _dot(operation: Operation) -> float:
+    (left, _), _ = contracted_dims(operation.eqn)
+    shape = shape_of(operation, 0)
+    return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * math.prod(shape[dim] for dim in left)
+
+
+def _convolution(operation: Operation) -> float:
+    numbers = dimension_numbers(operation.eqn)
+    kernel = shape_of(operation, 1)
+    each = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
+    return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * each
+
+
+def _ragged(operation: Operation) -> float:
+    return 2.0 * math.prod(shape_of(operation, 0)) * shape_of(operation, 1)[-1]
+
+
+def _pallas(operation: Operation) -> float | None:
+    """Of the kernel's own body, once for each place of its grid: at most, since a kernel leaves out blocks that a mask hides."""
+    kernel = read_kernel(operation.eqn)
+    if kernel.flops is not None:
+        return kernel.flops
+    found = work_of(read_block(kernel.jaxpr))
+    return None if found.unknown else found.flops * math.prod(kernel.grid)
+
+
+def _factorised(times: float) -> Callable[[Operation], float]:
+    """Of a factorisation of square matrices: so many times the cube of the side (Golub and Van Loan, Matrix Computations)."""
+
+    def counted(operation: Operation) -> float:
+        *stack, _, side = shape_of(operation, 0)
+        return times * math.prod(stack) * side**3
+
+    return counted
+
+
+_COUNTED = {
+    # Orthogonal factors, formed: 4/3 for the factorisation and as much for its vectors. Eigenvectors: 9.
+    "qr": _factorised(8 / 3),
+    "eigh": _factorised(9.0),
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot": _ragged,
+    "ragged_dot_general": _ragged,
+    "pallas_call": _pallas,
+}
+
+
+def bytes_touched(operation: Operation) -> int:
+    """Bytes read and written by one execution, were each operation alone."""
+    if operation.name in ALIASES:
+        return 0
+    return sum(value.bytes for value in [*operation.arrays, *operation.outputs])

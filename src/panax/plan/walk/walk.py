@@ -1,0 +1,108 @@
+"""What a training step will take, read from its trace: before anything is compiled, and for devices that are not there."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from ...comms.fragments import OuterSync
+from ...train import CompiledStep
+from .liveness import peak_bytes
+from .operations import StepWork, work_of
+from .program import read_program
+from .traffic import Traffic, traffic_of
+from .trip_counts import undeclared_loops
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """One training step on one device.
+
+    Attributes:
+        traffic: What it sends.
+        work: What it computes.
+        arguments: Bytes of the state and the batch.
+        temporaries: Bytes of all else at the largest moment, estimated.
+        unknown: Kernels and loops of which nobody said what they cost or how often they turn: the rest is then the least.
+        seconds: That tracing and reading took.
+    """
+
+    traffic: tuple[Traffic, ...]
+    work: StepWork
+    arguments: int
+    temporaries: int
+    unknown: tuple[str, ...]
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.arguments + self.temporaries
+
+
+def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
+    """Trace a step for the shapes of `batch` (abstract or real), and read what it does.
+
+    Raises:
+        LayoutError: The batch does not fit the mesh.
+    """
+    start = time.perf_counter()
+    shardings = (step.shardings, step.placement.batch_shardings(batch, step.batch_axes))
+    return _cost(step.trace(batch), shardings, step.placement.sizes, start)
+
+
+def walk_renewal(step: CompiledStep) -> StepCost | None:
+    """The same of the program that renews the optimizer's state after some steps; None where there is none."""
+    if step.program.transformation.renewal is None:
+        return None
+    start = time.perf_counter()
+    return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
+
+
+def walk_agreement(step: CompiledStep, meeting: OuterSync | None = None) -> StepCost | None:
+    """The same of the program by which replicas agree after local steps; None where they take none.
+
+    Args:
+        meeting: Which one; None for one in which all agree on everything.
+    """
+    if step.program.abstract.replicas is None:
+        return None
+    start = time.perf_counter()
+    return _cost(step.trace_agreement(meeting), step.shardings, step.placement.sizes, start)
+
+
+def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:
+    shardings = jax.tree.leaves(placed)
+    shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]
+    program = read_program(traced.jaxpr, shares)
+    work = work_of(program)
+    return StepCost(
+        traffic=tuple(traffic_of(program, mesh)),
+        work=work,
+        arguments=sum(value.bytes for value in program.inputs),
+        temporaries=peak_bytes(program),
+        unknown=(*work.unknown, *undeclared_loops(program)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def traffic_of_trace(traced: Any, mesh: Mapping[str, int]) -> list[Traffic]:
+    """What a traced step sends, by collectives that its program names.
+
+    Args:
+        mesh: Mesh axis to size.
+    """
+    # Collectives stand inside of a `shard_map`, where arrays are a device's own.
+    return traffic_of(read_program(traced.jaxpr, [1.0] * len(traced.jaxpr.in_avals)), mesh)
+
+
+def _share(shape: tuple[int, ...], sharding: Any) -> float:
+    if sharding is None or not shape:
+        return 1.0
+    part = sharding.shard_shape(shape)
+    share = 1.0
+    for own, whole in zip(part, shape):
+        share *= own / whole if whole else 1.0
+    return share

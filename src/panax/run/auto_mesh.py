@@ -1,0 +1,77 @@
+"""`--mesh auto`, in a run: the choice is made before anything is placed, and said in a line."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ..core import Axes, Task
+from ..core.layout.target import target_of
+from ..plan.search.auto import choose_mesh
+from ..train import Program
+from .experiment import Experiment
+
+Say = Callable[[str], None]
+
+
+def resolve_auto_mesh(
+    experiment: Experiment,
+    task: Task,
+    program_of: Callable[[Experiment, Task], Program],
+    batch: Callable[[], Mapping[str, Any]],
+    batch_axes: Mapping[str, Axes],
+    devices: Any = None,
+    say: Say = lambda line: None,
+    memory_bytes: int | None = None,
+    fast_domain: int | None = None,
+) -> tuple[Experiment, Task]:
+    """The experiment and its task with mesh, micro-batches and rematerialisation chosen, where the mesh is `auto`.
+
+    Args:
+        task: With what the recipe left open filled in.
+        batch: Gives the shapes of a global batch; asked only where there is something to choose.
+        memory_bytes: Of each device, where it can't be asked.
+        fast_domain: Devices that the fast network joins; by default as the target's traits say.
+
+    Raises:
+        LayoutError: Nothing fits, or XLA partitions the task's program.
+    """
+    if not experiment.mesh.auto or experiment.debug:
+        return experiment, task
+    devices = jax.devices() if devices is None else list(devices)
+    memory = _memory(devices) if memory_bytes is None else memory_bytes
+    if fast_domain is None:
+        fast_domain = target_of(devices[0]).traits.fast_domain or len(devices)
+
+    def program(task: Task, micro_batches: int) -> Program:
+        step = dataclasses.replace(experiment.step, micro_batches=micro_batches)
+        return program_of(dataclasses.replace(experiment, step=step), task)
+
+    choice = choose_mesh(
+        program,
+        task,
+        devices,
+        batch(),
+        batch_axes,
+        memory_bytes=memory,
+        fast_domain=fast_domain,
+        rules=experiment.rules,
+    )
+    say(
+        f"mesh auto: {choice} of {memory / 2**30:.0f}; of {choice.walked} steps that were traced, it fits, sends about the "
+        f"least, and waits and repeats the least"
+    )
+    step = dataclasses.replace(experiment.step, micro_batches=choice.micro_batches)
+    chosen = task if choice.remat is None else task.rematerialize(choice.remat)
+    return dataclasses.replace(experiment, mesh=choice.mesh, step=step), chosen
+
+
+def _memory(devices: list[Any]) -> int:
+    """Of each device; simulated ones share the host's."""
+    if target_of(devices[0]).traits.own_memory:
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+        if limit:
+            return limit
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)

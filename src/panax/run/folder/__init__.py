@@ -1,0 +1,1 @@
+"""Contents of a run's folder: settings, and the restoration of earlier runs and models."""

@@ -1,0 +1,141 @@
+"""A run's settings as JSON, and back: what a checkpoint says of its model, read without running any code.
+
+Only registered classes (`core.readable`) are ever built from a description; a name that is not one of theirs is an error.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...core import Task
+from ...core.errors import CheckpointError, RecipeError
+from ...core.serializable import current_name, readable, readable_names
+from ...system import json_reader
+from .opaque import describe_value
+
+_LISTED = 32
+"""The longest list that is written out where it holds more than words and numbers."""
+
+
+def describe(value: Any) -> Any:
+    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`).
+
+    Raises:
+        RecipeError: A text in it is not UTF-8.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
+        fields = {name: describe(getattr(value, name)) for name in saved}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not (len(value) > _LISTED and any(map(_is_opaque, value))):
+        if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
+            return describe_value(value)
+        return [describe(item) for item in value]
+    if isinstance(value, str) and not _is_text(value):
+        raise RecipeError(
+            f"the settings hold {value!r}, which is not UTF-8, so that a checkpoint can't tell it to whoever reads it: "
+            f"rename the file or folder, or lead a link of another name to it"
+        )
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return describe_value(value)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is one without halves of characters, as which Python has the bytes of a name that is not UTF-8."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_opaque(value: Any) -> bool:
+    return not (value is None or isinstance(value, bool | int | float | str))
+
+
+def read_task(text: str, where: str) -> Task:
+    """The task that a checkpoint's description names.
+
+    Raises:
+        CheckpointError: It names a class or a field that this Panax can't build from a file.
+    """
+    try:
+        described = json_reader.parse(text, constants=True)
+    except ValueError as error:
+        raise CheckpointError(f"{where} is not JSON: {error}") from error
+    kind = described.get("type") if isinstance(described, dict) else described
+    if not isinstance(kind, str) or readable(kind) is None:
+        hint = (
+            ". In Python, fit of the same experiment resumes the run, and trains nothing where all steps are done; "
+            "what it returns evaluates and generates"
+        )
+    else:
+        hint = ""
+    try:
+        task = _build(described, where, readable, readable_names)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{hint}") from error
+    if not isinstance(task, Task):
+        raise CheckpointError(f"{where} does not describe a task that can be built from a file: {str(text)[:80]}{hint}")
+    return task
+
+
+def read_described(value: Any, where: str, classes: Mapping[str, type]) -> Any:
+    """What a description says, built of these classes alone.
+
+    Raises:
+        CheckpointError: It names another class, or a field that this Panax can't build.
+    """
+    return _build(value, where, classes.get, lambda: list(classes))
+
+
+def _build(value: Any, where: str, find: Callable[[str], type | None], names: Callable[[], list[str]]) -> Any:
+    if isinstance(value, list):
+        return tuple(_build(item, where, find, names) for item in value)
+    if not isinstance(value, dict):
+        return value
+    name = value.get("type")
+    cls = (find(name) or find(current_name(name))) if isinstance(name, str) else None
+    if cls is None:
+        raise CheckpointError(
+            f"{where} describes a {name}; this command builds {', '.join(names())} from a file, and no other class"
+        )
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = value.keys() - known - {"type"}
+    if unknown:
+        raise CheckpointError(f"{where}: {name} has no field {sorted(unknown)[0]!r}; it was saved by a newer Panax")
+    try:
+        return cls(**{key: _build(item, where, find, names) for key, item in value.items() if key != "type"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """Return whether two descriptions are equal, apart from classes that had another name before."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        renamed = {**old, "type": new["type"]} if _is_renamed(old.get("type"), new.get("type")) else old
+        return renamed.keys() == new.keys() and all(_is_same(item, new[key]) for key, item in renamed.items())
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_is_same, old, new))
+    return old == new
+
+
+def _is_renamed(old: Any, new: Any) -> bool:
+    return isinstance(old, str) and isinstance(new, str) and current_name(old) == new
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+    """One line for each setting that differs between two descriptions.
+
+    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    ['a.b: 1 -> 2']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if key == "type" and _is_renamed(old.get(key), new.get(key)):
+                continue
+            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+    elif not _is_same(old, new):
+        yield f"{prefix}: {old} -> {new}"

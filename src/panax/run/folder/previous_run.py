@@ -1,0 +1,229 @@
+"""What an earlier run left in a run's folder: whether this one is the same, what differs, and setting it aside."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...checkpoint import Checkpoint, step_of
+from ...checkpoint.record import FOLDER as RECORD
+from ...core import Position
+from ...core.errors import CheckpointError, DataError
+from ...core.serializable import current_name
+from ...data.text.token_source import RESTORE
+from ...metrics.goodput import FILE as LEDGER
+from ...optim import Optimizer
+from ...stores import is_remote
+from ...system import json_reader
+from ...system.files import expand_user
+from ..experiment import Experiment
+from ..preparation import PreparedRun, Say
+from ..recovery.skipped_batches import LOG as REWINDS
+from ..reporting.document_counts import ACCOUNT
+from ..reporting.session import FACTS
+from .description import describe, differences
+
+SETTINGS = "experiment.json"
+"""The name under which a checkpoint holds the settings of its run."""
+
+FREE = (
+    "name",
+    "directory",
+    "log_every",
+    "profile",
+    "checkpoint",
+    "rewind",
+    "verify",
+    "probe",
+    "evaluate",
+    "mesh",
+    "rules",
+    "hooks",
+    "trackers",
+    "debug",
+)
+"""Settings that may change between two runs of one experiment without changing what is trained."""
+
+OWN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", ACCOUNT, LEDGER, FACTS, REWINDS)
+"""What a run writes into its folder, beside checkpoints and what trackers of other services keep."""
+
+MAY_CHANGE = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
+"""Settings whose change is said, and is no other run: it may grow, and a batch may be worked off in other parts."""
+
+RISE = 1.01
+"""A rate that grows by more than this factor, where a run is given more steps, is worth a hint."""
+
+WAYS_ON = (
+    "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
+    "run another --name or --directory."
+)
+KEEPING = (
+    "To resume from its trained state all the same, give --accept-changes (accept_changes=True){}; data that has changed then "
+    "begins again."
+)
+
+
+def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> None:
+    """See that a checkpoint is of the run that the experiment describes, and say what has changed.
+
+    Raises:
+        CheckpointError: It is of another run, and changes are not accepted; or there is nothing left to train.
+    """
+    step = checkpoint.manifest.step
+    changed = changed_settings(experiment, checkpoint)
+    other = [line for line in changed if not line.startswith(MAY_CHANGE)]
+    if step > experiment.num_steps:
+        raise CheckpointError(
+            f"{checkpoint.url} is of step {step}, beyond num_steps={experiment.num_steps}: nothing would be trained. To use its "
+            f"model, name it (panax generate, panax export). {WAYS_ON}"
+        )
+    if other and (not accept_changes or step == experiment.num_steps):
+        raise CheckpointError(
+            f"{checkpoint.url} is of a run with other settings ({step} of {experiment.num_steps} steps are done):\n"
+            + "".join(f"  {line}\n" for line in other)
+            + f"{WAYS_ON} {KEEPING.format('' if step < experiment.num_steps else ' and more --num-steps')}"
+        )
+    for line in changed:
+        rates = _rates_words(experiment, checkpoint) if line.startswith("num_steps: ") else ""
+        say(f"changed since that checkpoint: {line}{rates}")
+    if step == experiment.num_steps:
+        say(f"all {step} steps are done: nothing is trained; --fresh (fresh=True) trains from step 0 again")
+
+
+def position_in(prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> Position | None:
+    """Where the data goes on after a checkpoint; None, saying so, where it has changed and that is accepted.
+
+    Raises:
+        DataError: The data has changed.
+    """
+    position = checkpoint.manifest.host["data"]
+    if position is None:
+        return None
+    try:
+        closing = prepared.data.train.batches(position)
+        getattr(closing, "close", lambda: None)()
+    except DataError as error:
+        if not accept_changes:
+            raise DataError(f"{str(error).removesuffix(RESTORE)}. {WAYS_ON} {KEEPING.format('')}") from error
+        say(f"the data begins again: {error}")
+        return None
+    return position
+
+
+def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str]:
+    """The settings that decide what is trained, and are not those the checkpoint was saved with, a line each."""
+    text = checkpoint.attachment(SETTINGS)
+    if text is None:
+        return []
+    try:
+        before = json_reader.parse(text, constants=True)
+    except ValueError as error:
+        raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
+    before, now = with_defaults(before, experiment), describe(experiment)
+    for name in FREE:
+        before.pop(name, None)
+        now.pop(name, None)
+    return list(differences(before, now))
+
+
+def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
+    """The learning rates before and after a change of `num_steps`: a schedule that falls over the run is recomputed."""
+    step = checkpoint.manifest.step
+    before = json_reader.parse(checkpoint.attachment(SETTINGS) or "{}", constants=True).get("num_steps")
+    if not isinstance(before, int) or not 1 <= step < experiment.num_steps:
+        return ""
+    words = ""
+    for name, whose in (("optimizer", ""), ("table_optimizer", " of tables")):
+        optimizer = getattr(experiment, name)
+        # An optimizer that brings its own rate has none to compare.
+        if optimizer is None or (isinstance(optimizer, Optimizer) and optimizer.reported_rate(before) is None):
+            continue
+        with warnings.catch_warnings():
+            # That a run is too short for its warm-up is said where it is built.
+            warnings.simplefilter("ignore")
+            # A rate is of the steps taken before: the first step's is at 0.
+            last = np.asarray(optimizer.learning_rate(before)(step - 1)).item()
+            following = np.asarray(optimizer.learning_rate(experiment.num_steps)(step)).item()
+        if last == following:
+            words += f"; the learning rate{whose} stays at {last:.3g}"
+            continue
+        words += f"; the learning rate{whose} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
+        if following > last * RISE:
+            words += (
+                f", since its schedule is recomputed over {experiment.num_steps} steps; to continue from {last:.3g}, begin a run "
+                f'of another name with init="checkpoint:{checkpoint.url}" and its own schedule'
+            )
+    return words
+
+
+def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Earlier settings, and the defaults of those that did not exist yet when they were saved."""
+    filled = dict(before)
+    for field in dataclasses.fields(value):
+        if not field.metadata.get("saved", True):
+            continue
+        inner = getattr(value, field.name)
+        if field.name not in before:
+            if field.default is not dataclasses.MISSING:
+                filled[field.name] = describe(field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                filled[field.name] = describe(field.default_factory())
+        elif _same_kind(before[field.name], inner):
+            filled[field.name] = with_defaults(before[field.name], inner)
+    return filled
+
+
+def _same_kind(before: Any, value: Any) -> bool:
+    is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not is_settings or not isinstance(before, dict):
+        return False
+    return type(value).__name__ in (before.get("type"), current_name(str(before.get("type"))))
+
+
+def archive_run(experiment: Experiment, say: Say) -> None:
+    """Move what an earlier run left into `before-1` (or the next number) beside it; what Panax did not make stays.
+
+    Raises:
+        CheckpointError: It is in an object store, where nothing can be moved; or it can't be moved.
+    """
+    folder = Path(experiment.folder)
+    where = experiment.checkpoint.directory
+    if where and is_remote(where):
+        raise CheckpointError(
+            f"--fresh can't set checkpoints in {where} aside: objects can't be moved. Give --checkpoint.directory another "
+            f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
+        )
+    checkpoints = expand_user(where) if where else folder / "checkpoints"
+    found = [folder / name for name in (*OWN_FILES, "tensorboard")]
+    try:
+        _move(folder, [path for path in found if path.exists()], say)
+        _move(checkpoints, [*_of_checkpoints(checkpoints)], say)
+    except OSError as error:
+        raise CheckpointError(
+            f"what an earlier run left in {folder} can't be set aside: {error}; choose another --directory"
+        ) from error
+
+
+def _of_checkpoints(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and (path.name == RECORD or step_of(path.name) is not None):
+                yield path
+
+
+def _move(folder: Path, paths: list[Path], say: Say) -> None:
+    if not paths:
+        return
+    number = 1
+    while (folder / f"before-{number}").exists():
+        number += 1
+    aside = folder / f"before-{number}"
+    aside.mkdir()
+    for path in paths:
+        path.rename(aside / path.name)
+    say(f"what was in {folder} is now in {aside}")

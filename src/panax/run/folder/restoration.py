@@ -1,0 +1,184 @@
+"""A checkpoint's state for a run that keeps something else beside its parameters than the run that saved it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ...checkpoint import Checkpoint, restore
+from ...comms.local import add_replica_axis
+from ...comms.owed import reshard_residual
+from ...core import TrainState, named_leaves, pair_axes
+from ...core.state import averages_of
+from ...train import CompiledStep
+from ..preparation import PreparedRun
+
+Say = Callable[[str], None]
+
+AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed."
+
+
+def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """The checkpoint's state.
+
+    An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
+    out passes on to whoever sums now, wherever somebody does. A gradient that is one step late is left out where it was another
+    number of replicas' that hold it.
+
+    Raises:
+        CheckpointError, DamagedError: As of `restore`.
+    """
+    program, places = prepared.step.program, prepared.step.shardings
+    abstract, stored = program.abstract, checkpoint.manifest.arrays
+    had_replicas = any(name.startswith(REPLICAS) for name in stored)
+    if abstract.replicas is not None and not had_replicas:
+        return _parted(prepared, checkpoint, say)
+    if (abstract.replicas is not None) != had_replicas or _moved(abstract, stored):
+        return _apart_again(prepared, checkpoint, say)
+    late = {DELAYED + name: tuple(leaf.shape) for name, leaf in named_leaves(abstract.delayed).items()}
+    had_late = {name: tuple(entry.shape) for name, entry in stored.items() if name.startswith(DELAYED)}
+    averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
+    owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
+    had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
+    if averages == had_averages and owed == had_owed and late == had_late:
+        return restore(checkpoint, abstract, places)
+    asked = (abstract, places)
+    if averages != had_averages:
+        asked = tuple(_replaced(tree, "averaged", None) for tree in asked)
+    if owed != had_owed:
+        asked = tuple(map(_replaced, asked, ("owed", "owed"), _as_stored(prepared, had_owed)))
+    if late != had_late:
+        asked = tuple(_replaced(tree, "delayed", None) for tree in asked)
+    lost = bool(had_late) and late != had_late
+    left_out = lost or (had_averages and not averages) or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+    state = restore(checkpoint, *asked, part=left_out)
+    if late != had_late:
+        if lost:
+            say("the last batch's gradient, which would come one step late, is left out")
+        state = _none_late(prepared, state)
+    if had_averages and not averages:
+        say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
+    elif averages and not had_averages:
+        say("an average of the parameters begins with those of the checkpoint")
+        state = averaging_again(prepared, state)
+    return state if owed == had_owed else _owing(prepared, state, had_owed, say)
+
+
+def averaging_again(prepared: PreparedRun, state: TrainState) -> TrainState:
+    """The state with an average that begins at its parameters, where one is kept."""
+    program, places = prepared.step.program, prepared.step.shardings.averaged
+    if program.abstract.averaged is None:
+        return state
+    free = eqx.filter(state.params, program.trainable)
+    return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+
+
+def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
+    """The state with no late gradient yet, where there is to be one."""
+    wanted, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
+    if wanted is None:
+        return state
+    zeros = jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wanted), out_shardings=places)
+    return dataclasses.replace(state, delayed=zeros())
+
+
+def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
+    """Whether there are other replicas now than those that a checkpoint has the parameters of."""
+    leaves = named_leaves({"replicas": abstract.replicas})
+    return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
+
+
+def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """A state of replicas that begin to take local steps from what they have shared so far, the optimizer's state included."""
+    step = prepared.step
+    program = step.program
+    assert isinstance(step, CompiledStep)
+    each = program.abstract.optimizer_state
+    shared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), each)
+    axes = [leaf_axes[1:] for _, _, leaf_axes in pair_axes(each, program.axes.optimizer_state)]
+    lies = step.placement.storage_shardings(shared, jax.tree.structure(each).unflatten(axes))
+    parts = ("step", "params", "model_state", "key", "guard")
+    wanted = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
+    places = {part: getattr(step.shardings, part) for part in parts} | {"optimizer_state": lies}
+    found = restore(checkpoint, wanted, places, part=True)
+    say("replicas begin to take local steps, each with the parameters and the optimizer's state of the checkpoint")
+
+    def begun(found: dict[str, Any]) -> TrainState:
+        state = program.initial_state(found["key"], (found["params"], found["model_state"]))
+        count = jax.tree.leaves(each)[0].shape[0]
+        return dataclasses.replace(
+            state,
+            step=found["step"],
+            key=found["key"],
+            guard=found["guard"],
+            optimizer_state=add_replica_axis(found["optimizer_state"], count),
+            replicas=dataclasses.replace(state.replicas, guard=add_replica_axis(found["guard"], count)),
+        )
+
+    return jax.jit(begun, out_shardings=step.shardings)(found)
+
+
+def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+    """A state that begins from the parameters that a checkpoint's replicas have agreed on, with the optimizer's first state."""
+    step = prepared.step
+    parts = ("step", "params", "model_state", "key")
+    wanted = {part: getattr(step.program.abstract, part) for part in parts}
+    found = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
+    if step.program.abstract.replicas is None:
+        say(
+            "what replicas have learned since they agreed is left out, with the optimizer's state: the run has no local steps now"
+        )
+    else:
+        say("replicas begin from what they agreed on last, and the optimizer's state begins with them")
+
+    def begun(found: dict[str, Any]) -> TrainState:
+        state = step.program.initial_state(found["key"], (found["params"], found["model_state"]))
+        return dataclasses.replace(state, step=found["step"], key=found["key"])
+
+    return jax.jit(begun, out_shardings=step.shardings)(found)
+
+
+def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
+    """(shapes, places) of what a checkpoint holds of the parameters whose sums are compressed now; None where nobody asks."""
+    step = prepared.step
+    axes = step.program.axes.owed
+    asked = {name: shape for name, shape in had.items() if name in (axes or {})}
+    if not asked or not isinstance(step, CompiledStep):
+        return None, None
+    own = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in asked.items()}
+    # As many arrays as there were replicas, on all that there are now: whole along these, whatever divides.
+    lies = {name: (*(None,) * (len(shape) - len(own[name])), *own[name]) for name, shape in asked.items()}
+    return shapes, step.placement.storage_shardings(shapes, lies)
+
+
+def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: Say) -> TrainState:
+    step, over = prepared.step, prepared.step.program.comms.over
+    wanted = step.program.abstract.owed
+    if wanted is None:
+        say("what compressed sums of gradients have left out is lost: the run compresses none now")
+        return dataclasses.replace(state, owed=None)
+    say("what compressed sums of gradients have left out passes on to the replicas that there are now")
+
+    def passing(owed: Any) -> dict[str, jax.Array]:
+        return {
+            name: reshard_residual(owed[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
+            if name in owed
+            else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in wanted.items()
+        }
+
+    return dataclasses.replace(state, owed=jax.jit(passing, out_shardings=step.shardings.owed)(state.owed or {}))
+
+
+def _replaced(tree: TrainState, field: str, value: Any) -> TrainState:
+    # Not constructed: the leaves are no arrays.
+    return eqx.tree_at(
+        lambda state: getattr(state, field),
+        tree,
+        value,
+        is_leaf=lambda node: node is None or node is getattr(tree, field),
+    )

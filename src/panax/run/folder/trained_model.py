@@ -1,0 +1,195 @@
+"""A trained model out of a checkpoint alone: its task, its parameters, its tokenizer."""
+
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
+from ...core import Task, named_leaves
+from ...core.errors import CheckpointError, DamagedError
+from ...core.state import wide
+from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
+from ...kernels import choose_by_timing
+from ...stores import join, open_store
+from ...system import json_reader
+from ..preparation import Say
+from ..reporting.generation import continue_text
+from ..start import CLASSES, MODEL, TOKENIZER
+from .description import read_task
+
+AVERAGED = "averaged"
+"""The part of a state that holds the averages."""
+
+
+def _warned(line: str) -> None:
+    warnings.warn(line, stacklevel=4)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """What a checkpoint holds besides optimizer state, on one device.
+
+    Attributes:
+        url: The checkpoint's address.
+        params: The averaged ones, where the run kept an average.
+        state: The task's model state.
+        tokenizer: None where the run had none.
+        averaged: Whether the parameters are averages.
+        classes: What the labels of the run's data stand for, by their numbers; () where that is not known.
+    """
+
+    url: str
+    task: Task
+    params: Any
+    state: Any
+    tokenizer: Tokenizer | None
+    averaged: bool = False
+    classes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({type(self.task).__name__}, {self.url})"
+
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+
+        Raises:
+            RecipeError: It is not text model with its tokenizer, or a setting is out of range.
+        """
+        return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
+
+    def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
+        """Losses and metrics on what the run held out, or on `data`; as `panax.evaluate`."""
+        from ..reporting.evaluation import evaluate_trained
+
+        return evaluate_trained(self, data, batches)
+
+
+def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint]:
+    """The checkpoint at an address of its own, or those of a run's folder, the best or the newest one first.
+
+    Raises:
+        CheckpointError: There is none, or its manifest is damaged.
+    """
+    if any(entry.path == MANIFEST for entry in open_store(where).list()):
+        yield open_checkpoint(where)
+        return
+    found = False
+    for folder in (join(where, "checkpoints"), where):
+        checkpointer = Checkpointer(folder)
+        for checkpoint in checkpointer.newest_first() if newest else checkpointer.best_first():
+            found = True
+            yield checkpoint
+    if not found:
+        raise CheckpointError(
+            f"{where} holds no checkpoint; name a folder like runs/quickstart, or runs/quickstart/checkpoints/step_00000100"
+        )
+
+
+def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False) -> LoadedModel:
+    """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
+
+    Args:
+        where: A run's folder, or a checkpoint's own folder or address.
+        say: Takes a line for each checkpoint that is damaged; by default it is a warning.
+        newest: Take the newest that is whole, rather than the best.
+
+    Raises:
+        CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from a file.
+    """
+    damaged = None
+    for checkpoint in find_checkpoints(str(where), newest=newest):
+        try:
+            return read_trained(checkpoint)
+        except DamagedError as error:
+            damaged = error
+            say(f"warning: the checkpoint of step {checkpoint.manifest.step} is not used: {error}")
+    assert damaged is not None
+    raise damaged
+
+
+def read_trained(checkpoint: Checkpoint) -> LoadedModel:
+    """Read the model of this checkpoint.
+
+    Raises:
+        CheckpointError: It is damaged, or of a model that can't be built from a file.
+    """
+    description = checkpoint.attachment(MODEL)
+    if description is None:
+        raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is not known")
+    choose_by_timing()
+    task = read_task(description, f"{MODEL} of {checkpoint.url}")
+    params, model_state = jax.eval_shape(task.init, jax.random.key(0))
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params, model_state = read_weights(
+        checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
+    )
+    averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
+    return LoadedModel(
+        checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, classes_in(checkpoint)
+    )
+
+
+def classes_in(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the labels of a run's data stand for, as its checkpoint says; () where it does not.
+
+    Raises:
+        CheckpointError: What it says is no list of names.
+    """
+    if CLASSES not in checkpoint.manifest.attachments:
+        return ()
+    try:
+        return tuple(map(str, json_reader.parse(checkpoint.attachment(CLASSES) or "")["label"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{CLASSES} of {checkpoint.url} does not list the classes of labels: {error!r}"
+        ) from error
+
+
+def read_weights(
+    checkpoint: Checkpoint, params: Any, model_state: Any, param_places: Any, state_places: Any
+) -> tuple[Any, Any]:
+    """Parameters and model state out of a checkpoint: of averaged parameters the averages, which the run was judged by.
+
+    Args:
+        params: Abstract.
+        model_state: Abstract.
+        param_places: A sharding for each parameter.
+        state_places: A sharding for each leaf of the model state.
+    """
+    prefix = f"{AVERAGED}."
+    averaged = {name.removeprefix(prefix) for name in checkpoint.manifest.arrays if name.startswith(prefix)}
+    names = jax.tree.unflatten(jax.tree.structure(params), list(named_leaves(params)))
+
+    def pick(tree: Any, chosen: bool) -> Any:
+        return jax.tree.map(lambda name, leaf: leaf if (name in averaged) == chosen else None, names, tree)
+
+    def widened(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, wide(leaf.dtype))
+
+    wanted = {
+        "params": pick(params, False),
+        AVERAGED: jax.tree.map(widened, pick(params, True)),
+        "model_state": model_state,
+    }
+    places = {"params": pick(param_places, False), AVERAGED: pick(param_places, True), "model_state": state_places}
+    found = restore(checkpoint, wanted, places, part=True)
+
+    def chosen(average: Any, leaf: Any, plain: Any) -> Any:
+        return plain if average is None else average.astype(leaf.dtype)
+
+    merged = jax.tree.map(chosen, found[AVERAGED], params, found["params"], is_leaf=lambda leaf: leaf is None)
+    return merged, found["model_state"]
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    if TOKENIZER not in checkpoint.manifest.attachments:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        for name in checkpoint.manifest.attachments:
+            Path(folder, name).write_text(checkpoint.attachment(name) or "", encoding="utf-8")
+        return PretrainedTokenizer(path=folder).load()

@@ -1,0 +1,147 @@
+"""A step for a Python loop of one's own: no recipe, no folder, no checkpoints; the loop is the user's."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..comms import Comms
+from ..core import Axes, DataChecks, Task, TrainState
+from ..core.errors import DataError, RecipeError, kind_of
+from ..core.params.logical import axes_of_rows
+from ..data.loading.iterable import as_batch
+from ..kernels import Kernels, choose_by_timing
+from ..mesh import MeshShape, Placement, Rules
+from ..optim import AdamW, Optimizer, RowOptimizer
+from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_sent
+from ..train.compiled import needs_of
+from ..train.update import check_sound
+from .tools.slow_axes import with_slow_axes
+
+
+class PlainStep:
+    """`state, metrics = step(state, batch)`, on any mesh; compiled at the first batch.
+
+    The state is donated: the old one is gone after the call. Two steps may share parameters, one after the other
+    (`with_params`): a generator's and a discriminator's, for example.
+
+    Attributes:
+        compiled: The step beneath, with its program, shardings and placement.
+    """
+
+    def __init__(self, compiled: CompiledStep):
+        self.compiled = compiled
+        self._unread: list[tuple[int, Scalars]] = []
+        self._count = 0
+
+    def init(self, seed: int = 0) -> TrainState:
+        """The first state, drawn or taken from the model straight into its shards."""
+        return self.compiled.init(seed)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Scalars]:
+        """Take one step; returns before the devices are done.
+
+        Args:
+            batch: The whole global batch, in any form that `compile_step` took the example in.
+
+        Returns:
+            The next state, and scalars on the devices: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`.
+
+        Raises:
+            TrainingError: The batch has another shape than the first one.
+            DataError: The step before found its batch to be wrong, and was not applied; see `raise_faults`.
+        """
+        sent = self.compiled.put(self._own(batch), owned=True)
+        state, scalars = self.compiled(state, sent)
+        self._count += 1
+        read = {
+            name: x
+            for name, x in scalars.items()
+            if isinstance(x, DataChecks) or name in ("learning_rate", "parameter_norm")
+        }
+        # Those of the step before: to read this one's would be to wait for it.
+        self.raise_faults()
+        self._unread = [(self._count, read)]
+        return state, {name: value for name, value in scalars.items() if not isinstance(value, DataChecks)}
+
+    def raise_faults(self) -> None:
+        """Wait for the last step, and raise if it found its batch to be wrong. The next step and `evaluate` do so, too.
+
+        Raises:
+            DataError: An index was out of range, or an integer too large, in the last step; it was not applied.
+            TrainingError: The last update was not finite.
+        """
+        unread, self._unread = self._unread, []
+        for number, scalars in unread:
+            for value in scalars.values():
+                if isinstance(value, DataChecks):
+                    value.refuse(f"the batch of step {number}")
+            check_sound(number, scalars)
+
+    def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
+        """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
+        self.raise_faults()
+        sent = (self.compiled.put(self._own(batch), owned=True) for batch in batches)
+        return evaluate_sent(self.compiled, state, sent)
+
+    def _own(self, batch: Any) -> Mapping[str, Any]:
+        return self.compiled.program.task.convert_batch(as_batch(batch))
+
+
+def compile_step(
+    task: Task,
+    example: Any,
+    optimizer: Optimizer | None = None,
+    *,
+    mesh: MeshShape | None = None,
+    rules: Rules | None = None,
+    config: StepConfig | None = None,
+    frozen: tuple[str, ...] = (),
+    num_steps: int = 1000,
+    axes: Mapping[str, Axes] | None = None,
+    devices: Any = None,
+    kernels: Kernels | None = None,
+    comms: Comms | None = None,
+    table_optimizer: RowOptimizer | None = None,
+) -> PlainStep:
+    """A training step for a custom loop.
+
+    Args:
+        example: A batch as the loop will give: a mapping, a tuple or a list of arrays, or one array.
+        optimizer: By default AdamW with its usual settings.
+        mesh: By default one replica on every device.
+        config: Micro-batches, clipping and the guard against updates that are not finite.
+        frozen: Prefixes of parameter names that are not trained.
+        num_steps: What the learning rate's decay ends with.
+        axes: The logical axes of each leaf of a batch; by default rows alone are split.
+        devices: JAX devices to use; None for all of them.
+        kernels: Which kernel does which work; by default the fastest that can.
+        comms: How gradients are added up over the slow network; by default in float32.
+        table_optimizer: Of tables; by default `RowWiseAdagrad` where the task has any.
+
+    Raises:
+        LayoutError: The task does not fit the mesh.
+        DataError: The example is no batch.
+    """
+    for name, value, kind in (("task", task, Task), ("optimizer", optimizer, Optimizer)):
+        if not isinstance(value, kind) and not (name == "optimizer" and value is None):
+            hint = Optimizer.hint_for(value) if kind is Optimizer else None
+            raise RecipeError(f"{name} is {kind_of(value)}; expected a {kind.__name__}{f'; {hint}' if hint else ''}")
+    batch = as_batch(example)
+    if axes is not None and axes.keys() != batch.keys():
+        raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
+    axes = task.convert_axes(axes_of_rows(batch) if axes is None else axes)
+    batch = task.convert_batch(batch)
+    choose_by_timing(devices=devices)
+    rows = next(iter(batch.values())).shape[0]
+    program = Program.create(
+        task,
+        (optimizer or AdamW()).for_batch(rows),
+        num_steps=num_steps,
+        config=config,
+        frozen=frozen,
+        kernels=kernels,
+        comms=comms,
+        table_optimizer=table_optimizer,
+    )
+    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
+    program = with_slow_axes(program, placement, None)
+    return PlainStep(CompiledStep(program, placement, axes))

@@ -1,0 +1,286 @@
+"""From an experiment to everything that its loop needs: data opened, state abstract, mesh laid out, step ready to compile."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..comms import Islands
+from ..core import DataFacts, Source, Task
+from ..core.errors import RecipeError, kind_of
+from ..core.layout.target import target_of
+from ..data import BatchRamp, ExampleData, IterableSource, TextData
+from ..data.loading.batch_conversion import ConvertedSource, convert_batches
+from ..data.loading.batch_ramp import apply_batch_ramp
+from ..data.loading.class_agreement import align_held_out
+from ..data.loading.overfit import FirstBatches
+from ..data.loading.shard import BatchShard
+from ..data.text.text_bytes import bits_per_byte
+from ..data.text.tokenizer import Tokenizer
+from ..job.heartbeat import heartbeat
+from ..kernels import choose_by_timing
+from ..mesh import Placement
+from ..optim import Schedule
+from ..plan.step import text_batch
+from ..system import files
+from ..system.platform_check import check_system
+from ..train import CompiledStep, Program
+from ..train.compiled import needs_of
+from ..train.debug import DebugStep
+from ..train.precision import precision_words, with_compute_dtype
+from ..train.program import check_rows_together
+from .auto_mesh import resolve_auto_mesh
+from .experiment import Experiment
+from .paused import with_paused_comms
+from .tools.slow_axes import with_slow_axes
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedData:
+    """Sources, and what a task may take from them.
+
+    Attributes:
+        shapes: How many different batch shapes `train` may give.
+        unigram_entropy: Nats per held-out token of a model that knows only frequencies: what a loss must fall below.
+        bytes_per_target: Bytes of text for each held-out token; None where data is not text.
+    """
+
+    train: Source
+    held_out: Source | None
+    facts: DataFacts
+    tokenizer: Tokenizer | None = None
+    shapes: int = 1
+    unigram_entropy: float | None = None
+    bytes_per_target: float | None = None
+
+    def judged(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
+        """Held-out figures, with the cross-entropy in bits per byte of text too: the measure that no tokenizer changes."""
+        nats = evaluation.get("loss/cross_entropy")
+        if nats is None or not self.bytes_per_target:
+            return evaluation
+        return {**evaluation, "bits_per_byte": bits_per_byte(nats, self.bytes_per_target)}
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRun:
+    """A run that has not begun: nothing is compiled, no parameter is allocated.
+
+    Attributes:
+        folder: The run's, whatever the current folder is later.
+    """
+
+    experiment: Experiment
+    task: Task
+    data: OpenedData
+    step: CompiledStep | DebugStep
+    folder: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", str(files.absolute(self.experiment.folder)))
+
+
+def open_data(experiment: Experiment, say: Say) -> OpenedData:
+    """Open the experiment's data, whatever it was given as.
+
+    Raises:
+        DataError: It can't be read, or holds nothing.
+    """
+    opened = _opened(experiment, say)
+    held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)
+    opened = dataclasses.replace(opened, train=convert_batches(opened.train, experiment.task), held_out=held_out)
+    if not experiment.overfit_batches:
+        return opened
+    say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
+    first = FirstBatches(opened.train, experiment.overfit_batches)
+    # What is known of the held-out text is not of these batches.
+    return dataclasses.replace(opened, train=first, held_out=first.once, unigram_entropy=None, bytes_per_target=None)
+
+
+def _opened(experiment: Experiment, say: Say) -> OpenedData:
+    data = experiment.data
+    if experiment.held_out is not None and isinstance(data, TextData | ExampleData):
+        if data.held_out:
+            say("held_out is given: data.held_out is not used, and all of data is trained on")
+            data = dataclasses.replace(data, held_out=0)
+        own = _opened(dataclasses.replace(experiment, data=data, held_out=None), say)
+        return _with_held_out(own, experiment, say)
+    if isinstance(data, TextData):
+
+        def progress(what: str, documents: int, tokens: int) -> None:
+            heartbeat().moved("prepare")
+            say(f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else ""))
+
+        opened = data.open(progress=progress)
+        for note in (*opened.notes, *opened.account):
+            say(note)
+        facts = DataFacts(opened.vocab_size, data.sequence_length)
+        shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
+        nats = opened.unigram_entropy_nats if opened.held_out is not None else math.nan
+        entropy = nats if math.isfinite(nats) else None
+        size = opened.bytes_per_target if opened.held_out is not None else None
+        return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy, size)
+    if isinstance(data, ExampleData):
+        examples = data.open()
+        for note in examples.account:
+            say(note)
+        return OpenedData(
+            examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes, num_ids=examples.num_ids)
+        )
+    train = as_source(data)
+    opened = OpenedData(train, None, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
+    return opened if experiment.held_out is None else _with_held_out(opened, experiment, say)
+
+
+def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> OpenedData:
+    """The data with what the experiment holds out, in which numbers mean what they mean in training."""
+    from .whole_data import open_whole  # which opens what is here
+
+    data = experiment.held_out
+    if not isinstance(data, TextData | ExampleData):
+        held_out, notes = align_held_out(as_source(data, epochs=1), opened.train)
+        for note in notes:
+            say(note)
+        return dataclasses.replace(opened, held_out=held_out)
+    say("held-out data:")
+    found = open_whole(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
+    return dataclasses.replace(
+        opened,
+        held_out=found.held_out,
+        shapes=max(opened.shapes, found.shapes),
+        unigram_entropy=None,
+        bytes_per_target=found.bytes_per_target,
+    )
+
+
+def as_source(data: Any, epochs: int | None = None) -> Source:
+    """A source as it is; any other iterable wrapped as one.
+
+    Args:
+        epochs: Of data that a model is evaluated on: its short last batch counts too. None: of data to train on.
+    """
+    if isinstance(data, IterableSource):
+        return data if epochs is None else data.with_short_batch()
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Mapping):
+        raise RecipeError(
+            f"data is one batch ({kind_of(data)} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
+            f"one alone write data=[batch]"
+        )
+    if isinstance(data, Iterable):
+        return IterableSource(data, epochs=epochs, keep_short_batch=epochs is not None)
+    raise RecipeError(
+        f"data is {kind_of(data)}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
+    )
+
+
+def prepare(
+    experiment: Experiment, say: Say = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
+) -> PreparedRun:
+    """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled.
+
+    Args:
+        compute_dtype: What a task computes in that leaves it to the devices; by default what these are fast in.
+    """
+    check_system()
+    choose_by_timing(devices=devices)
+    data = open_data(experiment, say)
+    task = with_compute_dtype(
+        experiment.task.adapted(data.facts), target_of((devices or jax.devices())[0]), say, recorded=compute_dtype
+    )
+    source = data.train
+    experiment = with_rate_for_batch(experiment, lambda: batch_shapes(experiment, source), say)
+    experiment, task = resolve_auto_mesh(
+        experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
+    )
+    data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
+    check_rows_together(task, experiment.step, experiment.comms)
+    program = make_program(experiment, task)
+    for line in () if program.widths is None else program.widths.words():
+        say(line)
+    if program.tables is not None and program.averages:
+        say("averages are of all parameters but the tables, which are evaluated as they are")
+    if experiment.debug:
+        return PreparedRun(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
+    program = with_paused_comms(program, placement, say)
+    program = with_slow_axes(program, placement, experiment.folder, say)
+    comms = program.comms if experiment.comms.islands.count == 1 else experiment.comms
+    for words in (precision_words(task, placement.target), comms.words()):
+        if words is not None:
+            say(words)
+    return PreparedRun(
+        experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
+    )
+
+
+def _with_ramp(data: OpenedData, ramp: BatchRamp, say: Say) -> OpenedData:
+    """The data with the ramp of its global batch, which is told; each size of a batch is one more shape."""
+    if not ramp.parts:
+        return data
+    sizes = ", ".join(f"a {count}th" if count > 2 else "a half" for count in ramp.parts)
+    say(f"batch ramp: {ramp.steps} steps each with {sizes} of the batch, then all of it from step {ramp.end + 1} on")
+    return dataclasses.replace(
+        data, train=apply_batch_ramp(data.train, ramp), shapes=data.shapes * (1 + len(ramp.parts))
+    )
+
+
+def _shared(data: OpenedData, islands: Islands) -> OpenedData:
+    """Of an island its own rows of each batch; it is judged on all that is held out."""
+    if islands.count == 1:
+        return data
+    held_out = None if data.held_out is None else BatchShard(data.held_out, 0, 1)
+    return dataclasses.replace(data, train=BatchShard(data.train, islands.index, islands.count), held_out=held_out)
+
+
+def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
+    """The shapes of a global batch: of text without reading any, else those of the source's first batch."""
+    if isinstance(experiment.data, TextData):
+        return text_batch(experiment.data)
+    first = (
+        source.first_batch()
+        if isinstance(source, IterableSource | ConvertedSource)
+        else next(iter(source.batches())).batch
+    )
+    return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
+
+
+def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: Say) -> Experiment:
+    """The experiment with the learning rate that its rule gives for its batches, which is told.
+
+    Args:
+        shapes: Gives those of a batch; not called without a rule.
+    """
+    changed: dict[str, Any] = {}
+    for name, what in (("optimizer", "learning rate"), ("table_optimizer", "of tables")):
+        optimizer = getattr(experiment, name)
+        if optimizer is None or not isinstance(schedule := optimizer.schedule, Schedule) or schedule.base_batch is None:
+            continue
+        rows = next(iter(shapes().values())).shape[0]
+        chosen = schedule.for_batch(rows)
+        root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
+        say(
+            f"{what:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
+            f"{root}{rows:,} / {schedule.base_batch:,}"
+        )
+        changed[name] = optimizer.for_batch(rows)
+    return dataclasses.replace(experiment, **changed) if changed else experiment
+
+
+def make_program(experiment: Experiment, task: Task) -> Program:
+    """The step's program for a task whose open settings are filled in."""
+    return Program.create(
+        task.for_debugging() if experiment.debug else task,
+        experiment.optimizer,
+        num_steps=experiment.num_steps,
+        config=experiment.step,
+        frozen=experiment.frozen,
+        kernels=experiment.kernels,
+        comms=experiment.comms.on_mesh,
+        table_optimizer=experiment.table_optimizer,
+    )

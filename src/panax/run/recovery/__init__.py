@@ -1,0 +1,1 @@
+"""Checkpointing, rewinding, and training through failures."""

@@ -1,0 +1,138 @@
+"""What the loop does so that nothing is lost: a checkpoint or a copy in memory after the steps where one is due."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...checkpoint import CheckpointConfig, Checkpointer, MemoryTier
+from ...core import Position, TrainState
+from ...job.heartbeat import heartbeat
+from ..versions import VERSIONS, jax_versions
+
+BEST = "best"
+"""The name under which a checkpoint holds the best evaluation of its run so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BestEvaluation:
+    """The evaluation with the lowest held-out loss so far, and the step that it judged."""
+
+    loss: float
+    step: int
+
+    @classmethod
+    def of(cls, kept: Any) -> "BestEvaluation | None":
+        """Read what a checkpoint holds; None if it is of an earlier version, or holds something else."""
+        loss, step = (kept.get("loss"), kept.get("step")) if isinstance(kept, Mapping) else (None, None)
+        if not isinstance(loss, int | float) or not math.isfinite(loss) or not isinstance(step, int):
+            return None
+        return cls(float(loss), step)
+
+
+def due(every: int, number: int) -> bool:
+    """Whether something done every so many steps is to be done after step `number`; never, for 0."""
+    return every > 0 and number % every == 0
+
+
+@dataclasses.dataclass
+class CheckpointSchedule:
+    """The two tiers of one run.
+
+    Attributes:
+        stored: The step whose checkpoint is in the store, or on its way there; None before the first.
+        of_hooks: Asked before each save: what a checkpoint keeps of the run's hooks.
+        of_batches: Asked before each save: what a checkpoint of a step keeps of the batches that were left out.
+        back_to: The step to which the run may soon go back; None where the last update was applied.
+        verified: The step to which it goes back from a corrupted one; None where steps are not checked.
+        best: The best evaluation so far; None before the first.
+        best_is_saved: Whether that step's checkpoint was begun.
+    """
+
+    config: CheckpointConfig
+    checkpointer: Checkpointer
+    memory: MemoryTier | None
+    stored: int | None = None
+    of_hooks: Callable[[], Mapping[str, Any]] = dict
+    of_batches: Callable[[int], Mapping[str, Any]] = lambda step: {}
+    back_to: int | None = None
+    verified: int | None = None
+    best: BestEvaluation | None = None
+    best_is_saved: bool = True
+
+    def begin(self, best: BestEvaluation | None) -> None:
+        """Continue from a state: its best evaluation is in the store, or was never saved and has been reported."""
+        self.best, self.best_is_saved = best, True
+
+    def judged(self, number: int, evaluation: Mapping[str, float]) -> bool:
+        """Note an evaluation of step `number`; whether it must be saved, as the best so far.
+
+        A loss that is not finite is no judgement: it is never the best, and hides none.
+        """
+        loss = evaluation.get("loss", math.nan)
+        if not math.isfinite(loss) or (self.best is not None and not loss < self.best.loss):
+            return False
+        self.best, self.best_is_saved = BestEvaluation(float(loss), number), False
+        # Without regular saves the user has asked for none before the end.
+        return self.config.keep_best > 0 and self.config.every > 0
+
+    def lost_best(self) -> str | None:
+        """A line about the best evaluation, if no checkpoint has its parameters and one should have."""
+        if self.best is None or self.best_is_saved or not self.config.keep_best:
+            return None
+        if not self.config.every:
+            why = "checkpoint.every=0 saves at the end alone: set it to 1 or more to keep the best evaluation"
+        else:
+            why = f"its save was skipped or has failed (checkpoint.when_busy={self.config.when_busy!r})"
+        return f"warning: the best evaluation, loss {self.best.loss:.4g} at step {self.best.step}, has no checkpoint: {why}"
+
+    def is_due(self, number: int, *, asked: bool = False) -> bool:
+        """Whether anything is kept after step `number`."""
+        copies = self.memory is not None and due(self.config.memory.every, number)
+        return asked or copies or due(self.config.every, number)
+
+    def after_step(
+        self,
+        state: TrainState,
+        number: int,
+        position: Position | None,
+        evaluation: Mapping[str, float],
+        *,
+        asked: bool = False,
+    ) -> None:
+        """Save what is due, or asked for; the last step's checkpoint is left to `at_end`."""
+        if asked or due(self.config.every, number):
+            self._save(state, number, position, evaluation, must=False)
+        # A copy takes the place of the one before, which may be needed; the state is that of before.
+        if self.memory is not None and due(self.config.memory.every, number) and self.back_to is None:
+            self.memory.save(state, number, self._host(number, position))
+
+    def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:
+        """Save the last state, unless the store has it, and wait until it is committed; where it is.
+
+        Raises:
+            CheckpointError: It could not be saved.
+        """
+        if self.stored != number:
+            self._save(state, number, position, evaluation, must=True)
+        self.checkpointer.finish()
+        return self.checkpointer.url(number)
+
+    def _save(
+        self, state: Any, number: int, position: Position | None, evaluation: Mapping[str, float], must: bool
+    ) -> None:
+        host, loss = self._host(number, position), evaluation.get("loss")
+        back_to = min((step for step in (self.back_to, self.verified) if step is not None), default=None)
+        if self.checkpointer.save(state, number, host, loss, must=must, back_to=back_to):
+            self.stored = number
+            if self.best is not None and self.best.step == number:
+                self.best_is_saved = True
+            heartbeat().saved(number)
+
+    def _host(self, number: int, position: Position | None) -> dict[str, Any]:
+        host: dict[str, Any] = {"data": None if position is None else dict(position), **self.of_batches(number)}
+        host[VERSIONS] = jax_versions()
+        if self.best is not None:
+            host[BEST] = dataclasses.asdict(self.best)
+        of_hooks = dict(self.of_hooks())
+        return {**host, "hooks": of_hooks} if of_hooks else host

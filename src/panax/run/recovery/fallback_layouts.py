@@ -1,0 +1,189 @@
+"""The layouts of a run on fewer processes, ranked: what a supervisor goes on with when some are lost."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ...core.layout.target import target_of
+from ...core.params.logical import Role, traits_of
+from ...data.loading.example_source import MASK
+from ...job.agreement import is_process_zero
+from ...job.heartbeat import heartbeat
+from ...mesh import Rules
+from ...mesh.legality import MeshRequirements, fitted_rules, meshes, problem
+from ...mesh.rules import MESH_AXES
+from ...mesh.topology import data_parallel_size
+from ...plan.search.auto import MARGIN, state_bytes
+from ...train.compiled import CompiledStep, needs_of
+from ..paused import WHOLE
+from ..preparation import PreparedRun
+
+FILE = Path("job") / "layouts.json"
+"""In the run's folder; `panax.cluster.supervisor.job_layout` reads it."""
+
+RANKED = 3
+"""Layouts that are kept of each count of processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Smaller:
+    """A layout on fewer devices.
+
+    Attributes:
+        mesh: Mesh axis to size.
+        micro_batches: So many that a device holds at most as many rows at one time as in the whole run.
+        pad_rows: Whether the batch has to be filled up with rows of weight zero.
+    """
+
+    mesh: Mapping[str, int]
+    micro_batches: int
+    pad_rows: bool
+
+
+def smaller_layouts(
+    needs: MeshRequirements, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
+) -> list[Smaller]:
+    """The legal layouts of so many devices, best first.
+
+    The axes that split a model are kept where they can be; then copies are given up before shards, so that a device holds no more
+    of the state than it must.
+
+    Args:
+        needs: With the leaves of a batch.
+        whole: The mesh of the whole run.
+        micro_batches: Those of the whole run.
+        may_pad: Whether rows of weight zero are possible.
+
+    >>> rows = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
+    >>> [first, *_] = smaller_layouts(rows, Rules(), {"replica": 2, "fsdp": 2, "tensor": 1}, 1, 2, may_pad=False)
+    >>> {axis: size for axis, size in first.mesh.items() if size > 1}, first.micro_batches
+    ({'fsdp': 2}, 2)
+    """
+    rows = next(size for _, axes, shape in needs.batch for axis, size in zip(axes, shape) if _is_rows(axis))
+    most = rows // (data_parallel_size(whole) * micro_batches)
+    found = []
+    for mesh in meshes(devices):
+        parts = data_parallel_size(mesh)
+        if parts > rows or _begins_an_axis(mesh, whole):
+            continue
+        count = max(math.ceil(rows / (parts * most)), 1)
+        even = next((n for n in range(count, 2 * count + 1) if rows % (parts * n) == 0), None)
+        layout = Smaller(mesh, count if even is None else even, even is None)
+        filled = math.ceil(rows / (parts * layout.micro_batches)) * parts * layout.micro_batches
+        if layout.pad_rows and not may_pad:
+            continue
+        if problem(_of_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
+            found.append((filled, layout))
+    return [layout for _, layout in sorted(found, key=lambda each: _distance(each[1].mesh, whole, each[0]))]
+
+
+def rank_layouts(
+    step: CompiledStep,
+    rules: Rules,
+    batch: Mapping[str, Any],
+    processes: int,
+    *,
+    each: int,
+    limit: int | None,
+    parts: Sequence[int] = (),
+) -> dict[int, list[Smaller]]:
+    """For every smaller count of processes its layouts, best first.
+
+    Args:
+        rules: As the experiment has them.
+        batch: A global batch.
+        processes: Of the whole job.
+        each: Devices of a process.
+        limit: Bytes of a device's memory, in which its part of the state must lie; None where that is not known.
+        parts: Into which a ramp divides batches: a layout must hold these, too.
+    """
+    leaves = tuple((f"batch leaf {name!r}", step.batch_axes[name], leaf.shape) for name, leaf in batch.items())
+    needs = dataclasses.replace(needs_of(step.program), batch=leaves)
+
+    def fits(mesh: Mapping[str, int]) -> bool:
+        return limit is None or state_bytes(step.program, fitted_rules(rules, needs, mesh), mesh) * MARGIN < limit
+
+    found: dict[int, list[Smaller]] = {}
+    for count in range(processes - 1, 0, -1):
+        layouts = smaller_layouts(
+            needs,
+            rules,
+            step.placement.sizes,
+            step.program.config.micro_batches,
+            count * each,
+            may_pad=MASK in batch,
+        )
+        found[count] = [layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)][:RANKED]
+    return found
+
+
+def _divides(layout: Smaller, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
+    """Whether the rows of each part of a batch divide over a layout, or are filled up."""
+    rows, over = next(iter(batch.values())).shape[0], data_parallel_size(layout.mesh) * layout.micro_batches
+    return layout.pad_rows or all(rows // count % over == 0 for count in parts)
+
+
+def write_smaller_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts: int = 1) -> None:
+    """Keep the layouts for every smaller count of processes in the run's folder, where a supervisor may need them.
+
+    Args:
+        batch: The first one that is trained on: while a ramp lasts, a part of a global one.
+        parts: Into how many of these a global one is divided now.
+    """
+    step, processes = prepared.step, jax.process_count()
+    # Of a job that goes on without some nodes, those of the whole are known already.
+    whole = processes > 1 and os.environ.get(WHOLE, "") == str(processes)
+    if not whole or not heartbeat().supervised or not is_process_zero() or not isinstance(step, CompiledStep):
+        return
+    rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
+    batch = {
+        name: jax.ShapeDtypeStruct((leaf.shape[0] * parts, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
+    }
+    ranked = rank_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
+    found = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
+    path = Path(prepared.folder) / FILE
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _memory_limit() -> int | None:
+    """Bytes of a device; None where devices share the host's memory, or don't tell."""
+    device = jax.local_devices()[0]
+    if not target_of(device).traits.own_memory:
+        return None
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _is_rows(axis: str | None) -> bool:
+    return traits_of(axis).role is Role.ROWS
+
+
+def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:
+    """The same with another number of rows in a batch."""
+    batch = tuple(
+        (name, axes, tuple(rows if _is_rows(axis) else size for axis, size in zip(axes, shape)))
+        for name, axes, shape in needs.batch
+    )
+    return dataclasses.replace(needs, batch=batch, micro_batches=micro_batches)
+
+
+def _begins_an_axis(mesh: Mapping[str, int], whole: Mapping[str, int]) -> bool:
+    """Whether a mesh splits a model in a way in which the whole run does not."""
+    return any(mesh[axis] > 1 == whole.get(axis, 1) for axis in MESH_AXES if axis not in ("replica", "fsdp"))
+
+
+def _distance(mesh: Mapping[str, int], whole: Mapping[str, int], rows: int) -> tuple[float, ...]:
+    def by(axis: str) -> float:
+        return abs(math.log2(mesh[axis] / whole.get(axis, 1)))
+
+    model = [axis for axis in MESH_AXES if axis not in ("replica", "fsdp")]
+    changed = sum(mesh[axis] != whole.get(axis, 1) for axis in model)
+    # Fewer shards make a device hold more; fewer copies don't.
+    return float(changed), sum(map(by, model)), by("fsdp"), by("replica"), float(rows)

@@ -1,0 +1,143 @@
+"""Signals that end a run, as a flag that the loop reads between two steps; in a job of many processes, the same step for all.
+
+SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, and SIGHUP unless it is ignored, as under nohup: the run saves and ends.
+Before it has taken a step there is nothing to save, and it ends within seconds. A second one, a second later or more, ends it at
+once. docs/launch.md has the table.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+import jax
+
+from ...job.heartbeat import heartbeat
+from ...system.streams import write_last_words
+
+ANSWER_SECONDS = 8.0
+"""For the main thread to answer a signal while nothing is new: then it is held by a compiler or a file system."""
+
+AGAIN_SECONDS = 1.0
+"""Two signals that are closer than this are one: some batch systems signal a process and its group."""
+
+_NAMES = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+# Windows has few of them; a run ends there before it begins, with a message.
+TAKEN = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
+
+
+class SignalHandler:
+    """While it is entered, the first signal that ends a run sets a flag; a second one raises KeyboardInterrupt.
+
+    Attributes:
+        signal: The signal by which the run stops, or None. Of many processes, they have agreed on a step: one that came to a
+            process after the last step is none.
+        has_news: Whether a step was taken that no checkpoint has.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.has_news = False
+        self._came: signal.Signals | None = None
+        self._came_at = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+        self._asked = 0
+        self._answered = threading.Event()
+        self._wake: tuple[int, int] | None = None
+
+    def __enter__(self) -> "SignalHandler":
+        # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
+        taken = [*TAKEN, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
+        # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.
+        if threading.current_thread() is threading.main_thread():
+            for number in taken:
+                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                    continue
+                self._before[number] = signal.signal(number, self._handle)
+            # A session that somebody types into is not ended.
+            typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+            # Of many processes, the supervisor ends those that it has started.
+            if not typed and (jax.process_count() == 1 or not heartbeat().supervised):
+                self._watch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answered.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._wake is not None:
+            writing, before = self._wake
+            signal.set_wakeup_fd(before)
+            os.close(writing)  # its reader ends, and closes the other end
+
+    def due(self) -> bool:
+        """Whether to stop before the next step: the same answer in every process of the job, each of which asks at each step."""
+        if jax.process_count() > 1:
+            if self.signal is not None:
+                return True
+            from jax.experimental import multihost_utils
+
+            # Not the number of the step, which goes down where a run goes back.
+            self._asked += 1
+            if multihost_utils.reached_preemption_sync_point(self._asked):
+                self.signal = self._came or signal.SIGTERM
+                self._answered.set()
+                return True
+            return False
+        if self.signal is not None:
+            self._answered.set()
+        return self.signal is not None
+
+    def gives_up_waiting(self) -> bool:
+        """Whether to stop although the data for the next step has not come; of many processes none may do so alone."""
+        if self.signal is not None:
+            self._answered.set()
+        return self.signal is not None and jax.process_count() == 1
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        # In a launched worker, the batch system's own signal and the supervisor's are two of one request.
+        again = now - self._came_at >= AGAIN_SECONDS and not heartbeat().supervised
+        if self._came is not None and (number == signal.SIGINT or again):
+            raise KeyboardInterrupt
+        self._came, self._came_at = signal.Signals(number), now
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.signal = self._came
+
+    def _watch(self) -> None:
+        """Have a thread see signals at once, also while the main thread is in a compiler, where Python runs no handler."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        try:
+            before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        except ValueError:
+            os.close(reading)
+            os.close(writing)
+            return
+        self._wake = (writing, before)
+        threading.Thread(target=self._wait, args=(reading, before), name="panax-signals", daemon=True).start()
+
+    def _wait(self, reading: int, before: int) -> None:
+        taken = {int(number) for number in self._before}
+        try:
+            while numbers := os.read(reading, 64):
+                if before >= 0:
+                    # Who waited for signals before still does.
+                    with contextlib.suppress(OSError):
+                        os.write(before, numbers)
+                found = [number for number in numbers if number in taken]
+                if found and not self.has_news and not self._answered.wait(ANSWER_SECONDS) and not self.has_news:
+                    name = signal.Signals(found[0]).name
+                    write_last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")
+                    os._exit(128 + found[0])
+        finally:
+            os.close(reading)

@@ -1,0 +1,311 @@
+"""A run that is one of several islands: it trains by itself, meets the others after every so many steps, and catches up "
+"with them."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+
+from ...comms.admission import digest_of, norm_of
+from ...comms.meeting_place import MeetingPlace, OuterRound, mean_of
+from ...comms.outer import GroupUpdate, decode_update, encode_update
+from ...core import Position, TrainState, named_leaves
+from ...core.errors import CheckpointError, DataError, RecipeError
+from ...job.heartbeat import heartbeat
+from ...stores import MissingError, open_store
+from ..folder.description import describe
+from ..preparation import PreparedRun, Say
+from ..start import Start
+
+PUBLISH_SECONDS = 20.0
+"""For a member to write what was agreed, where it can't be computed from what members wrote."""
+
+
+class Island:
+    """What one island does between its steps.
+
+    Attributes:
+        ahead: The round that the others have come to; None where this island is with them. `caught_up` then gives where to
+        go on.
+    """
+
+    def __init__(self, prepared: PreparedRun, say: Say, hurry: Callable[[], bool], *, fresh: bool):
+        """
+        Args:
+            hurry: Whether the run is to stop soon, so that nobody is waited for.
+            fresh: The run starts over.
+
+        Raises:
+            RecipeError: The run can't be an island.
+            CheckpointError: The meeting place is another run's.
+        """
+        experiment = prepared.experiment
+        _check(prepared)
+        self._prepared, self._say = prepared, say
+        self._comms, self._islands = experiment.comms, experiment.comms.islands
+        self._place = MeetingPlace(
+            open_store(self._islands.place), self._islands, hurry=lambda: heartbeat().alive() or hurry()
+        )
+        self._place.open(_identity(prepared), fresh=fresh)
+        self._wire = self._comms.wire if self._comms.compress else None
+        self._agreed: GroupUpdate | None = None
+        self._round = 0
+        self._members: frozenset[int] = frozenset(range(self._islands.count))
+        self.ahead: int | None = None
+
+    def begin(self, start: Start, left_out: frozenset[int]) -> Start:
+        """Where to begin: as the checkpoint says, or where the others have come to meanwhile.
+
+        Raises:
+            CheckpointError: The checkpoint has met others more often than the place knows of, or islands begin from
+            different numbers.
+        """
+        self._round, newest = self._rounds(start.step), self._place.newest()
+        if self._round > newest:
+            raise CheckpointError(
+                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.place} knows "
+                f"of {newest}; "
+                f"give the place where they were as comms.islands.place, or start over with --fresh and another place"
+            )
+        if newest > self._round:
+            self.ahead = newest
+            self._place.announce(newest + 1)
+            return self.caught_up(start.state, start, left_out)
+        if newest > 0:
+            self._agreed = self._found(newest, self._held(start.state))
+            return start
+        self._agreed = (
+            GroupUpdate.of_first(self._held(start.state))
+            if start.step == 0
+            else self._found(0, self._held(start.state))
+        )
+        if start.step == 0:
+            self._place.publish(0, self._agreed.arrays())
+            if digest_of(self._found(0, self._agreed.params).params) != digest_of(self._agreed.params):
+                raise CheckpointError(
+                    "islands begin from different parameters; give all of them the same seed, init and model, and another "
+                    "comms.islands.place"
+                )
+        return start
+
+    def after_step(self, state: TrainState, step: int) -> TrainState:
+        """The state after a step, after which islands may meet.
+
+        Raises:
+            StoreError: The place can't be read or written, after all retries.
+        """
+        if step % self._comms.local_steps and step != self._prepared.experiment.num_steps:
+            return state
+        assert self._agreed is not None
+        number, began = self._round + 1, time.monotonic()
+        base, own = digest_of(self._agreed.params), self._held(state)
+        decided = self._decided(number, base, own)
+        if decided is None:
+            agreed = self._found(number, own)
+        else:
+            present = frozenset(member.index for member in decided.members)
+            self._tell(number, step, decided, time.monotonic() - began)
+            joined = self._islands.index in present or (not present and decided.base == base)
+            newest = number if joined else self._place.newest()
+            if newest > number:
+                self.ahead = newest
+                self._place.announce(newest + 1)
+                return state
+            agreed = self._computed(number, decided, self._agreed, base)
+            if agreed is None:
+                self._say(f"this island takes over what the others agreed on at meeting {number}")
+                agreed = self._found(number, own)
+            elif self._islands.index == decided.by:
+                self._place.publish(number, agreed.arrays())
+            if not joined:
+                self._place.announce(number + 1)
+        self._place.forget()
+        self._agreed, self._round = agreed, number
+        return self._with(state, agreed.params)
+
+    def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> OuterRound | None:
+        """The round, to which this island brings what it has moved by; None where the record of it is damaged."""
+        assert self._agreed is not None
+        like = self._agreed.params
+        try:
+            if self._place.round(number) is None:
+                moved = {name: old.astype(np.float32) - own[name].astype(np.float32) for name, old in like.items()}
+                chance = (
+                    number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
+                )
+                self._place.contribute(number, base, encode_update(moved, self._wire, chance))
+            return self._place.decide(number, base, lambda arrays: norm_of(decode_update(arrays, self._wire, like)))
+        except CheckpointError as error:
+            self._say(f"{error}; this island takes over what the others agreed on")
+            return None
+
+    def caught_up(self, state: TrainState, start: Start, left_out: frozenset[int]) -> Start:
+        """Where the others are: their parameters, this island's own optimizer state, and the data that follows.
+
+        Args:
+            start: Where this island is; its state is not read.
+            left_out: Numbers of batches that nobody trains on.
+
+        Raises:
+            CheckpointError: What they agreed on is gone.
+            DataError: The data ends before.
+        """
+        assert self.ahead is not None
+        number, self.ahead = self.ahead, None
+        step = min(number * self._comms.local_steps, self._prepared.experiment.num_steps)
+        missed = step - start.step
+        self._say(
+            f"island {self._islands.index} is at step {start.step}, the others have met {number} times: it takes over "
+            "what they agreed on, "
+            f"and joins them at step {step}"
+        )
+        self._agreed, self._round = self._found(number, self._held(state)), number
+        position, drawn = _later(self._prepared.data.train, start.position, start.drawn.drawn, missed, left_out)
+        program = self._prepared.step.program
+        skipped = program.transformation.skipped
+        if skipped is None:
+            self._say("the optimizer's learning rate continues from the steps that this island has taken itself")
+        else:
+            state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, missed))
+        state = dataclasses.replace(state, step=state.step + jnp.asarray(missed, state.step.dtype))
+        state = jax.device_put(self._with(state, self._agreed.params), self._prepared.step.shardings)
+        return dataclasses.replace(
+            start,
+            state=state,
+            step=step,
+            position=position,
+            stored=None,
+            drawn=dataclasses.replace(start.drawn, drawn=drawn, skipped=()),
+        )
+
+    def _rounds(self, step: int) -> int:
+        """How many meetings lie before the end of a step; that after the last step may come early."""
+        whole, rest = divmod(step, self._comms.local_steps)
+        return whole + (1 if rest and step == self._prepared.experiment.num_steps else 0)
+
+    def _held(self, state: TrainState) -> dict[str, np.ndarray]:
+        free = eqx.filter(state.params, self._prepared.step.program.trainable)
+        return {name: np.asarray(leaf) for name, leaf in jax.device_get(named_leaves(free)).items()}
+
+    def _with(self, state: TrainState, params: Mapping[str, np.ndarray]) -> TrainState:
+        places = named_leaves(self._prepared.step.shardings.params)
+        leaves, structure = jax.tree.flatten(state.params)
+        names = list(named_leaves(state.params))
+        found = [
+            jax.device_put(params[name], places[name]) if name in params else leaf for name, leaf in zip(names, leaves)
+        ]
+        return dataclasses.replace(state, params=structure.unflatten(found))
+
+    def _computed(self, number: int, decided: OuterRound, before: GroupUpdate, base: str) -> GroupUpdate | None:
+        """What a round came to, from what its members wrote; None where it can't be told: they began from something else, or
+        what they wrote is gone or damaged."""
+        if decided.base != base or any(member.base != base for member in decided.members):
+            return None
+        if not decided.members:
+            return before
+        try:
+            moved = [
+                decode_update(self._place.read_from(number, member), self._wire, before.params)
+                for member in decided.members
+            ]
+        except (MissingError, KeyError, ValueError) as error:
+            self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
+            return None
+        return before.after(mean_of(moved), self._comms)
+
+    def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
+        """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
+        until = time.monotonic() + PUBLISH_SECONDS
+        while True:
+            found, why = self._written(number, like)
+            if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
+                with contextlib.suppress(CheckpointError):  # damaged: what was agreed may still come
+                    decided = self._place.round(number)
+                    found = decided and self._computed(number, decided, before, digest_of(before.params))
+            if found is not None:
+                return found
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"{self._islands.place} has neither what islands agreed on at meeting {number} nor all that they "
+                    f"wrote for it ({why}); start over with --fresh and another comms.islands.place"
+                )
+            heartbeat().alive()
+            time.sleep(0.2)
+
+    def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
+        """(what a member has written of a round; why it can't be used)."""
+        try:
+            arrays = self._place.agreed(number)
+            return (None, "it is missing") if arrays is None else (GroupUpdate.of(arrays, like), "")
+        except (KeyError, ValueError) as error:
+            return None, f"it is damaged, or of another model: {error}"
+
+    def _tell(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
+        """Say who has come or gone since the last meeting, and who was left out of this one."""
+        present = frozenset(member.index for member in decided.members)
+        for index, why in sorted(decided.left_out.items()):
+            self._say(f"island {index} is left out of meeting {number}, after step {step}: {why}")
+        for index in sorted(self._members - present - decided.left_out.keys()):
+            self._say(
+                f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and continue"
+            )
+        for index in sorted(present - self._members):
+            self._say(f"island {index} is back at meeting {number}, after step {step}")
+        self._members = present
+
+
+def _later(
+    source: Any, position: Position | None, drawn: int, count: int, left_out: frozenset[int]
+) -> tuple[Position | None, int]:
+    """(where a source stands after the batches of so many more steps, the number of the last one)."""
+    batches = source.batches(position)
+    while count > 0:
+        item = next(batches, None)
+        if item is None:
+            raise DataError(f"the data ended {count} steps before the one at which the others are; give more")
+        drawn, position = drawn + 1, item.position
+        count -= drawn not in left_out
+        heartbeat().alive()
+    return position, drawn
+
+
+def _identity(prepared: PreparedRun) -> str:
+    """The same for all islands of a run: what they train, on what, and how."""
+    experiment = prepared.experiment
+    parts = [describe(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
+    comms = dataclasses.replace(
+        experiment.comms,
+        islands=dataclasses.replace(experiment.comms.islands, index=0, place="."),
+    )
+    settings = [*parts, describe(comms), experiment.seed, list(experiment.frozen)]
+    return f"{experiment.name} {xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True, default=str).encode())}"
+
+
+def _check(prepared: PreparedRun) -> None:
+    experiment, program = prepared.experiment, prepared.step.program
+    asked = f"comms.islands.count={experiment.comms.islands.count}"
+    for is_set, what in (
+        (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
+        (program.averages, "an average of the parameters would be each island's own; set step.ema_decay to None"),
+        (experiment.rewind.after > 0, "going back would undo a meeting; set rewind.after=0"),
+        (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; leave batch_ramp out"),
+        (experiment.debug, "debug runs alone; leave comms.islands out"),
+        (
+            program.tables is not None,
+            f"{type(prepared.task).__name__} has tables, which change by rows and would be sent whole; leave comms.islands out",
+        ),
+        (
+            bool(jax.tree.leaves(program.abstract.model_state)),
+            f"{type(prepared.task).__name__} carries state beside its parameters, on which islands would not agree",
+        ),
+    ):
+        if is_set:
+            raise RecipeError(f"{asked}: {what}")

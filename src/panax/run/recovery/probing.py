@@ -1,0 +1,293 @@
+"""Sick but alive: measures, at steps that all processes agree on, what a slow host or link would change.
+
+In a synchronous step all processes take equally long, so that each measures what is its own: matrix multiplications on its
+devices while they are idle, and the seconds that its own work between steps takes. All of them together time one collective over
+each mesh axis that crosses processes, and where that is slow each link to a neighbour. Nothing is judged here: a supervisor hears
+the figures of all processes, compares them and says who is slow (`panax.cluster.stragglers.monitoring`).
+"""
+
+import dataclasses
+import json
+import math
+import os
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ...job.agreement import any_process, first_text, gather_ints, gather_texts, is_process_zero
+from ...job.heartbeat import heartbeat
+from ...plan.search.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
+from ...plan.walk.walk import traffic_of_trace
+from ...preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, matches_hosts, peers
+from ...system import json_reader
+from ...train import CompiledStep
+from ..preparation import PreparedRun
+from ..reporting.report import Report
+
+SHARE = 0.01
+"""Of the run's time, at most, where the interval is chosen."""
+
+LEAST_STEPS = 10
+"""Between two probes, where the interval is chosen."""
+
+MOST_STEPS = 1_000_000
+
+SUSPECT = 2.0
+"""A collective that takes so many times what it took has each link measured, though the supervisor may not call it slow."""
+
+SUSPECT_SECONDS = {"cpu": 1e-2}
+_SUSPECT_SECONDS = 1e-4
+"""And so much longer."""
+
+FIRST_PROBES = 3
+"""What a collective took is the median of so many."""
+
+LOCATED = 3
+"""Probes in a row in which links are measured, at most: one that stays slow need not be found again and again."""
+
+OWN = ("data_stall", "hooks")
+"""Parts of a step, by the run's clock, that a host spends on its own; with what no part covers."""
+
+ADDRESS = "PANAX_BIND"
+"""The environment variable by which an agent says at which address the others reach this process."""
+
+PARTS = {"data_stall": "waiting for data", "hooks": "hooks", "other": "its own work between steps"}
+
+
+class Probing:
+    """The probes of one process; silent where nobody supervises, or there is one process."""
+
+    def __init__(self, prepared: PreparedRun, report: Report):
+        """Every process of the job calls it."""
+        self._prepared, self._report = prepared, report
+        self._every = prepared.experiment.probe.every
+        step = prepared.step
+        several = jax.process_count() > 1 and self._every != 0 and isinstance(step, CompiledStep)
+        self._on = several and not any_process(not heartbeat().supervised)
+        if not self._on:
+            return
+        assert isinstance(step, CompiledStep)
+        self._mesh = step.placement.mesh
+        self._next = self._every if self._every > 0 else LEAST_STEPS
+        self._taken = self._steps = 0
+        self._window = ProbeWindow(report)
+        self._costs: list[float] = []
+        self._matrix: MatrixProbe | None = None
+        self._axes: list[AxisProbe] = []
+        self._links: LinkProbe | None = None
+        self._first: dict[str, list[float]] = {}
+        self._located = 0
+        self._number = 0
+        groups = {axis: peers(self._mesh, axis) for axis in crossing(self._mesh)}
+        heartbeat().facts(
+            groups={axis: members[:MOST_NAMED] for axis, members in groups.items()}, address=os.environ.get(ADDRESS, "")
+        )
+        if is_process_zero():
+            step.when_traced = self._tell_collectives
+
+    def after_step(self, step: int) -> None:
+        """Count a step that was dispatched; probe where it is time. Every process of the job calls it."""
+        if not self._on:
+            return
+        self._taken += 1
+        self._steps += 1
+        self._window.tick()
+        if self._taken < self._next:
+            return
+        clock, parts = self._report.clock, self._window.seconds()
+        with clock.measure("device"):
+            # The step that runs has to be waited for sooner or later.
+            self._report.settle()
+        if self._matrix is None:
+            with self._report.ledger.during("compile"):
+                self._prepare()
+        with clock.measure("probe"):
+            self._probe(step, parts)
+        self._window.restart()
+
+    def _prepare(self) -> None:
+        """Compile what is run at each probe."""
+        self._matrix = MatrixProbe()
+        hosts = gather_texts(socket.gethostname())
+        told = ""
+        if is_process_zero():
+            profile, name = self._profile(hosts)
+            uses = axis_uses(self._mesh, profile)
+            told = json.dumps([dataclasses.asdict(use) for use in uses])
+            if profile is not None:
+                _tell_profile(profile, name, uses)
+        self._axes = [
+            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(first_text(told), constants=True)
+        ]
+        # Here all meet for the first time, and compile what they agree by.
+        self._agree(False, 1.0)
+
+    def _profile(self, hosts: Sequence[str]) -> tuple[HardwareProfile | None, str]:
+        """The newest profile of these hosts in this mesh, and its file's name."""
+        sizes = dict(self._mesh.shape.items())
+        places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
+        found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
+        if found is None or not matches_hosts(found[0], hosts, sizes):
+            return None, ""
+        return found[0], found[1].name
+
+    def _probe(self, step: int, parts: dict[str, float]) -> None:
+        assert self._matrix is not None
+        began = time.perf_counter()
+        axes: dict[str, float] = {}
+        matrix = [self._burst(0)]
+        for turn in (1, 2):
+            for each in self._axes:
+                axes[each.use.axis] = min(each(), axes.get(each.use.axis, math.inf))
+            matrix.append(self._burst(turn))
+        for axis, seconds in axes.items():
+            self._first.setdefault(axis, []).append(seconds)
+        suspects, every = self._agree(self._suspects(axes), parts["step"])
+        matrix.append(self._burst(3))
+        links = self._find(suspects)
+        if 0 < self._located <= LOCATED and self._every < 0:
+            # Soon again, whatever it costs: is it slow still? All processes have counted alike.
+            every = LEAST_STEPS
+        self._costs.append(time.perf_counter() - began - self._compiling)
+        self._number += 1
+        self._taken, self._next = 0, every
+        own = {name: parts[name] for name in PARTS}
+        most = max(own, key=lambda name: own[name])
+        heartbeat().facts(
+            probe={
+                "number": self._number,
+                "step": step,
+                "every": every,
+                "cost": _rounded(self._costs[-1]),
+                "platform": self._mesh.devices.flat[0].platform,
+                "step_seconds": _rounded(parts["step"]),
+                "matrix": _rounded(min(matrix)),
+                "matrix_flops": self._matrix.flops,
+                "host": _rounded(sum(own.values())),
+                "host_part": PARTS[most],
+                "device_wait": _rounded(parts["device"]),
+                "axes": {
+                    each.use.axis: [_rounded(axes[each.use.axis]), each.sent_bytes, each.use.kind]
+                    for each in self._axes
+                },
+                **({"links": {str(process): _rounded(seconds) for process, seconds in links.items()}} if links else {}),
+            }
+        )
+
+    def _burst(self, turn: int) -> float:
+        """Multiplications in every second turn, between which all processes meet: those of one host take turns."""
+        assert self._matrix is not None
+        return self._matrix() if turn % 2 == jax.process_index() % 2 else math.inf
+
+    def _suspects(self, axes: dict[str, float]) -> bool:
+        """Whether a collective took longer than at first."""
+        least = SUSPECT_SECONDS.get(self._mesh.devices.flat[0].platform, _SUSPECT_SECONDS)
+        for axis, seconds in axes.items():
+            usual = statistics.median(self._first[axis][:FIRST_PROBES])
+            expected = next(each.use.expected_seconds for each in self._axes if each.use.axis == axis)
+            for reference in (usual, *(() if expected is None else (expected,))):
+                if seconds > max(SUSPECT * reference, reference + least):
+                    return True
+        return False
+
+    def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
+        """Whether any process suspects a link, and the steps until the next probe, as process 0 chooses them."""
+        every = self._every if self._every > 0 else interval(self._costs, self._steps, step_seconds)
+        found = gather_ints(int(suspects), every)
+        return bool(found[:, 0].any()), int(found[0, 1])
+
+    def _find(self, suspected: bool) -> dict[int, float]:
+        """Process to what a message to it takes; empty where no link is suspected."""
+        self._located, self._compiling = self._located + 1 if suspected else 0, 0.0
+        if not 0 < self._located <= LOCATED:
+            return {}
+        if self._links is None:
+            began = time.perf_counter()
+            with self._report.ledger.during("compile"):
+                self._links = LinkProbe(self._mesh)
+            self._compiling = time.perf_counter() - began
+        return self._links()
+
+    def _tell_collectives(self, traced: Any) -> None:
+        """Tell the supervisor which collectives the step has, for the case that one never ends."""
+        assert isinstance(self._prepared.step, CompiledStep)
+        found = traffic_of_trace(traced, self._prepared.step.placement.sizes)
+        kinds = sorted({(each.axes, each.kind) for each in found})
+        heartbeat().facts(collectives=[[kind, list(axes)] for axes, kind in kinds[:MOST_NAMED]])
+
+
+MOST_NAMED = 64
+"""Processes or collectives in one line to the supervisor."""
+
+
+class ProbeWindow:
+    """The steps since the last probe: what each of their parts took, by the run's clock."""
+
+    def __init__(self, report: Report):
+        self._clock = report.clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new window."""
+        self._since, self._before = time.perf_counter(), dict(self._clock.totals)
+        self._steps: list[dict[str, float]] = []
+
+    def tick(self) -> None:
+        """A step has been dispatched."""
+        now, totals = time.perf_counter(), dict(self._clock.totals)
+        parts = {name: seconds - self._before.get(name, 0.0) for name, seconds in totals.items()}
+        parts["step"] = now - self._since
+        parts["other"] = max(0.0, parts["step"] - sum(parts[name] for name in totals))
+        self._steps.append(parts)
+        self._since, self._before = now, totals
+
+    def seconds(self) -> dict[str, float]:
+        """Of a usual step, by part."""
+        # The first one after a probe, or after the compilation, waits for what others don't.
+        return usual_step(self._steps[2:] or self._steps[1:] or self._steps)
+
+
+def usual_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What a step takes, by part: the median of each; waiting for data and hooks, which some steps alone have, on average.
+
+    >>> usual_step([{"step": 1.0, "other": 0.1, "hooks": 0.0}, {"step": 1.0, "other": 0.1, "hooks": 0.5}])["hooks"]
+    0.25
+    """
+    found = dict.fromkeys(("step", "device", *PARTS), 0.0)
+    for name in found:
+        values = [each.get(name, 0.0) for each in steps]
+        found[name] = statistics.mean(values) if name in OWN else statistics.median(values)
+    return found
+
+
+def interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
+    """Steps until the next probe, so that all of them together take the share of the time that they may.
+
+    Args:
+        costs: Seconds of each so far.
+        steps: Taken so far.
+
+    >>> interval([0.02], 10, 0.5), interval([0.02], 10, 0.01), interval([0.1, 0.1], 40, 0.5)
+    (10, 390, 20)
+    """
+    coming = max(costs[-FIRST_PROBES:], default=0.0)
+    needed = math.ceil(round((sum(costs) + coming) / (SHARE * max(step_seconds, 1e-6)), 6))
+    return min(max(needed - steps, LEAST_STEPS), MOST_STEPS)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _tell_profile(profile: HardwareProfile, name: str, uses: Sequence[AxisUse]) -> None:
+    """Tell the supervisor what a check of these hosts has measured before the run."""
+    rates: dict[int, float] = {}
+    for device in profile.devices:
+        rates[device.process] = min(rates.get(device.process, math.inf), device.matrix_flops)
+    axes = {use.axis: use.expected_seconds for use in uses if use.expected_seconds is not None}
+    flops = [rates.get(process, 0.0) for process in range(min(len(profile.processes), MOST_NAMED))]
+    heartbeat().facts(profile={"of": name, "axes": axes, "matrix_flops": flops})

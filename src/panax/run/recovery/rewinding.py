@@ -1,0 +1,214 @@
+"""Going back from updates that can't be applied, inside the process: to the newest checkpoint before them, without their batches.
+
+A batch that is not finite, or a spike, is skipped by the step's guard. After `rewind.after` skipped updates in a row the run goes
+back to the newest whole state before the first of them, and goes on without the batches that were skipped; those before them are
+trained on again, and give bitwise what they gave. So if the next updates are skipped as well, it was not those batches: the state
+has been bad since before, and going further back to train on the same again would end in the same. The run then goes back one
+checkpoint further, and leaves out every batch since, as PaLM's training did (arXiv:2204.02311, section 5.1).
+
+All processes read the same scalars, and decide by them at the same step. What is left out is on record beside the checkpoints
+before any of them is removed, so that a run that is killed at any moment of it goes on as if it had not been.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoint import Checkpointer, MemoryTier, raise_on_all_processes
+from ...core.errors import TrainingError
+from ...job.agreement import is_process_zero
+from ...job.heartbeat import heartbeat
+from ..paused import verify_every
+from ..preparation import PreparedRun, Say
+from ..reporting.report import Report, describe_skipped
+from ..start import Start, first_start, newest_start
+from .checkpointing import CheckpointSchedule
+from .skipped_batches import DataProgress, Rewind, is_of_history, write_rewinds
+
+
+class RollbackController:
+    """Which batches a run has taken and leaves out, and its ways back.
+
+    Attributes:
+        drawn: How far the run has come in its data; `skipped` is up to the last step whose scalars were read.
+        is_due: Whether the run is to go back, as far as the scalars tell that were read.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        start: Start,
+        checkpointer: Checkpointer,
+        memory: MemoryTier | None,
+        keeper: CheckpointSchedule,
+        report: Report,
+        say: Say,
+    ):
+        self.drawn, self.is_due = start.drawn, False
+        self._prepared, self._checkpointer, self._memory = prepared, checkpointer, memory
+        self._keeper, self._report, self._say = keeper, report, say
+        self._numbers: dict[int, int] = {}
+        self._streak: tuple[int, ...] = ()
+        self._first, self._why = 0, ""
+        self._reached = {start.step: time.monotonic()}
+        self._corrupted = ""
+        if verify_every(prepared.experiment.verify.every, prepared.step):
+            # Of a run that was never checked, the state at hand is what there is to trust.
+            self.verified(start.drawn.verified or start.step)
+        keeper.of_batches = self._kept
+        report.goes_back = self._saw
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """The numbers of the batches that are not trained on, by the run's settings and by rewinds."""
+        return self.drawn.left_out | frozenset(self._prepared.experiment.skip_batches)
+
+    def took(self, step: int, number: int) -> None:
+        """Step `step` has taken batch `number`; its scalars are not read yet."""
+        self._numbers[step] = number
+        self.drawn = dataclasses.replace(self.drawn, drawn=number)
+
+    def settle(self) -> bool:
+        """Wait until the devices are done, before a save; false where the run is to go back, so that there is nothing to save."""
+        if self._prepared.experiment.rewind.after:
+            self._report.flush()
+        else:
+            self._report.settle()
+        return not self.is_due
+
+    def _saw(self, step: int, values: Mapping[str, float]) -> bool:
+        """Take in the scalars of a step; whether the run is to go back."""
+        number, in_a_row = self._numbers.pop(step), int(values.get("skipped_in_a_row", 0))
+        # Of updates that were skipped before batches had numbers, these are not known.
+        skipped = (*self.drawn.skipped, number)[-in_a_row:] if in_a_row else ()
+        self.drawn = dataclasses.replace(self.drawn, skipped=skipped)
+        config, first = self._prepared.experiment.rewind, step - in_a_row + 1
+        self._keeper.back_to = first - 1 if in_a_row and config.after else None
+        so_far = sum(not rewind.corrupted for rewind in self.drawn.rewinds)
+        if config.after and in_a_row >= config.after and so_far < config.most:
+            self.is_due, self._streak, self._first, self._why = True, skipped, first, describe_skipped(step, values)
+        return self.is_due
+
+    def _kept(self, step: int) -> Mapping[str, Any]:
+        self._reached.setdefault(step, time.monotonic())
+        return self.drawn.kept(step)
+
+    def verified(self, step: int) -> None:
+        """Step `step` gave the same on other devices: a corrupted one goes back to a checkpoint of this step or before."""
+        self.drawn = dataclasses.replace(self.drawn, verified=step)
+        self._keeper.verified = step
+
+    def corrupted(self, why: str) -> None:
+        """The step under way gave other values on other devices: the run is to go back, leaving nothing out.
+
+        Args:
+            why: What happened, the same words in every process.
+
+        Raises:
+            TrainingError: It has gone back too often.
+        """
+        most, so_far = self._prepared.experiment.verify.most, sum(each.corrupted for each in self.drawn.rewinds)
+        if so_far >= most:
+            raise TrainingError(
+                f"{why}; verify.most={most} rewinds are used up: leave the host that was named out of the job, or find it with "
+                f"`panax check --full` on each"
+            )
+        self.is_due, self._corrupted = True, why
+
+    def go_back(self, step: int) -> Start:
+        """Restore an earlier state, and put on record what is left out from there on.
+
+        Every process of the job calls it, when it has let go of the state and of the data.
+
+        Args:
+            step: Steps taken.
+
+        Raises:
+            TrainingError: The checkpoint that would be needed is gone.
+            PanaxError: What `begin` raises; or the store refuses to be written.
+        """
+        heartbeat().phase("restore")
+        if not self._corrupted:
+            self._report.flush()
+        self._report.ledger.rewind()
+        self._checkpointer.wait()
+        if self._memory is not None:
+            self._memory.wait()
+        start, again = self._target()
+        numbers = range(start.drawn.drawn + 1, self._streak[-1] + 1) if again else self._streak
+        if self._corrupted:
+            numbers = ()
+        rewind = Rewind(
+            at=round(time.time(), 3),
+            step=step,
+            to=start.step,
+            source=start.source,
+            batches=tuple(number for number in numbers if number not in self.left_out),
+            why=self._corrupted or self._why,
+            data=self.drawn.data,
+            seconds=round(time.monotonic() - self._reached.get(start.step, min(self._reached.values())), 3),
+        )
+        drawn = dataclasses.replace(
+            start.drawn,
+            rewinds=(*self.drawn.rewinds, rewind),
+            data=self.drawn.data,
+            verified=min(self.drawn.verified, start.step),
+        )
+        self._record(drawn, start)
+        self.drawn, self.is_due, self._corrupted = drawn, False, ""
+        if self._keeper.verified is not None:
+            self._keeper.verified = drawn.verified
+        self._numbers.clear()
+        self._reached = {at: seconds for at, seconds in self._reached.items() if at <= start.step}
+        self._reached.setdefault(start.step, time.monotonic())
+        self._keeper.stored, self._keeper.back_to = start.stored, None
+        self._report.rewound(drawn)
+        return start
+
+    def _target(self) -> tuple[Start, bool]:
+        """Where the run goes back to, and whether it is on the heels of the rewind before."""
+        latest = self.drawn.verified if self._corrupted else self._first - 1
+        before = None if self._corrupted else self._before()
+        found = None
+        if before is not None:
+            found = self._newest(before.to - 1)
+            latest = min(latest, before.to)
+        found = found or self._newest(latest)
+        if found is None:
+            every = self._prepared.experiment.checkpoint.every
+            if 0 < every <= latest:
+                raise TrainingError(
+                    f"{self._corrupted or self._why}; the run would go back to a checkpoint of step {latest} or before, and "
+                    f"there is none in {self._checkpointer.store.url}: --fresh starts from step 0, "
+                    f"--{'verify.every' if self._corrupted else 'rewind.after'} 0 continues from the newest one"
+                )
+            found = first_start(self._prepared, self._checkpointer, self._say)
+        return found, before is not None
+
+    def _newest(self, at_most: int) -> Start | None:
+        """The newest whole state, of a step that is at most this one; what has changed since was accepted when the run began."""
+        rewinds = self.drawn.rewinds
+        return newest_start(
+            self._prepared, self._checkpointer, self._memory, self._say,
+            rewinds=rewinds, at_most=at_most, accept_changes=True,
+        )  # fmt: skip
+
+    def _before(self) -> Rewind | None:
+        """The last rewind, if the first update since was skipped too."""
+        rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.corrupted]
+        if not rewinds or rewinds[-1].data != self.drawn.data:
+            return None
+        number, last = self._streak[0] - 1, rewinds[-1]
+        while number in self.left_out and number not in last.batches:
+            number -= 1
+        return last if number in last.batches else None
+
+    def _record(self, drawn: DataProgress, start: Start) -> None:
+        """Put it on record, then remove what has trained on batches that are left out now."""
+        with raise_on_all_processes():
+            if is_process_zero():
+                write_rewinds(self._checkpointer.store, drawn.rewinds)
+        self._checkpointer.forget(lambda manifest: is_of_history(manifest, drawn.rewinds))
+        if self._memory is not None:
+            self._memory.forget(start.step)

@@ -1,0 +1,286 @@
+"""Checked steps: taken a second time on other devices, to find a device that computes wrongly without a sign of it.
+
+A checked step is taken on the devices in another order first, then in the usual order, by the same program, which leaves the old
+state as it is. Checksums of each shard are compared in every process. Where they differ, a third execution in yet another order
+says by majority which was wrong, shard by shard, and so on which device; and the run goes back to the newest checkpoint of the
+last step that was found good, or of one before. No batch is left out: the data are not at fault.
+
+The first step after a start, or after going back, is always checked: a device that is sick then is found at once, and memory that
+lacks is missed then and not hours later.
+"""
+
+import dataclasses
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from ...core import TrainState
+from ...core.errors import LayoutError, RecipeError, TrainingError, kind_of
+from ...job.agreement import any_process, first_text, gather_texts
+from ...job.heartbeat import heartbeat
+from ...system.cpu_info import processor
+from ...train import CompiledStep, Scalars
+from ...train.sdc_check import RolledReplay, ShardSums, leaf_names
+from ..paused import verify_every
+from ..preparation import PreparedRun, Say
+from ..reporting.report import Report
+from .checkpointing import due
+from .rewinding import RollbackController
+
+NAMED = 8
+"""As many devices or leaves are named in a message."""
+
+
+def check_verifiable(prepared: PreparedRun) -> None:
+    """See that steps can be repeated on other devices, where the experiment asks for it. Every process of the job calls it.
+
+    Raises:
+        LayoutError: There is one device only, or the devices are of different models.
+    """
+    step = prepared.step
+    every = verify_every(prepared.experiment.verify.every, step)
+    if not every:
+        return
+    if not isinstance(step, CompiledStep):
+        raise RecipeError(f"verify.every={every} repeats a compiled step, and this is {kind_of(step)}; set it to 0")
+    devices = list(step.placement.devices.devices.flat)
+    if len(devices) < 2:
+        raise LayoutError(
+            f"verify.every={every} repeats steps on other devices, and this run has one; give the mesh 2 or more, or set "
+            f"verify.every to 0"
+        )
+    kinds = [f"{device.device_kind} of process {device.process_index}" for device in devices]
+    models = {device.device_kind for device in devices}
+    if step.placement.target.platform == "cpu":
+        # Programs differ by what a processor can do, not only by its name.
+        found = gather_texts(processor())
+        kinds = [
+            f"process {process}: {text.partition(';')[0]} ({len(text.split()):,} features)"
+            for process, text in enumerate(found)
+        ]
+        models = set(found)
+    if len(models) > 1:
+        raise LayoutError(
+            f"verify.every={every} compares steps bit by bit, and the devices are of different models: "
+            f"{'; '.join(dict.fromkeys(kinds))}; use devices of one model, or set verify.every to 0"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What several executions of one step tell.
+
+    Attributes:
+        odd: The devices that computed what most executions did not, by their places in the mesh.
+        clear: Whether a majority says so.
+        shards: The logical shards that differ.
+        leaves: The numbers of the leaves that differ.
+    """
+
+    odd: tuple[int, ...]
+    clear: bool
+    shards: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+def verdict_of(sums: Sequence[np.ndarray], places: Sequence[int]) -> Verdict:
+    """Compare two or three executions shard by shard.
+
+    Args:
+        sums: Of each execution, (shard, leaf, 2).
+        places: Of each, by how many its devices were rolled.
+
+    >>> good, bad = np.zeros((4, 1, 2)), np.zeros((4, 1, 2))
+    >>> bad[2] = 1
+    >>> verdict_of([good, bad, good], [0, 1, 2])
+    Verdict(odd=(3,), clear=True, shards=(2,), leaves=(0,))
+    """
+    count = len(sums[0])
+    differs = np.any([one != sums[0] for one in sums], axis=(0, 3))
+    shards, leaves = np.flatnonzero(differs.any(1)), np.flatnonzero(differs.any(0))
+    suspects: list[set[int]] = [set() for _ in sums]
+    unexplained = False
+    for shard in map(int, shards):
+        alike = [sum(np.array_equal(one[shard], other[shard]) for other in sums) for one in sums]
+        wrong = [i for i, number in enumerate(alike) if number == 1]
+        unexplained |= len(wrong) != 1
+        for i in wrong:
+            suspects[i].add((shard + places[i]) % count)
+    named = [each for each in suspects if each]
+    # One device that errs again and again is odd in every execution, at another shard each time.
+    odd = (set.intersection(*named) or set.union(*named)) if named and len(sums) > 2 else set().union(*suspects)
+    return Verdict(tuple(sorted(odd)), not unexplained, tuple(map(int, shards)), tuple(map(int, leaves)))
+
+
+class SdcVerifier:
+    """Takes a run's steps, and checks those that are to be checked."""
+
+    def __init__(self, prepared: PreparedRun, report: Report, rewinding: RollbackController, say: Say):
+        """Every process of the job calls it."""
+        asked, self._step = prepared.experiment.verify.every, prepared.step
+        self._every = verify_every(asked, self._step)
+        if self._every != asked:
+            say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
+        self._report, self._rewinding, self._say = report, rewinding, say
+        self._fresh, self._good, self._seconds = True, False, 0.0
+        self._elsewhere: dict[int, RolledReplay] = {}
+        if not self._every:
+            return
+        assert isinstance(self._step, CompiledStep)
+        self._hosts = gather_texts(socket.gethostname())
+        self._devices = list(self._step.placement.devices.devices.flat)
+        self._sums = ShardSums(self._step.placement.devices)
+        self._orders = orders([self._hosts[device.process_index] for device in self._devices], self._processes)
+
+    @property
+    def _processes(self) -> list[int]:
+        return [device.process_index for device in self._devices]
+
+    def take(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
+        """Take step `number`. Where it is checked and found bad, the run is to go back, and the state is that of before.
+
+        Raises:
+            TrainingError: The step does not give the same bits elsewhere, and never has; or the run has gone back too often.
+        """
+        if not (due(self._every, number) or (self._every and self._fresh)):
+            return self._step(state, batch)
+        began, compiled = time.perf_counter(), self._compile_seconds()
+        taken = self._checked(state, batch, number)
+        spent = self._compile_seconds() - compiled
+        # Booked where the usual program's are.
+        self._step.compile_seconds += spent
+        self._report.verified(number, time.perf_counter() - began - spent)
+        return taken
+
+    def _checked(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
+        second = self._orders[0]
+        self._tell_memory(second, batch)
+        # The moved states are let go of before there is another one.
+        moved = self._at(second).take(state, batch)[2]
+        new, scalars, usual = self._at(0).take(state, batch)
+        if not any_process(not np.array_equal(usual, moved)):
+            self._fresh, self._good = False, True
+            self._rewinding.verified(number)
+            return new, scalars
+        names, found = leaf_names(new, scalars), ([usual, moved], [0, second])
+        del new
+        heartbeat().phase("compile")
+        for order in self._orders[1:]:
+            found[0].append(self._at(order).take(state, batch)[2])
+            found[1].append(order)
+        verdict = verdict_of(*found)
+        if not self._good and not verdict.clear:
+            self._look_again(state, batch, (usual, moved), names, verdict, number)
+        heartbeat().phase("steps")
+        self._fresh = True
+        # As process 0 sees it, should what another one was sent differ.
+        self._rewinding.corrupted(first_text(self._words(verdict, names, number)))
+        return state, scalars
+
+    def _at(self, places: int) -> RolledReplay:
+        if places not in self._elsewhere:
+            assert isinstance(self._step, CompiledStep)
+            self._elsewhere[places] = RolledReplay(self._step, places, self._sums)
+        return self._elsewhere[places]
+
+    def _compile_seconds(self) -> float:
+        return sum((each.step.compile_seconds for each in self._elsewhere.values()), 0.0)
+
+    def _tell_memory(self, places: int, batch: Mapping[str, jax.Array]) -> None:
+        if self._elsewhere:
+            return
+        more = self._at(places).more_bytes(batch)
+        memory = "" if more is None else f"; each needs {more / 2**20:,.1f} MiB more on each device than a usual step"
+        self._say(f"every {self._every} steps one is checked on other devices{memory}")
+
+    def _look_again(
+        self,
+        state: TrainState,
+        batch: Mapping[str, jax.Array],
+        first: tuple[np.ndarray, np.ndarray],
+        names: list[str],
+        verdict: Verdict,
+        number: int,
+    ) -> None:
+        """The first check of all has found what no majority explains: repeat both executions, and end the run if none in one
+        order gives what one in the other order gave. If one did, a device erred, and the step can be checked.
+
+        Args:
+            first: The checksums in the usual order and in the other one.
+
+        Raises:
+            TrainingError: The step is not one that can be checked.
+        """
+        usual, moved = first
+        again = self._at(0).take(state, batch)[2]
+        elsewhere = self._at(self._orders[0]).take(state, batch)[2]
+        # Of each pair, every process is asked.
+        alike = [
+            not any_process(not np.array_equal(one, other)) for one in (usual, again) for other in (moved, elsewhere)
+        ]
+        if any(alike):
+            return
+        if any_process(not np.array_equal(again, usual)):
+            repeated = np.flatnonzero((again != usual).any((0, 2)))
+            what = (
+                f"the step is not deterministic: repeated on the same devices, it gives other bits in "
+                f"{_listed([names[i] for i in repeated])}. A kernel that adds in no fixed order does that (on GPU, try "
+                f"XLA_FLAGS=--xla_gpu_deterministic_ops=true), or else a device that errs at random"
+            )
+        else:
+            what = (
+                f"the step gives other bits on the devices in another order, in {_listed([names[i] for i in verdict.leaves])}: "
+                f"its collectives add in an order that depends on the devices, or else a device errs every time"
+            )
+        raise TrainingError(
+            first_text(
+                f"step {number} can't be checked: {what}. Look at the devices with `panax check --full`, or set verify.every to 0"
+            )
+        )
+
+    def _words(self, verdict: Verdict, names: list[str], number: int) -> str:
+        count = len(self._devices)
+        where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
+        said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
+        if len(verdict.odd) == count > 2 or not verdict.odd:
+            return f"{said}. It spread to all shards, so that the device can't be told; look with `panax check --full`"
+        devices = [
+            f"device {device.id} of process {device.process_index} on {self._hosts[device.process_index]}"
+            for device in (self._devices[place] for place in verdict.odd)
+        ]
+        if count == 2:
+            return f"{said}. With 2 devices there is no majority: it was {' or '.join(devices)}"
+        return f"{said}. By the majority of 3 executions it was {_listed(devices)}"
+
+
+def orders(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
+    """By how many places the devices are rolled for the second and the third execution; no third one for 2 devices.
+
+    As many shards as possible lie on another host, then in another process, each time.
+
+    Args:
+        hosts: Of each device in the mesh's order.
+        processes: The same.
+
+    >>> orders(["a", "a", "b", "b", "c", "c"], [0, 0, 1, 1, 2, 2])
+    [2, 4]
+    >>> orders(["a", "a"], [0, 0])
+    [1]
+    """
+    count, chosen = len(hosts), [0]
+
+    def apart(names: Sequence[object], places: int) -> int:
+        return sum(names[(i + places) % count] != names[(i + other) % count] for i in range(count) for other in chosen)
+
+    while len(chosen) < min(3, count):
+        rest = [places for places in range(1, count) if places not in chosen]
+        chosen.append(max(rest, key=lambda places: (apart(hosts, places), apart(processes, places), -places)))
+    return chosen[1:]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"

@@ -1,0 +1,1 @@
+"""Reports of a run: scalars, evaluation, hooks and history."""

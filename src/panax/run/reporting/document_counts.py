@@ -1,0 +1,69 @@
+"""How often each document has been seen: a file in the run's folder, and a line for a person."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core import Position, Source
+from ...data import Accounting
+
+ACCOUNT = "data_account.json"
+
+
+def epochs_of(source: Source, position: Position) -> dict[str, float]:
+    """Passes over the data up to `position` as metrics: in all, and by part of a mixture; none if the source can't tell."""
+    if not isinstance(source, Accounting):
+        return {}
+    return {f"data/epochs/{name}" if name else "data/epochs": n for name, n in source.epochs(position).items()}
+
+
+def account_of(source: Source, position: Position) -> dict[str, dict[str, Any]]:
+    """By part: epochs, documents, and how many of those were seen how often; empty if the source can't tell."""
+    if not isinstance(source, Accounting):
+        return {}
+    return {
+        name: {
+            "epochs": seen.epochs,
+            "documents": len(seen.times),
+            "times_seen": {
+                "least": int(seen.times.min()),
+                "most": int(seen.times.max()),
+                "mean": float(seen.times.mean()),
+            },
+            "documents_by_times_seen": {
+                str(times): int(count) for times, count in zip(*np.unique(seen.times, return_counts=True), strict=True)
+            },
+        }
+        for name, seen in source.seen(position).items()
+    }
+
+
+def write_account(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
+    """Write the account of the first `step` steps."""
+    (folder / ACCOUNT).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+
+
+def format_account(parts: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each part."""
+    for name, part in parts.items():
+        yield (
+            f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; each of the {part['documents']:,} "
+            f"documents was seen to its end " + _times(part["times_seen"])
+        )
+
+
+def _times(times: Mapping[str, Any]) -> str:
+    """How often, in words.
+
+    >>> _times({"least": 1, "most": 1, "mean": 1.0}), _times({"least": 6, "most": 7, "mean": 6.84})
+    ('once', '6 to 7 times, 6.84 on average')
+    """
+    least, most = times["least"], times["most"]
+    if not most:
+        return "not yet"
+    if least == most:
+        return "once" if most == 1 else f"{most} times"
+    return f"{least} to {most} times, {times['mean']:.2f} on average"

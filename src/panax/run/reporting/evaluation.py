@@ -1,0 +1,198 @@
+"""How good a trained model is, on what its run held out or on other data: a result, a loaded model, or a run's folder."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ... import data as sources
+from ...checkpoint import open_checkpoint
+from ...core import CollectingTask, TrainState
+from ...core.errors import CheckpointError, DataError, LayoutError, RecipeError, kind_of
+from ...data import ExampleData, TextData
+from ...kernels import choose_by_timing
+from ...mesh import MeshShape, Placement
+from ...optim import Sgd
+from ...system import json_reader
+from ...train import CompiledStep, Program, evaluate_sent
+from ...train.compiled import needs_of
+from ...train.debug import DebugStep
+from ..experiment import Experiment
+from ..feed import iterate_on_device
+from ..folder.description import read_described
+from ..folder.previous_run import SETTINGS
+from ..folder.trained_model import LoadedModel, load_trained
+from ..preparation import OpenedData, PreparedRun, Say, open_data
+from ..whole_data import as_task_reads, facts_agree, is_endless, open_whole, with_tokenizer
+
+READABLE = {
+    name: getattr(sources, name)
+    for name in (
+        "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
+        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "ConcatCorpus", "Mixture", "MixtureComponent",
+        "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
+        "Digits", "Table", "Bag", "IntegerIds", "Hashed", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",
+        "ClickArrays", "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
+    )
+}  # fmt: skip
+"""What a run's settings may name as its data; nothing else is built from a file."""
+
+
+def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str, float]:
+    """Losses and metrics of a trained model, by the names that training reports them under.
+
+    Args:
+        run: A run's folder (its newest checkpoint is taken), a checkpoint's own folder or address, what `fit` returned, or what
+            `panax.load` returned. Of a run with averaged parameters, these are evaluated.
+        data: Paths (all of it is taken, read as the run's own data is, with its fields, columns, tokenizer, classes and ids),
+            settings such as `TextData` or `ExampleData`, a source, or an iterable of batches. None: what the run held out, which
+            gives the figures that the run ended with.
+        batches: At most so many; None: all, or as many as the run took of what it held out. 0: all.
+
+    Raises:
+        RecipeError: There is nothing to evaluate on, or the data does not suit the model.
+        CheckpointError: There is no checkpoint, or its model can't be built from a file.
+    """
+    if isinstance(run, str | Path):
+        run = load_trained(run, newest=True)
+    if isinstance(run, LoadedModel):
+        return evaluate_trained(run, data, batches)
+    prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
+    if not isinstance(prepared, PreparedRun) or not isinstance(state, TrainState):
+        raise RecipeError(f"{kind_of(run)} can't be evaluated; expected a run's folder, or what fit or load returned")
+    return evaluate_result(prepared, state, data, batches)
+
+
+def evaluate_result(
+    prepared: PreparedRun, state: TrainState, data: Any = None, batches: int | None = None
+) -> dict[str, float]:
+    """As `evaluate`, of a state on its mesh."""
+    experiment = prepared.experiment
+    if data is None:
+        most = experiment.evaluate.batches if batches is None else batches
+        return _judge(prepared.step, state, prepared.data, most)
+    opened = open_whole(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
+    task = prepared.task.adapted(opened.facts)
+    opened = as_task_reads(opened, task)
+    facts_agree(opened.facts, prepared.data.facts)
+    program = prepared.step.program
+    axes = opened.train.axes
+    if isinstance(prepared.step, DebugStep):
+        step = DebugStep(program, axes, shapes_allowed=opened.shapes)
+    else:
+        step = CompiledStep(program, prepared.step.placement, axes, shapes_allowed=opened.shapes)
+    return _judge(step, state, opened, batches or 0)
+
+
+def evaluate_trained(
+    trained: LoadedModel,
+    data: Any = None,
+    batches: int | None = None,
+    *,
+    fields: Mapping[str, str] | None = None,
+    say: Say = lambda line: None,
+) -> dict[str, float]:
+    """As `evaluate`, of a loaded model, on the run's mesh where the devices are enough for it, else on one device.
+
+    Args:
+        fields: Of records in `data`: which one is the `text`, or the `prompt` and the `answer`; by default as in the run's data.
+        say: Takes what a person should know of the data.
+    """
+    settings = _settings(trained)
+    if data is None:
+        opened = _held_out(trained, settings)
+        most = settings.get("evaluate", {}).get("batches", 0) if batches is None else batches
+    else:
+        opened = open_whole(
+            data, _described_data(settings), trained.tokenizer, classes=trained.classes, fields=fields, say=say
+        )
+        most = batches or 0
+    choose_by_timing()
+    task = trained.task.adapted(opened.facts)
+    opened = as_task_reads(opened, task)
+    program = Program.create(task, Sgd(), num_steps=1)
+    step = CompiledStep(
+        program, _placement(program, settings), (opened.held_out or opened.train).axes, shapes_allowed=opened.shapes
+    )
+    state = step.init(0)
+    places = step.shardings
+    state = dataclasses.replace(
+        state,
+        params=jax.device_put(jax.device_get(trained.params), places.params),
+        model_state=jax.device_put(jax.device_get(trained.state), places.model_state),
+    )
+    found = _judge(step, state, opened, most)
+    decay = settings.get("step", {}).get("ema_decay")
+    if decay is not None:
+        return {**found, "ema_decay": decay}
+    return {**found, "averaged": 1.0} if trained.averaged else found
+
+
+def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
+    """What the run of a checkpoint held out."""
+    if isinstance(trained.task, CollectingTask):
+        return open_data(Experiment(task=trained.task), lambda line: None)
+    like = _described_data(settings)
+    if like is None:
+        kind = settings.get("data")
+        kind = kind.get("type", "nothing") if isinstance(kind, dict) else str(kind)
+        raise RecipeError(
+            f"{trained.url} is of a run whose data can't be read from its settings ({kind[:60]}); give data: --data PATH, or in "
+            f"Python a source or batches"
+        )
+    few = settings.get("overfit_batches", 0)
+    experiment = Experiment(task=trained.task, data=like, overfit_batches=few if isinstance(few, int) else 0)
+    if not isinstance(like, TextData):
+        return open_data(experiment, lambda line: None)
+    with with_tokenizer(like, trained.tokenizer) as ours:
+        return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
+
+
+def _settings(trained: LoadedModel) -> Mapping[str, Any]:
+    text = open_checkpoint(trained.url).attachment(SETTINGS)
+    try:
+        settings = json_reader.parse(text or "{}", constants=True)
+    except ValueError as error:
+        raise CheckpointError(f"{SETTINGS} of {trained.url} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{SETTINGS} of {trained.url} holds no settings")
+    return settings
+
+
+def _described_data(settings: Mapping[str, Any]) -> TextData | ExampleData | None:
+    """The data that settings describe; None where they name a class that is not Panax's own."""
+    try:
+        found = read_described(settings.get("data"), SETTINGS, READABLE)
+    except CheckpointError:
+        return None
+    return found if isinstance(found, TextData | ExampleData) else None
+
+
+def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
+    with contextlib.suppress(LayoutError, CheckpointError):
+        mesh = read_described(settings.get("mesh"), SETTINGS, {"MeshShape": MeshShape})
+        if isinstance(mesh, MeshShape):
+            return Placement.create(mesh, needs=needs_of(program))
+    return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=needs_of(program))
+
+
+def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[str, float]:
+    """Evaluate on what is held out."""
+    if most < 0:
+        raise RecipeError(f"batches={most}; expected 1 or more, or 0 for all")
+    source = opened.held_out
+    if source is None:
+        raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
+    if not most and is_endless(source):
+        raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
+    with contextlib.closing(iterate_on_device(source, step, most=most or None, evaluates=True)) as batches:
+        found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
+    if not found:
+        raise DataError(
+            "nothing in the data counts: no target carries loss, so there is no figure. Look at it with `panax data show`: "
+            "answers may be cut away (raise data.sequence_length), or every row may be masked out"
+        )
+    return dict(opened.judged(found))

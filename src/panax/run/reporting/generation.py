@@ -1,0 +1,64 @@
+"""A trained model continues a text: any task that generates, with its tokenizer."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core import Task
+from ...core.errors import RecipeError
+from ...data.text.tokenizer import Tokenizer
+
+
+def _whole(leaf: jax.Array) -> np.ndarray:
+    """An array on the host, from the devices of all processes, each of which asks for it."""
+    if leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+
+def continue_text(
+    task: Task,
+    params: Any,
+    state: Any,
+    tokenizer: Tokenizer | None,
+    prompt: str,
+    *,
+    tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> str:
+    """What a model writes after `prompt`, up to the end of the document.
+
+    Args:
+        state: The task's model state.
+        tokens: How many to add at most.
+        temperature: 0 takes the likeliest token.
+        top_k: Draw among the likeliest so many; 0 among all.
+        seed: Of the draws.
+
+    Raises:
+        RecipeError: The task does not generate, or there is no tokenizer; the prompt is empty or too long; a setting is out of
+            range.
+    """
+    if not task.generates or tokenizer is None:
+        lacks = "has no tokenizer" if task.generates else "does not generate"
+        raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
+    for name, value, least in (("tokens", tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
+        if value < least:
+            raise RecipeError(f"{name}={value}; expected {least} or more")
+    ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
+    if not ids:
+        raise RecipeError("the prompt is empty; give at least one character")
+    # On one device, wherever it was trained: a single row has nothing to be split over. By way of the host, since moving
+    # an array to a device that it is on already would leave the training mesh in its type.
+    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
+    rows = jnp.asarray([ids], jnp.int32)
+    new = task.generate(params, state, rows, tokens, jax.random.key(seed), temperature=temperature, top_k=top_k)
+    new = np.asarray(new)[0].tolist()
+    end = tokenizer.end_of_document
+    return tokenizer.decode(new[: new.index(end)] if end in new else new)

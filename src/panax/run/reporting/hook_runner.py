@@ -1,0 +1,150 @@
+"""The hooks of one run: called in order, by name; one that raises ends the run, which saves first."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ...core.errors import HookError, PanaxError, RecipeError
+from ...hooks import Hook, RunView
+from ...job.agreement import gather_ints
+
+ELSEWHERE = "another process asked for it"
+
+
+@dataclasses.dataclass(frozen=True)
+class HookFailure:
+    """What a hook raised, and where."""
+
+    hook: str
+    method: str
+    step: int
+    error: BaseException
+
+
+@dataclasses.dataclass
+class HookRequests:
+    """What hooks have asked for since the last time somebody looked.
+
+    Attributes:
+        stop: Why the run should end; empty where nobody asked.
+        failed: Whether a hook raised.
+    """
+
+    evaluate: bool = False
+    save: bool = False
+    stop: str = ""
+    failed: bool = False
+
+    def agreed(self) -> "HookRequests":
+        """The wishes of all processes together: each of them calls this at the same step."""
+        if jax.process_count() == 1:
+            return self
+        asked = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
+        evaluate, save, stop, failed = (bool(column.any()) for column in asked.T)
+        return HookRequests(evaluate, save, (self.stop or ELSEWHERE) if stop else "", failed)
+
+
+class HookRunner:
+    """The hooks of one run.
+
+    Attributes:
+        wishes: What they have asked for.
+        failure: What one of them raised; that hook is not called again. The others are, until the run ends: in a job of many
+            processes they may hold collectives that every process must enter.
+    """
+
+    def __init__(self, hooks: tuple[Hook, ...]):
+        self._hooks = dict(_names(hooks))
+        self.wishes = HookRequests()
+        self.failure: HookFailure | None = None
+        self._broken: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def begin(self, run: RunView, kept: Mapping[str, Any]) -> None:
+        """Restore each hook and call its `before_run`. Nothing is lost yet, so what one raises is raised.
+
+        Raises:
+            RecipeError: A hook does not fit the run.
+            HookError: A hook raised something else.
+        """
+        for name, hook in self._hooks.items():
+            try:
+                hook.restore(kept.get(name))
+                hook.before_run(run)
+            except PanaxError as error:
+                raise RecipeError(f"hook {name}: {error}") from error
+            except Exception as error:
+                raise HookError(f"hook {name} raised before the first step: {_said(error)}") from error
+
+    def call(self, method: str, run: RunView, *arguments: Any) -> None:
+        """Call one method of each hook. A second Ctrl-C inside a hook counts as what it raised: the run saves first."""
+        for name, hook in self._hooks.items():
+            if name in self._broken:
+                continue
+            try:
+                getattr(hook, method)(run, *arguments)
+            except (Exception, KeyboardInterrupt) as error:
+                self._fail(name, method, run.step, error)
+
+    def kept(self, run: RunView) -> dict[str, Any]:
+        """What a checkpoint keeps of each hook, after its `before_save`."""
+        self.call("before_save", run)
+        found = {}
+        for name, hook in self._hooks.items():
+            try:
+                state = hook.state()
+                json.dumps(state, allow_nan=False)
+            except (Exception, KeyboardInterrupt) as error:
+                self._fail(name, "state", run.step, error)
+            else:
+                if state is not None:
+                    found[name] = state
+        return found
+
+    def raise_failure(self, checkpoint: str, failed: bool) -> None:
+        """Raise what a hook raised, now that the run has saved.
+
+        Args:
+            failed: Whether the processes have agreed that one did.
+
+        Raises:
+            HookError: Names the hook and the checkpoint.
+        """
+        if self.failure is None:
+            if failed:
+                raise HookError(
+                    f"a hook raised in another process, and the run was ended: its output says which\n"
+                    f"saved {checkpoint}; the same command resumes from there"
+                )
+            return
+        name, error = self.failure.hook, self.failure.error
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        raise HookError(
+            f"hook {name} raised in {self.failure.method} after step {self.failure.step}, and the run was ended: {_said(error)}\n"
+            f"saved {checkpoint}; mend or remove the hook, and the same command resumes from there"
+        ) from error
+
+    def _fail(self, name: str, method: str, step: int, error: BaseException) -> None:
+        self._broken.add(name)
+        self.failure = self.failure or HookFailure(name, method, step, error)
+        self.wishes.failed = True
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+
+
+def _names(hooks: tuple[Hook, ...]) -> Iterator[tuple[str, Hook]]:
+    """Each hook's class name, numbered from the second of a class on: the name under which its state is kept."""
+    seen: Counter[str] = Counter()
+    for hook in hooks:
+        name = type(hook).__name__
+        seen[name] += 1
+        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), hook

@@ -1,0 +1,440 @@
+"""What a run tells while it goes on: scalars a step late, seconds by part, speed, memory, a profile when asked for."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...compiling.cache import compilations
+from ...core import CollectingTask, DataChecks, Position, Task
+from ...core.errors import TrainingError
+from ...core.monitors import Watched
+from ...core.params.logical import Role, axis_of
+from ...job.agreement import first_text, is_process_zero
+from ...job.heartbeat import heartbeat
+from ...kernels.registry import TIMED
+from ...metrics import (
+    BackgroundReporter,
+    ConsoleTracker,
+    JsonlTracker,
+    Peak,
+    RunFacts,
+    StepClock,
+    TensorBoardTracker,
+    Tracker,
+    Trackers,
+    heat_map,
+    memory_in_use_bytes,
+    peak_of,
+)
+from ...metrics.ledger import Ledger
+from ...system import json_reader
+from ...train.update import check_sound
+from ..experiment import Experiment
+from ..folder.description import describe
+from ..preparation import PreparedRun, Say
+from ..recovery.skipped_batches import DataProgress, list_rewinds, readable_numbers
+from .document_counts import account_of, epochs_of, format_account, write_account
+from .session import record_facts
+
+PROFILED_STEPS = 3
+
+WATCHED = ("train/loss", "speed/", "goodput/fraction")
+"""Beginnings of the scalars that a supervisor shows while the job runs."""
+
+PICTURED_EVERY = 5
+"""Records from one heat map to the next."""
+
+
+class Report:
+    """Keeps the scalars of the last step until the next one runs, reads them then, and hands them to the trackers.
+
+    Attributes:
+        clock: Measures the parts of a step.
+        ledger: Books the seconds of the run.
+        peak: What model FLOPs utilisation divides by; None where the task does not say its FLOPs.
+        goes_back: Told the scalars of each step; whether the run goes back rather than ends where too many updates are skipped.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        first_step: int,
+        trackers: tuple[Tracker, ...],
+        say: Say,
+        ledger: Ledger,
+        *,
+        told: BackgroundReporter | None = None,
+        run_id: str = "",
+    ):
+        """
+        Args:
+            trackers: More places for what the run reports. Each is called by its own thread.
+            ledger: Where the session's seconds are booked.
+            told: Calls `say`, and a tracker that shows progress where `say` shows its lines.
+            run_id: What trackers are told; a resumed run keeps it.
+        """
+        experiment = prepared.experiment
+        folder = Path(prepared.folder)
+        self._prepared = prepared
+        self._say = say
+        self.ledger = ledger
+        named = [
+            (str(folder / "metrics.jsonl"), JsonlTracker(folder / "metrics.jsonl")),
+            (str(folder / "tensorboard"), TensorBoardTracker(folder / "tensorboard", first_step + 1)),
+            *((type(tracker).__name__, tracker) for tracker in (*experiment.trackers, *trackers)),
+        ]
+        self._lanes: list[BackgroundReporter] = []
+        places: list[tuple[Tracker, BackgroundReporter]] = []
+        for name, tracker in named if is_process_zero() else []:
+            if told is not None and isinstance(tracker, ConsoleTracker):
+                places.append((tracker, told))
+                continue
+            lane = BackgroundReporter(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
+            self._lanes.append(lane)
+            places.append((tracker, lane))
+        self._trackers = Trackers(places)
+        self._watch = prepared.task.watch()
+        self._pictured = 0
+        self._pending: tuple[int, Mapping[str, Any], Position | None] | None = None
+        self._latest: dict[str, float] = {}
+        self._counted = 0
+        self._length: int | None = None
+        self._compiled = self._booked = 0.0
+        self._kernels_said = 0
+        self._profiling = False
+        self._profiled: int | None = None
+        self._first_told = self._gradient_seen = self._interrupted = False
+        self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
+        self.clock = StepClock()
+        self.peak = find_peak(prepared) if says_flops(prepared.task) else None
+        self._trackers.about(RunFacts(experiment.name, run_id, prepared.folder, describe(experiment)))
+        self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
+        record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
+
+    def before_step(self, number: int) -> None:
+        """Start or end the profile, if this is its step."""
+        first = self._prepared.experiment.profile
+        if first and number >= first and self._profiled is None:
+            self.flush()
+            self._profiled = 0
+            try:
+                jax.profiler.start_trace(str(self._profile_folder))
+                self._profiling = True
+            except (OSError, RuntimeError) as error:
+                self._say(f"warning: no profile is written: {error}")
+        elif self._profiling and self._profiled is not None:
+            self._profiled += 1
+            if self._profiled == PROFILED_STEPS:
+                self._end_profile()
+
+    def after_step(
+        self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any], position: Position | None
+    ) -> None:
+        """Take the scalars of step `number`, still being computed, and report those of the step before."""
+        compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
+        if compiled != self._compiled or self._length is None or self._interrupted:
+            # A step that compiled, or was checked, is not part of any figure of speed.
+            self._interrupted = False
+            self.clock.restart()
+            self._counted = 0
+            self._say_kernels()
+        else:
+            first = next(iter(batch.values()))
+            self._counted += first.size if self._length else first.shape[0] * self._prepared.task.units_per_row
+            self.clock.tick()
+        axes = next(iter(self._prepared.step.batch_axes.values()))
+        rows_of_positions = (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
+        self._length = next(iter(batch.values())).shape[1] if axes[:2] == rows_of_positions else 0
+        with self.clock.measure("device"):
+            self.flush()
+        self._pending = (number, scalars, position)
+        self.ledger.mark(number)
+
+    def waiting_for_data(self) -> contextlib.AbstractContextManager[None]:
+        """Around a wait for a batch: books it as such, but for what the devices were busy meanwhile."""
+        scalars = {} if self._pending is None else self._pending[1]
+        return self.ledger.waiting(lambda: jax.block_until_ready(scalars))
+
+    def settle(self) -> None:
+        """Wait until the devices are done: what follows needs the state, and this wait is the step's."""
+        if self._pending is not None:
+            jax.block_until_ready(self._pending[1])
+
+    def compiled(self) -> None:
+        """Book what was traced and compiled since the last call, so far spent on something else, as compiling."""
+        seconds, self._booked = self._booked, getattr(self._prepared.step, "compile_seconds", 0.0)
+        if self._booked > seconds:
+            self.ledger.move(self._booked - seconds, "compile")
+
+    def _say_kernels(self) -> None:
+        """Say which kernels the programs run that were compiled since the last time."""
+        lines = getattr(self._prepared.step, "kernels_taken", [])
+        for line in lines[self._kernels_said :]:
+            # What timing has chosen was said as the run began.
+            if not line.endswith(TIMED):
+                self._say(line)
+        self._kernels_said = len(lines)
+
+    def flush(self) -> None:
+        """Wait for the scalars that are pending, and report them.
+
+        Raises:
+            TrainingError: Too many updates in a row were skipped.
+            DataError: The step found its batch to be wrong.
+        """
+        if self._pending is None:
+            return
+        (number, scalars, position), self._pending = self._pending, None
+        found = jax.device_get(dict(scalars))
+        if not self._first_told:
+            self._first_told = True
+            _tell_first_step()
+        for name in [name for name, value in found.items() if isinstance(value, DataChecks)]:
+            found.pop(name).refuse(f"the batch of step {number}")
+        values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
+        check_sound(number, values)
+        if not self._gradient_seen:
+            self._gradient_seen = True
+            if (line := _zero_gradient_words(self._prepared, number, values)) is not None:
+                self._say(line)
+        if self._watch is not None:
+            self._watch.add({name: value for name, value in found.items() if np.ndim(value) > 0})
+        experiment = self._prepared.experiment
+        self._latest.update(_named(values))
+        goes_back = self.goes_back(number, values)
+        if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
+            raise TrainingError(f"{describe_skipped(number, values)}; {_way_out(experiment, values)}")
+        if number % experiment.log_every == 0 or number == experiment.num_steps:
+            self._record(number, values, position)
+
+    def rewound(self, drawn: DataProgress) -> None:
+        """Report that the run has gone back; what is known of the steps after that is left out."""
+        rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
+        self._pending = None
+        if self._watch is not None:
+            self._watch.take()
+        self.clock.restart()
+        self._counted = 0
+        alike = sum(each.corrupted == rewind.corrupted for each in drawn.rewinds)
+        config = self._prepared.experiment.verify if rewind.corrupted else self._prepared.experiment.rewind
+        without = f" and leaves out {readable_numbers(rewind.batches)}" if rewind.batches else ""
+        self._say(
+            f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
+            f"{config.most}"
+        )
+        told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.left_out))}
+        self._latest.update(told)
+        self._trackers.record(rewind.to, told)
+        if is_process_zero():
+            self._lanes[0].put(list_rewinds, Path(self._prepared.folder), drawn.rewinds)
+
+    def verified(self, number: int, seconds: float) -> None:
+        """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
+        told = {"verify/seconds": seconds}
+        self._latest.update(told)
+        self._trackers.record(number, told)
+        self._interrupted = True
+
+    def evaluation(self, number: int, values: Mapping[str, float]) -> None:
+        """Report an evaluation; the time it took is not part of the steps'."""
+        named = {f"evaluation/{name}": value for name, value in values.items()}
+        self._latest.update(named)
+        self._trackers.record(number, named)
+        self.clock.restart()
+        self._counted = 0
+
+    def nothing_evaluated(self, number: int) -> None:
+        """Say that an evaluation has no figure; no earlier one stands in its place."""
+        for name in [name for name in self._latest if name.startswith("evaluation/")]:
+            del self._latest[name]
+        self._say(
+            f"warning: step {number}: nothing in the held-out data counts (no target carries loss), so the evaluation has no "
+            f"figure; look at it with `panax data show`: answers may be cut away (data.sequence_length), or every row masked out"
+        )
+        self.clock.restart()
+        self._counted = 0
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The scalars read last, by the names under which they are logged."""
+        return self._latest
+
+    @property
+    def trackers(self) -> Tracker:
+        """All places of this run as one."""
+        return self._trackers
+
+    def account(self, number: int, position: Position | None) -> None:
+        """Say and write down how often the documents have been seen in the steps so far."""
+        if position is None or not is_process_zero():
+            return
+        parts = account_of(self._prepared.data.train, position)
+        if parts:
+            self._lanes[0].put(write_account, Path(self._prepared.folder), number, parts)
+        for line in format_account(parts):
+            self._say(line)
+
+    def end(self, number: int, word: str) -> None:
+        """Record what the run's time was spent on, up to here.
+
+        Args:
+            word: How the session ends.
+        """
+        self.ledger.word = word
+        spent = self.ledger.scalars()
+        self._trackers.record(number, spent)
+        self._tell_supervisor(number, {**self._latest, **spent})
+
+    def close(self) -> None:
+        if self._profiling and self._profiled is not None:
+            self._profiled += 1
+            self._end_profile()
+        self._trackers.close()
+        for lane in self._lanes:
+            lane.end()
+        for lane in self._lanes:
+            lane.close()
+
+    def _record(self, number: int, values: Mapping[str, float], position: Position | None) -> None:
+        experiment = self._prepared.experiment
+        record = _named(values)
+        steps = self.clock.steps
+        seconds = self.clock.take()
+        if steps:
+            record |= {f"seconds/{name}": value for name, value in seconds.items()}
+            record |= self._speed(self._counted / (seconds["step"] * steps))
+        self._counted = 0
+        record["memory/bytes"] = memory_in_use_bytes()
+        if position is not None:
+            record |= epochs_of(self._prepared.data.train, position)
+        watched = Watched() if self._watch is None else self._watch.take()
+        record |= self.ledger.scalars()
+        self._trackers.record(number, {**record, **watched.scalars})
+        self._tell_supervisor(number, record)
+        for warning in watched.warnings:
+            self._say(f"warning: step {number}: {warning}")
+        if watched.heat_maps and (
+            not self._pictured
+            or number >= self._pictured + PICTURED_EVERY * experiment.log_every
+            or number == experiment.num_steps
+        ):
+            for name, figures in watched.heat_maps.items():
+                self._trackers.picture(number, name, heat_map(figures))
+            self._pictured = number
+
+    def _tell_supervisor(self, number: int, record: Mapping[str, float]) -> None:
+        """What a job's live view shows: the first process tells of the job, each of its own waiting for data."""
+        told = heartbeat()
+        if not told.supervised:
+            return
+        if is_process_zero():
+            told.values(number, {name: value for name, value in record.items() if name.startswith(WATCHED)})
+        if record.get("seconds/step"):
+            told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
+
+    def _speed(self, per_second: float) -> dict[str, float]:
+        """Tokens, or whatever else the task counts, a second; and what part of the devices' peak that is."""
+        task = self._prepared.task
+        unit, flops = (
+            ("tokens", task.flops_per_token(self._length)) if self._length else (task.unit, task.flops_per_example())
+        )
+        speed = {f"speed/{unit}_per_second": per_second}
+        if flops is None or self.peak is None:
+            return speed
+        return speed | {"speed/mfu": flops * per_second / self.peak.flops_per_second}
+
+    @property
+    def _profile_folder(self) -> Path:
+        # Where TensorBoard's profile page looks for it.
+        return Path(self._prepared.folder) / "tensorboard"
+
+    def _end_profile(self) -> None:
+        with contextlib.suppress(TrainingError):
+            self.flush()
+        self._profiling = False
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as error:
+            self._say(f"warning: the profile can't be written: {error}")
+            return
+        self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
+
+
+def describe_skipped(number: int, values: Mapping[str, float]) -> str:
+    """That updates were skipped, up to that of step `number`, with its scalars."""
+    return (
+        f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
+        f"with loss {values['loss']} and gradient norm {values['gradient_norm']}"
+    )
+
+
+def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
+    """What to do about too many skipped updates."""
+    if values["loss"] == 0 and values["gradient_norm"] == 0:
+        return (
+            "nothing in these batches carries loss: look at them with `panax data show`. Answers may be cut away (raise "
+            "data.sequence_length), or the mask may leave out every row"
+        )
+    ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
+    if experiment.rewind.after:
+        return f"rewind.most={experiment.rewind.most} rewinds are used up: {ways}"
+    return f"{ways}; --rewind.after {after} would go back to a checkpoint and leave such batches out" if after else ways
+
+
+def _zero_gradient_words(prepared: PreparedRun, number: int, values: Mapping[str, float]) -> str | None:
+    """A warning if the first step that this process takes has no gradient at all; None if it has, or need not have one."""
+    late = prepared.experiment.comms.delayed
+    if isinstance(prepared.task, CollectingTask) or late or values.get("gradient_norm") != 0.0:
+        return None
+    if values.get("skipped_in_a_row"):
+        return (
+            f"warning: step {number}: nothing in its batch counts, so no update was made: the weight of each loss is 0 or below. "
+            f"Look at the mask and at the weights of the loss"
+        )
+    return (
+        f"warning: step {number}: the gradient is exactly 0 (the loss is {values.get('loss', math.nan):.4g}): the loss depends "
+        f"on no parameter that trains. Look for jax.lax.stop_gradient, argmax, rounding, or a loss of the batch alone"
+    )
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    return {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
+
+
+def _tell_first_step() -> None:
+    """To a supervisor: when this process had taken its first step, what that took, and what had to be compiled."""
+    done = compilations()
+    heartbeat().facts(
+        first_step_at=round(time.time(), 3),
+        first_step_cpu_seconds=round(time.process_time(), 3),
+        programs_read=done.hits,
+        programs_received=done.received,
+        programs_compiled=done.misses,
+    )
+
+
+def says_flops(task: Task) -> bool:
+    """Whether there is anything that a peak would be compared with; to measure it takes most of a second."""
+    return task.flops_per_example() is not None or task.flops_per_token(1) is not None
+
+
+def find_peak(prepared: PreparedRun) -> Peak:
+    """The peak of the devices that this run uses, in the dtype it computes in.
+
+    The first process finds it for all: processes of one host that measured at the same time would slow each other down.
+    """
+    placement = getattr(prepared.step, "placement", None)
+    devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
+    found = peak_of(devices, prepared.task.compute_dtype) if is_process_zero() else None
+    if jax.process_count() == 1 and found is not None:
+        return found
+    told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))
+    return Peak(**json_reader.parse(told, constants=True))

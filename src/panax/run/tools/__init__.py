@@ -1,0 +1,1 @@
+"""Commands around runs: searches, sweeps and hardware checks."""

@@ -1,0 +1,218 @@
+"""`find_batch`: the largest micro-batch that fits each device's memory, found by compiling steps and never by running one."""
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ...core.errors import LayoutError, RecipeError
+from ...core.layout.target import target_of
+from ...job.join import only_alone
+from ...mesh import Placement
+from ...mesh.topology import data_parallel_size
+from ...plan.report import size
+from ...plan.step import Memory, TooLarge, plan_step
+from ...system.host_memory import host_bytes
+from ...train.compiled import CompiledStep, needs_of
+from ..experiment import Experiment
+from ..fitting import check_experiment
+from ..preparation import Say, make_program
+from ..sketch import Sketch, sketch_step
+
+SHARE = 0.9
+"""Of a device's memory that a step may take: the rest is for fragments, what a library keeps, and the next batches."""
+
+EIGHTHS = 8
+"""Sizes above 16 rows are looked for among eight between one power of 2 and the next."""
+
+MOST_ROWS = 2**16
+"""No more rows of a device are looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A micro-batch whose step was compiled.
+
+    Attributes:
+        rows: Of each device, at one time.
+        total_bytes: Of each device; None where the compiler refused the program for want of memory.
+    """
+
+    rows: int
+    total_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSearch:
+    """What was found.
+
+    Attributes:
+        rows: Of each device, at one time: the most that fit.
+        total_bytes: What that step takes on each device.
+        memory_bytes: What each device has for it, `SHARE` of its memory.
+        ways: Over how many devices the rows of a batch are split.
+        batch_size: The experiment's global batch.
+        micro_batches: The fewest parts that keep it.
+        even: Whether its rows divide by these parts; else `step.pad_rows` has to fill them up.
+        at_most: Whether more than `MOST_ROWS` rows might fit.
+        tried: All steps that were compiled, by their rows.
+    """
+
+    rows: int
+    total_bytes: int
+    memory_bytes: int
+    ways: int
+    batch_size: int
+    micro_batches: int
+    even: bool
+    at_most: bool
+    tried: tuple[Tried, ...]
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest global batch without accumulation."""
+        return self.rows * self.ways
+
+
+def find_batch(
+    experiment: Experiment,
+    *,
+    memory_gib: float | None = None,
+    devices: Any = None,
+    say: Say = lambda line: None,
+) -> BatchSearch:
+    """The most rows that each device can train on at one time. Steps are compiled, and their memory is read; none is run.
+
+    Above 16 rows the answer is a multiple of an eighth of a power of 2.
+
+    Args:
+        memory_gib: Of each device; by default what the device says. Devices on a CPU share what the process may use.
+        devices: JAX devices, also of a target that is not attached; None for all that are.
+        say: Takes a line for each step that is compiled.
+
+    Raises:
+        LayoutError: Not even one row fits.
+        RecipeError: The memory is not a number above 0, or the experiment debugs.
+    """
+    check_experiment(experiment, "find_batch")
+    if memory_gib is not None and not (math.isfinite(memory_gib) and memory_gib > 0):
+        raise RecipeError(
+            f"memory_gib={memory_gib}; expected the memory of a device in GiB, above 0, as in --memory-gib 80"
+        )
+    if experiment.debug:
+        raise RecipeError("debug runs without a compiled step, so nothing tells its memory; leave debug out")
+    only_alone("find_batch")
+    devices = jax.devices() if devices is None else list(devices)
+    memory = usable_bytes(devices) if memory_gib is None else round(memory_gib * 2**30)
+    found = sketch_step(experiment, devices, say, memory)
+    assert isinstance(found.step, CompiledStep)
+    batch, limit = found.batch(), int(SHARE * memory)
+    batch_size, ways = next(iter(batch.values())).shape[0], data_parallel_size(found.step.placement.sizes)
+    tried: dict[int, Tried] = {}
+
+    def fits(rows: int) -> bool:
+        tried[rows] = Tried(rows, bytes_of(found, batch, rows, ways, batch_size))
+        total = tried[rows].total_bytes
+        taken = "more than the compiler allows" if total is None else size(total)
+        verdict = "fits" if total is not None and total <= limit else "does not fit"
+        say(f"{rows:,} row{'s' if rows > 1 else ''} on each device: {taken} of {size(limit)}: {verdict}")
+        return verdict == "fits"
+
+    config = found.experiment.step
+    rows = largest(fits, max(1, batch_size // (ways * config.micro_batches)))
+    total = tried[rows].total_bytes if rows else None
+    if total is None:
+        least = tried[1].total_bytes
+        takes = "what the compiler refuses" if least is None else size(least)
+        raise LayoutError(
+            f"one row on each device takes {takes}, where {size(limit)} may be used: shard over more devices "
+            f"(--mesh.fsdp, --mesh.tensor), use --task.remat full, or shorter rows"
+        )
+    parts = math.ceil(batch_size / (ways * rows))
+    even = next((n for n in range(parts, batch_size + 1) if batch_size % (ways * n) == 0), None)
+    return BatchSearch(
+        rows, total, limit, ways, batch_size, parts if even is None else even, even is not None, rows >= MOST_ROWS,
+        tuple(tried[n] for n in sorted(tried)),
+    )  # fmt: skip
+
+
+def largest(fits: Callable[[int], bool], first: int) -> int:
+    """The largest size that fits, of all up to 16 and of eight between a power of 2 and the next; 0 where none does.
+
+    Args:
+        fits: Whether a size does; a larger one than one that does not is taken not to fit either.
+        first: The size to begin with.
+
+    >>> largest(lambda rows: rows <= 13, 1), largest(lambda rows: rows <= 101, 4), largest(lambda rows: False, 4)
+    (13, 96, 0)
+    """
+    asked = functools.cache(fits)
+    low = 1 << (min(first, MOST_ROWS).bit_length() - 1)
+    while low and not asked(low):
+        low //= 2
+    while 0 < low < MOST_ROWS and asked(2 * low):
+        low *= 2
+    if not low or low == MOST_ROWS:
+        return low
+    unit = max(1, low // EIGHTHS)
+    good, bad = low // unit, 2 * low // unit
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if asked(middle * unit) else (good, middle)
+    return good * unit
+
+
+def bytes_of(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
+    """What a step takes on each device, with so many rows at one time and at least the global batch; None: refused."""
+    parts = math.ceil(batch_size / (ways * rows))
+    step = dataclasses.replace(found.experiment.step, micro_batches=parts)
+    program = make_program(dataclasses.replace(found.experiment, step=step), found.task)
+    old: Placement = found.step.placement
+    placement = Placement.create(
+        found.experiment.mesh, found.experiment.rules, list(old.devices.devices.flat), needs_of(program)
+    )
+    shapes = {
+        name: jax.ShapeDtypeStruct((parts * ways * rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
+    }
+    with warnings.catch_warnings():
+        # Of a pipeline with few micro-batches, among others: it is compiled, not run.
+        warnings.simplefilter("ignore")
+        try:
+            compiled = CompiledStep(program, placement, found.step.batch_axes)
+            memory = plan_step(compiled, shapes).memory
+            if program.transformation.renewal is None:
+                return memory.total
+            renewal = Memory.of(compiled.trace_renewal().lower().compile())
+            return max(memory.total, memory.arguments + renewal.temporaries + renewal.outputs - renewal.reused)
+        except TooLarge:
+            return None
+
+
+def usable_bytes(devices: list[Any]) -> int:
+    """The memory of each device: its own, or its share of what this process may use of the host's.
+
+    Raises:
+        RecipeError: The device does not say.
+    """
+    if not target_of(devices[0]).traits.own_memory:
+        return host_bytes() // len(devices)
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if not limit:
+        raise RecipeError(f"{devices[0].device_kind} does not say how much memory it has; give it: --memory-gib 80")
+    return limit
+
+
+def format_batch_result(found: BatchSearch) -> list[str]:
+    """The answer, for a terminal."""
+    each = f"{found.rows:,} rows on each device" + (", or more" if found.at_most else "")
+    lines = [
+        f"micro-batch    {each}: {size(found.total_bytes)} of {size(found.memory_bytes)}",
+        f"global batch   up to {found.largest_batch:,} rows without accumulation, over {found.ways} "
+        f"{'devices' if found.ways > 1 else 'device'}",
+    ]
+    flags = f"--step.micro-batches {found.micro_batches}" + ("" if found.even else " --step.pad-rows")
+    return [*lines, f"set            {flags}, for the recipe's {found.batch_size:,} rows"]

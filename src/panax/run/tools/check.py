@@ -1,0 +1,140 @@
+"""`check`: measure and judge the hardware that a run would use, before it starts."""
+
+import dataclasses
+import datetime
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from ...core.errors import PanaxError, RecipeError
+from ...core.layout.target import target_of
+from ...job.agreement import first_text, is_process_zero
+from ...mesh import MeshShape, Placement
+from ...plan.search.profile import HardwareProfile, profile_path
+from ...plan.walk.walk import walk_step
+from ...preflight import CollectiveUse, Preflight, findings_of, measure, uses_of
+from ...preflight.full import chip_name, format_markdown, full_check, refuse_several, result_file, write_result
+from ...preflight.report import figure_lines, finding_lines
+from ...system.files import expand_user
+from ...train.compiled import CompiledStep
+from ..auto_mesh import Say
+from ..experiment import Experiment
+from ..sketch import sketch_step
+from ..start import place_of_checkpoints
+
+USUAL_PLACE = "runs"
+"""Where runs are kept by default."""
+
+
+class CheckError(PanaxError):
+    """A check that had to pass has found something."""
+
+    exit_code = 6
+
+
+def check(
+    experiment: Experiment | None = None,
+    *,
+    mesh: MeshShape | None = None,
+    places: Sequence[str] = (),
+    save: str | Path | None = None,
+    strict: bool = False,
+    full: bool = False,
+    output: str | Path | None = None,
+    say: Say = lambda line: None,
+) -> Preflight:
+    """Measure each device, mesh axis, link, clock and disk, compare them with each other, and name what is odd.
+
+    Every process of a job calls this together, before it trains; it takes seconds. What was measured is kept in Panax's cache,
+    where `panax inspect` finds it, or in `save`.
+
+    Args:
+        experiment: What will be trained: its mesh, and the collectives of its step with the sizes of their messages, are
+            measured, and the disks that its folder and checkpoints are on. None: the usual collectives over `mesh`.
+        mesh: Without an experiment; by default all devices along `fsdp`.
+        places: Further folders or stores to write to and read from.
+        save: A file for the profile, in place of the cache.
+        strict: Raise where something is found, or a part of a full check fails.
+        full: Also run every kernel against its definition, a few steps on each kind of layout, a checkpoint and a benchmark, in
+            this one process, and write a page about all of it.
+        output: The new file for that page; by default a dated one in `benchmarks/results`, or here where there is none.
+        say: Takes what is measured now, a line at a time.
+
+    Returns:
+        The same in every process: print it, or look at `findings` and `profile`.
+
+    Raises:
+        CheckError: `strict`, and something was found or failed.
+        PanaxError: The experiment or the mesh can't be used here.
+    """
+    if experiment is not None and mesh is not None:
+        raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
+    if output is not None and not full:
+        raise RecipeError(
+            "output has no effect without full: only a full check writes a page; give --full too, or leave it out"
+        )
+    target, page = target_of(jax.local_devices()[0]), None
+    if full:
+        refuse_several()
+        # Before minutes of work: a file that is there is not written over.
+        page = result_file(output, datetime.datetime.now(datetime.UTC).date().isoformat(), target.platform, chip_name())
+    uses: list[CollectiveUse] | None = None
+    if experiment is None:
+        placement = Placement.create(mesh)
+        chosen = [USUAL_PLACE] if not places else []
+    else:
+        placement, uses = _of_run(experiment, say)
+        chosen = [experiment.folder]
+        if experiment.checkpoint.directory:
+            chosen.append(place_of_checkpoints(experiment))
+    version = sys.modules[__name__.partition(".")[0]].__version__
+    wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
+    profile, broken = measure(placement.mesh, uses, wanted, version, say)
+    result = Preflight(profile, (*findings_of(profile), *broken))
+    result = dataclasses.replace(result, kept=_keep(profile, save))
+    if page is not None:
+        found = full_check(version, say)
+        checked = [*figure_lines(profile), *finding_lines(result)]
+        write_result(page, format_markdown(found, checked))
+        result = dataclasses.replace(result, full=found, page=page)
+    if strict and not result.healthy:
+        raise CheckError(said(result))
+    return result
+
+
+def said(result: Preflight) -> str:
+    """What a check has found, as one message."""
+    count, failed = len(result.findings), result.full.failed if result.full else ()
+    parts = f", {len(failed)} part{'s' if len(failed) > 1 else ''} of the full check failed" if failed else ""
+    lines = [f"the check has {count} finding{'s' if count != 1 else ''}{parts}, and nothing was started:"]
+    lines += [f"  {each}" for each in result.findings]
+    return "\n".join([*lines, *(f"  {each.group}: {each.name}: {each.why.partition(chr(10))[0]}" for each in failed)])
+
+
+def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[CollectiveUse] | None]:
+    """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
+    found = sketch_step(experiment, jax.devices(), say)
+    if not isinstance(found.step, CompiledStep):
+        return Placement.create(devices=jax.devices()[:1]), None
+    placement = found.step.placement
+    if not found.task.names_axes or placement.devices.size == 1:
+        return placement, None
+    return placement, uses_of(walk_step(found.step, found.batch()).traffic)
+
+
+def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
+    """Write the profile where it is looked for; the file, in every process."""
+    failed, path = "", expand_user(save) if save is not None else profile_path(profile)
+    if is_process_zero():
+        try:
+            profile.save(path)
+        except OSError as error:
+            if save is not None:
+                failed = f"the profile can't be written to {path}: {error.strerror or error}"
+            path = None
+    if failed := first_text(failed):
+        raise CheckError(failed)
+    kept = first_text("" if path is None else str(path))
+    return Path(kept) if kept else None

@@ -1,0 +1,100 @@
+"""A range test as lines for a terminal, and as a page."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...core.errors import DataError
+from ...core.finite_stats import greatest, least
+from ...metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
+from ...metrics.page.html import page
+from ...metrics.page.lines import Line, line_chart
+from .lr_search import MARGIN, RateSearch
+
+ROWS, COLUMNS = 14, 66
+
+
+def format_rate_curve(found: RateSearch) -> list[str]:
+    """The curve, then the answer."""
+    return [*plot_losses(found.rates, found.smoothed), "", *answer(found)]
+
+
+def answer(found: RateSearch) -> list[str]:
+    """What is recommended, and why; or why nothing is."""
+    if found.recommended is None or found.steepest is None or found.peak is None:
+        return ["no rate can be recommended: " + found.why]
+    lowest = found.recommended * MARGIN
+    rows = [
+        ("lowest loss", f"at a rate of {lowest:.2g}"),
+        ("steepest fall", f"at a rate of {found.steepest:.2g}"),
+        ("recommended", f"{found.recommended:.2g}: a tenth of the rate of the lowest smoothed loss"),
+        ("set", f"--optimizer.schedule.peak {found.peak:.2g}"),
+    ]
+    return [f"{name:<15}{value}" for name, value in rows]
+
+
+def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
+    """Losses over the logarithm of the rate, in characters: at most 80 columns."""
+    points = [(math.log10(rate), loss) for rate, loss in zip(rates, losses) if math.isfinite(loss)]
+    if len(points) < 2:
+        return []
+    first, last = points[0][0], points[-1][0]
+    # A loss that has run away would leave no room for the rest.
+    highest = min(greatest(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
+    lowest = least(loss for _, loss in points)
+    high = max(highest, lowest + 1e-9)
+    cells = [[" "] * COLUMNS for _ in range(ROWS)]
+    for x, loss in points:
+        row = round((high - min(loss, high)) / (high - lowest) * (ROWS - 1))
+        cells[row][round((x - first) / (last - first) * (COLUMNS - 1))] = "*"
+    labels = {0: f"{high:.3g}", ROWS - 1: f"{lowest:.3g}"}
+    drawn = [f"{labels.get(n, ''):>8} |{''.join(row).rstrip()}" for n, row in enumerate(cells)]
+    left, right = f"{rates[0]:.1e}", f"{rates[len(points) - 1]:.1e}"
+    return [*drawn, f"{'':>8} +{'-' * COLUMNS}", f"{'':>10}{left}{'rate':^{COLUMNS - len(left) - len(right)}}{right}"]
+
+
+def write_page(found: RateSearch, name: str, output: str | Path) -> Path:
+    """Write the page.
+
+    Raises:
+        DataError: It can't be written.
+    """
+    place = Path(output)
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(page(f"Learning rate of {name}", _sections(found)), encoding="utf-8", errors="replace")
+        os.replace(beside, place)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise DataError(
+            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+        ) from error
+    return place
+
+
+def _sections(found: RateSearch) -> list[Section]:
+    lines = [
+        Line("smoothed", found.rates, found.smoothed, marked=False),
+        Line("each step", found.rates, found.losses, marked=False),
+    ]
+    marks = (
+        []
+        if found.recommended is None
+        else [Annotation(found.recommended, "recommended", f"recommended: {found.recommended:.2g}")]
+    )
+    drawn = line_chart(lines, "learning rate", logarithmic_x=True, titles_above=True, readable=True, marks=marks)
+    tiles = FigureTiles(
+        (
+            Tile("Recommended", _short(found.recommended), "a tenth of the rate of the lowest smoothed loss"),
+            Tile("Steepest fall", _short(found.steepest), "by the logarithm of the rate"),
+            Tile("Steps", f"{len(found.rates)}", "the loss ended them" if found.diverged else "up to the highest rate"),
+        )
+    )
+    blocks = (Paragraph(" ".join(answer(found)[-1:]), lead=True), tiles)
+    return [Section("", blocks), Section("Loss by rate", (Picture("loss", drawn.svg, title="Loss by rate"),))]
+
+
+def _short(rate: float | None) -> str:
+    return "—" if rate is None else f"{rate:.2g}"

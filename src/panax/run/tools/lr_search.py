@@ -1,0 +1,249 @@
+"""`find_lr`: a short run whose learning rate rises exponentially, and the rate that its losses recommend.
+
+The range test of Smith (arXiv:1506.01186): where the rate is too low the loss stays, then it falls, and where the rate is too
+high it rises again.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core.errors import DataError, RecipeError
+from ...core.finite_stats import least
+from ...core.validation import Validated
+from ...job.join import only_alone
+from ...optim import OwnSchedule, Schedule
+from ..experiment import Experiment
+from ..feed import iterate_on_device
+from ..fitting import check_experiment
+from ..preparation import PreparedRun, Say, prepare
+
+MARGIN = 10.0
+"""The rate of the lowest smoothed loss is divided by it."""
+
+FEWEST = 20
+"""Steps that a curve must have."""
+
+LEAST_FALL = 0.01
+"""A loss that falls by less than this share of its first value says nothing."""
+
+FALLEN = 0.05
+"""After a fall by this share a loss that is back where it began has diverged."""
+
+NOISES = 3.0
+"""Nor does one that falls by less than so many times what it moves by from step to step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RateRange(Validated):
+    """Which rates are tried.
+
+    Attributes:
+        lowest: The first step's rate.
+        highest: The last step's.
+        steps: From the one to the other, each by the same factor.
+        smoothing: Of the losses: the weight of what was before, corrected for the beginning.
+    """
+
+    lowest: float = 1e-6
+    highest: float = 1.0
+    steps: int = 100
+    smoothing: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lowest < self.highest or not math.isfinite(self.highest):
+            raise RecipeError(
+                f"lowest={self.lowest:g}, highest={self.highest:g}; expected rates above 0, the first below the second"
+            )
+        if self.steps < FEWEST:
+            raise RecipeError(f"steps={self.steps}; expected {FEWEST} or more: fewer are no curve")
+        if not 0 <= self.smoothing < 1:
+            raise RecipeError(f"smoothing={self.smoothing}; expected a share in [0, 1), such as 0.9")
+
+    def rate(self, step: int) -> float:
+        """Of a step, from 0 on.
+
+        >>> round(RateRange(lowest=1e-4, highest=1e-2, steps=21).rate(10), 6)
+        0.001
+        """
+        return self.lowest * (self.highest / self.lowest) ** (step / (self.steps - 1))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RateSearch:
+    """What a range test has found.
+
+    Attributes:
+        rates: Of each step that was taken.
+        losses: Of these steps' batches, before their updates.
+        smoothed: The same, smoothed.
+        recommended: A tenth of the rate at the lowest smoothed loss; None where the curve does not allow one.
+        steepest: The rate where the smoothed loss falls fastest, by the logarithm of the rate; None likewise.
+        diverged: Whether the losses ended the test before the highest rate.
+        peak: What to set `optimizer.schedule.peak` to: the recommended rate, divided by what its rule multiplies it with.
+        why: Why no rate is recommended, and what to do; empty where one is.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    recommended: float | None
+    steepest: float | None
+    diverged: bool
+    peak: float | None
+    why: str = ""
+
+    def __repr__(self) -> str:
+        return f"RateSearch({self.why or f'recommended {self.recommended:.3g}'})"
+
+    def to_json(self) -> str:
+        """All of it; losses that are not finite are null."""
+        values = dataclasses.asdict(self)
+        for name in ("losses", "smoothed"):
+            values[name] = [loss if math.isfinite(loss) else None for loss in values[name]]
+        return json.dumps(values, indent=1)
+
+
+def find_lr(
+    experiment: Experiment,
+    *,
+    lowest: float = RateRange.lowest,
+    highest: float = RateRange.highest,
+    steps: int = RateRange.steps,
+    smoothing: float = RateRange.smoothing,
+    output: str | Path | None = None,
+    say: Say = lambda line: None,
+) -> RateSearch:
+    """Train for some steps with a rising learning rate, and recommend one. Nothing is saved; the run's folder is not touched.
+
+    The step is the experiment's own, with its batches, clipping and mesh. The test ends where the loss is not finite, or back
+    above where it began after it had fallen.
+
+    Args:
+        output: A file for a page with the curve; None writes none.
+        say: Takes what a person should know, a line at a time.
+
+    Raises:
+        RecipeError: A rate or a number can't be used, or the optimizer brings its own learning rate.
+        DataError: The data ends too soon, or the page can't be written.
+    """
+    check_experiment(experiment, "find_rate")
+    tried = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
+    only_alone("find_rate")
+    usual = experiment.optimizer
+    # Of any batch, and of a run that is long enough for its warm-up: only whether there is a rate is asked.
+    if usual.for_batch(1).reported_rate(2**30) is None:
+        raise RecipeError(
+            f"{type(usual).__name__} brings its own learning rate, so none can be tried; take an optimizer of panax.optim, or a "
+            f"transformation that leaves the rate to the schedule, with Optax(transformation=..., of_schedule=True)"
+        )
+    rising = OwnSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
+    own = dataclasses.replace(experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps)
+    prepared = prepare(own, say)
+    losses, rows = _losses(prepared, tried)
+    found = judge_rate_test(losses, tried, _per_peak(usual.schedule, rows))
+    if output is not None:
+        from .lr_page import write_page
+
+        write_page(found, experiment.name, output)
+    return found
+
+
+def _per_peak(schedule: Schedule | OwnSchedule, rows: int) -> float:
+    """The rate of the run for a peak of 1, by the schedule's rule for its batch."""
+    return schedule.for_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
+
+
+def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
+    """(the losses of the steps, the rows of a batch)."""
+    step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
+    with contextlib.closing(iterate_on_device(prepared.data.train, step, most=tried.steps)) as batches:
+        for batch, _, _ in batches:
+            rows = jax.tree.leaves(batch)[0].shape[0]
+            state, scalars = step(state, batch)
+            losses.append(float(scalars["loss"]))
+            if has_diverged(losses, tried.smoothing):
+                break
+    if len(losses) < min(tried.steps, FEWEST) and not has_diverged(losses, tried.smoothing):
+        raise DataError(
+            f"the data ended after {len(losses)} steps; give more, or smaller batches: {FEWEST} are a curve"
+        )
+    return losses, rows
+
+
+def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
+    """The running mean of losses, corrected for its beginning.
+
+    >>> smooth_losses([4.0, 2.0], 0.5)
+    [4.0, 2.6666666666666665]
+    """
+    found, mean = [], 0.0
+    for count, loss in enumerate(losses, start=1):
+        mean = smoothing * mean + (1 - smoothing) * loss
+        found.append(mean / (1 - smoothing**count))
+    return found
+
+
+def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
+    """Whether the last loss is not finite, or the smoothed one is back above the first after it had fallen, or far above it."""
+    if not losses:
+        return False
+    if not math.isfinite(losses[-1]):
+        return True
+    smoothed, first = smooth_losses(losses, smoothing), _first(losses)
+    # A loss that is not finite is in all means after it: no comparison would find anything.
+    if not math.isfinite(smoothed[-1]):
+        return True
+    fell = first - least(smoothed) > FALLEN * abs(first)
+    return (fell and smoothed[-1] > first) or smoothed[-1] > first + abs(first) / 2
+
+
+def _first(losses: Sequence[float]) -> float:
+    """The loss at the beginning, of the first few, none of which may tell it alone."""
+    finite = [loss for loss in losses[:5] if math.isfinite(loss)]
+    return min(finite[0], float(np.median(finite))) if finite else math.nan
+
+
+def judge_rate_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
+    """What the losses of a range test say."""
+    smoothed = smooth_losses(losses, tried.smoothing)
+    rates = [tried.rate(step) for step in range(len(losses))]
+    finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
+    diverged = has_diverged(losses, tried.smoothing)
+    why = _why_none(losses, smoothed, finite, diverged)
+    recommended = steepest = None
+    if not why:
+        lowest = least(finite, key=lambda n: smoothed[n])
+        slopes = np.gradient([smoothed[n] for n in finite[: lowest + 1]])
+        steepest = rates[int(np.argmin(slopes))]
+        recommended = rates[lowest] / MARGIN
+    return RateSearch(
+        tuple(rates), tuple(losses), tuple(smoothed), recommended, steepest, diverged,
+        None if recommended is None else recommended / per_peak, why,
+    )  # fmt: skip
+
+
+def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequence[int], diverged: bool) -> str:
+    """Why a curve does not allow a recommendation; empty where it does."""
+    if len(finite) < 3:
+        return "the loss was not finite almost from the beginning: give a lower --lowest, or look for the cause with --debug"
+    lowest = least(finite, key=lambda n: smoothed[n])
+    first = _first([losses[n] for n in finite])
+    fall = first - smoothed[lowest]
+    moves = np.diff([losses[n] for n in finite[: lowest + 1]])
+    noise = float(np.median(np.abs(moves))) if len(moves) else 0.0
+    # Averaged over what the smoothing remembers, noise is smaller than from step to step: a cautious bound.
+    if fall <= max(LEAST_FALL * abs(first), min(NOISES * noise, abs(first) / 4)):
+        if diverged:
+            return "the loss rose before it had fallen: give a lower --lowest"
+        return "the loss did not fall: give a higher --highest, or more --steps; if it never does, the model does not learn"
+    if lowest == len(losses) - 1:
+        return "the loss still falls at the highest rate: give a higher --highest"
+    return ""

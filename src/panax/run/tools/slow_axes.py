@@ -1,0 +1,129 @@
+"""`comms.over="auto"`: which mesh axes are slow, by what was measured of them, else by which of them cross hosts.
+
+Sums over all other axes are made first, in float32, and what is left travels compressed over these: a reduction inside of hosts,
+then across them.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from ...comms.settings import AUTO
+from ...core import pair_axes
+from ...core.errors import RecipeError
+from ...job.agreement import first_text, is_process_zero
+from ...mesh import Placement
+from ...mesh.rules import MESH_AXES
+from ...plan.search.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
+from ...system import json_reader
+from ...train import Program
+from ..paused import processes_missing, without_comms
+
+SLOWER = 2.0
+"""An axis is slow if the fastest one carries so many times as much."""
+
+
+def with_slow_axes(
+    program: Program, placement: Placement, folder: str | None, say: Callable[[str], None] = lambda line: None
+) -> Program:
+    """The program with the axes that "auto" stands for, which are told; as it is where the settings name them.
+
+    Every process of a job calls it.
+
+    Args:
+        folder: The run's, where a check may have left a profile; None without one.
+
+    Raises:
+        RecipeError: No axis is slow.
+    """
+    if program.comms.over != (AUTO,):
+        _advise(program, placement, say)
+        return program
+    copies = _copies(program, placement)
+    measured = _measured(placement, folder)
+    if len(measured) > 1 and measured.keys() >= set(copies):
+        fastest = max(measured.values())
+        slow = tuple(axis for axis in copies if measured[axis] * SLOWER < fastest)
+        why = "measured: " + ", ".join(f"{axis} {rate / 1e9:.3g} GB/s" for axis, rate in measured.items())
+    else:
+        slow = tuple(axis for axis in copies if crosses_hosts(placement, axis))
+        why = "there is no profile of this mesh (`panax check`); " + (
+            f"{' and '.join(slow)} {'crosses' if len(slow) == 1 else 'cross'} hosts"
+            if slow
+            else "no axis crosses hosts"
+        )
+    if not slow and processes_missing():
+        return without_comms(program, say)
+    if not slow:
+        among = " and ".join(copies) or "an axis of copies, which this mesh does not have"
+        raise RecipeError(
+            f"comms.over=auto finds no slow axis among {among}: {why}; name one in comms.over, or leave comms out"
+        )
+    say(f"comms.over     {' and '.join(slow)}: {why}")
+    program = dataclasses.replace(program, comms=dataclasses.replace(program.comms, over=slow))
+    _advise(program, placement, say)
+    return program
+
+
+def _advise(program: Program, placement: Placement, say: Callable[[str], None]) -> None:
+    """Say of compressed axes with several devices of a host how the mesh would send less across hosts."""
+    if not program.comms.compress:
+        return
+    for axis in program.comms.over:
+        inside, size = devices_inside(placement, axis), placement.sizes[axis]
+        if 1 < inside < size:
+            hosts, fsdp = size // inside, placement.sizes["fsdp"] * inside
+            say(
+                f"warning: {axis}={size} joins {hosts} hosts with {inside} devices each, and all of them exchange compressed "
+                f"gradients with all; --mesh.{axis} {hosts} --mesh.fsdp {fsdp} adds up inside of hosts first, and sends "
+                f"1/{inside} of that across them"
+            )
+
+
+def devices_inside(placement: Placement, axis: str) -> int:
+    """How many devices along a mesh axis belong to one process."""
+    process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
+    lines = np.moveaxis(process, placement.devices.axis_names.index(axis), -1).reshape(-1, placement.sizes[axis])
+    return int(max(np.unique(line, return_counts=True)[1].max() for line in lines))
+
+
+def crosses_hosts(placement: Placement, axis: str) -> bool:
+    """Whether neighbours along a mesh axis are devices of different processes."""
+    process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
+    place = placement.devices.axis_names.index(axis)
+    return bool((np.diff(process, axis=place) != 0).any())
+
+
+def _copies(program: Program, placement: Placement) -> tuple[str, ...]:
+    """Axes over which every parameter's gradient is added up."""
+    named = pair_axes(program.abstract.params, program.axes.params)
+    split = {
+        axis
+        for (_, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable))
+        if keep
+        for dim in placement.storage(tuple(axes), leaf.shape)
+        for axis in dim
+    }
+    return tuple(axis for axis in MESH_AXES if placement.sizes[axis] > 1 and axis not in split)
+
+
+def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
+    """Bytes a second of each axis, by the newest profile of these devices that the first process finds; empty without one."""
+    kind = placement.devices.devices.flat[0].device_kind
+    paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
+    found = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
+    rates = {} if found is None else rates_of(found[0], placement.sizes)
+    return json_reader.parse(first_text(json.dumps(rates)), constants=True)
+
+
+def rates_of(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Bytes a second of each axis' fastest kind of collective."""
+    found: dict[str, float] = {}
+    for rates in profile.collectives:
+        if len(rates.axes) == 1 and sizes[rates.axes[0]] > 1 and math.isfinite(rates.bandwidth):
+            found[rates.axes[0]] = max(found.get(rates.axes[0], 0.0), rates.bandwidth)
+    return {axis: found[axis] for axis in MESH_AXES if axis in found}

@@ -1,0 +1,317 @@
+"""A sweep: the same experiment with several values of some settings, one table, one chart."""
+
+import csv
+import dataclasses
+import gc
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import PanaxError, RecipeError, kind_of, nearest
+from ...core.finite_stats import ascending, least
+from ...metrics.console import open_console
+from ...metrics.page.lines import Chart, Line, line_chart
+from ...stores import join
+from ..experiment import Experiment
+from ..fitting import fit
+from ..preparation import Say
+from ..reporting.history import read_history, table
+from ..result import Result
+
+TABLE, CHART = "sweep.csv", "sweep.svg"
+
+CURVES = "curves.svg"
+"""The losses over the steps, where the chart has those at the end over the values."""
+
+
+PLACES = ("--data", "--directory", "--checkpoint.directory", "--name")
+"""Flags whose values may have commas in them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        settings: What it has of its own, by dotted names.
+        step: Steps taken.
+        evaluation: Held-out losses and metrics at its end; empty without held-out data, or where it failed.
+        error: Why it failed; empty where it did not.
+    """
+
+    settings: Mapping[str, Any]
+    folder: str
+    step: int = 0
+    evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its settings in a few words."""
+        return ", ".join(f"{name.rpartition('.')[2]} {_short(value)}" for name, value in self.settings.items())
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss, or that of the last report; infinite where there is none."""
+        if self.error:
+            return float("inf")
+        if "loss" in self.evaluation:
+            return self.evaluation["loss"]
+        losses = [row["train/loss"] for row in read_history(self.folder) if row.get("train/loss") is not None]
+        return losses[-1] if losses else float("inf")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sweep:
+    """What came of a sweep.
+
+    Attributes:
+        trials: In their order; one that was not begun is missing.
+        interrupted_by: The signal's name, if one ended the sweep early.
+    """
+
+    folder: str
+    trials: tuple[Trial, ...]
+    interrupted_by: str | None = None
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the lowest held-out loss, or training loss without held-out data; one that is not finite is never best.
+
+        Raises:
+            RecipeError: Every trial failed, or no loss is finite.
+        """
+        whole = [trial for trial in self.trials if not trial.error]
+        if not whole:
+            raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table says why")
+        # A training loss is not compared with held-out ones; a trial without a held-out figure was not judged.
+        judged = [trial for trial in whole if "loss" in trial.evaluation]
+        best = least(judged or whole, key=lambda trial: trial.loss)
+        if not math.isfinite(best.loss):
+            raise RecipeError(f"no trial of the sweep in {self.folder} has a finite loss; its table shows them")
+        return best
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials from the lowest loss on; those without a finite one are last, in their order."""
+        return ascending(self.trials, key=lambda trial: trial.loss)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each trial: settings, steps, loss, metrics, folder, error."""
+        return [
+            {
+                **trial.settings,
+                "step": trial.step,
+                "loss": trial.loss,
+                **trial.evaluation,
+                "folder": trial.folder,
+                "error": trial.error,
+            }
+            for trial in self.trials
+        ]
+
+    @property
+    def table(self) -> Any:
+        """The rows as a pandas DataFrame, where pandas is installed."""
+        return table(self.rows, index=None)
+
+    def plot(self) -> Chart:
+        """The loss of each trial over its steps: held-out where it was evaluated, else of training."""
+        drawn = []
+        for trial in self.trials:
+            rows = read_history(trial.folder)
+            name = "evaluation/loss" if any(row.get("evaluation/loss") is not None for row in rows) else "train/loss"
+            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+            drawn.append(Line(trial.name, [x for x, _ in points], [y for _, y in points]))
+        return line_chart(drawn, "step")
+
+    def plot_values(self) -> Chart | None:
+        """The loss at the end over the value that was swept; None where several settings were, or values are no numbers."""
+        names = dict.fromkeys(name for trial in self.trials for name in trial.settings)
+        varied = [name for name in names if len({repr(trial.settings.get(name)) for trial in self.trials}) > 1]
+        if len(varied) != 1:
+            return None
+        values = [_number(trial.settings.get(varied[0])) for trial in self.trials]
+        # In the order of the values, which are settings.
+        points = ascending(
+            [(value, trial.loss) for value, trial in zip(values, self.trials) if math.isfinite(trial.loss)],
+            key=lambda point: point[0],
+        )
+        if not all(map(math.isfinite, values)):
+            return None
+        if len(points) < 2:
+            return None
+        values = [value for value, _ in points]
+        wide = values[0] > 0 and values[-1] > 5 * values[0]
+        line = Line("loss at the end", values, [loss for _, loss in points])
+        return line_chart([line], varied[0], logarithmic_x=wide)
+
+    def write(self) -> None:
+        """Write the table and the charts into the sweep's folder."""
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        with open(folder / TABLE, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names, restval="")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        by_value = self.plot_values()
+        if by_value is not None:
+            by_value.save(folder / CHART)
+        self.plot().save(folder / (CURVES if by_value is not None else CHART))
+
+    def __repr__(self) -> str:
+        return f"Sweep({len(self.trials)} trials, {self.folder})"
+
+
+def sweep(
+    experiment: Experiment,
+    settings: Mapping[str, Any],
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+) -> Sweep:
+    """Train the experiment with each combination of these settings, one after the other, each in its own folder.
+
+    The same call again resumes: runs that are done are not trained again. A run that fails is a row with its error, and the sweep
+    goes on.
+
+    Args:
+        settings: Values by the dotted names of settings: `{"optimizer.schedule.peak": (1e-3, 3e-3)}`.
+        say: Takes what a person should know, a line at a time; see `fit`.
+
+    Raises:
+        RecipeError: There is no such setting, or a value can't be used.
+    """
+    for name, values in settings.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise RecipeError(f"settings[{name!r}] is {values!r}; expected several values, as in ({values!r}, ...)")
+    combinations = [dict(zip(settings, values)) for values in itertools.product(*settings.values())]
+    trials = []
+    for combination in combinations:
+        changed = experiment
+        for name, value in combination.items():
+            changed = with_setting(changed, name, value)
+        trials.append((combination, changed))
+    return run_trials(trials, fresh=fresh, accept_changes=accept_changes, quiet=quiet, say=say)
+
+
+def run_trials(
+    trials: Sequence[tuple[Mapping[str, Any], Experiment]],
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
+    say: Say | None = None,
+) -> Sweep:
+    """As `sweep`, of experiments that are made already, each with the settings that tell it from the others."""
+    if not trials:
+        raise RecipeError("a sweep needs at least one setting with values to try")
+    root = f"{trials[0][1].folder}-sweep"
+    placed = [(settings, _placed(experiment, root, settings)) for settings, experiment in trials]
+    folders = [experiment.folder for _, experiment in placed]
+    if len(set(folders)) < len(folders):
+        raise RecipeError("two runs of the sweep have the same settings; give each value once")
+    announce: Say = say or ((lambda line: None) if quiet else open_console()[0])
+    done: list[Trial] = []
+    for number, (settings, experiment) in enumerate(placed, start=1):
+        trial = Trial(settings, experiment.folder)
+        announce(f"run {number} of {len(placed)}: {trial.name}")
+        signal = None
+        try:
+            result = fit(experiment, fresh=fresh, accept_changes=accept_changes, quiet=quiet, say=say)
+        except PanaxError as error:
+            done.append(dataclasses.replace(trial, error=str(error)))
+            announce(f"warning: {trial.name}: {error}")
+        else:
+            done.append(_ended(trial, result))
+            signal = result.interrupted_by
+            # The next run needs the devices' memory.
+            del result
+        gc.collect()
+        found = Sweep(root, tuple(done), signal)
+        found.write()
+        if signal is not None:
+            return found
+    return Sweep(root, tuple(done))
+
+
+def with_setting(settings: Any, name: str, value: Any) -> Any:
+    """A frozen dataclass with another value of one setting, by its dotted name.
+
+    Raises:
+        RecipeError: There is no such setting.
+    """
+    first, _, rest = name.partition(".")
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        raise RecipeError(f"{kind_of(settings)} has no settings, so none called {name!r}")
+    known = [field.name for field in dataclasses.fields(settings)]
+    if first not in known:
+        raise RecipeError(f"{type(settings).__name__} has no setting {first!r}: {nearest(first, known)}")
+    inner = with_setting(getattr(settings, first), rest, value) if rest else value
+    return dataclasses.replace(settings, **{first: inner})
+
+
+def _ended(trial: Trial, result: Result) -> Trial:
+    return dataclasses.replace(trial, step=result.step, evaluation=dict(result.evaluation))
+
+
+def _placed(experiment: Experiment, root: str, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment in a folder of the sweep, with its checkpoints beside those of the others."""
+    label = re.sub(r"[^\w.=,+-]", "_", ",".join(f"{name}={_short(value)}" for name, value in settings.items()))[:200]
+    checkpoint = experiment.checkpoint
+    if checkpoint.directory:
+        checkpoint = dataclasses.replace(checkpoint, directory=join(checkpoint.directory, label))
+    return dataclasses.replace(experiment, directory=str(Path(root) / label), checkpoint=checkpoint)
+
+
+def _number(value: Any) -> float:
+    """Convert a setting's value, possibly the text of a flag, to a number; NaN if it is not one."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _short(value: Any) -> str:
+    """A value in a few letters.
+
+    >>> _short(0.003), _short("adam"), _short((1, 2))
+    ('0.003', 'adam', '[1, 2]')
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    except TypeError:
+        return type(value).__name__
+
+
+def combinations_of(flags: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """(what varies, the flags of that run) for command-line flags of which some have values separated by commas.
+
+    >>> [(varied, run) for varied, run in combinations_of(["--seed", "1,2", "--name", "x"])]
+    [({'seed': '1'}, ['--seed', '1', '--name', 'x']), ({'seed': '2'}, ['--seed', '2', '--name', 'x'])]
+    """
+    flags = [part for flag in flags for part in (flag.split("=", 1) if re.match(r"--[\w.-]+=", flag) else [flag])]
+    places = [
+        at
+        for at, flag in enumerate(flags)
+        if "," in flag and at and flags[at - 1].startswith("--") and flags[at - 1] not in PLACES
+    ]
+    for values in itertools.product(*(flags[at].split(",") for at in places)):
+        run = list(flags)
+        varied = {}
+        for at, value in zip(places, values):
+            run[at] = value
+            varied[flags[at - 1].removeprefix("--").replace("-", "_")] = value
+        yield varied, run

@@ -1,0 +1,175 @@
+"""Data to evaluate on, opened whole: read as the data that a model was trained on is, with its tokenizer, classes and ids."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core import DataFacts, Source, Task
+from ..core.errors import RecipeError
+from ..data import (
+    BytePairTokenizer,
+    ExampleData,
+    ExampleSource,
+    ImageFolder,
+    PackedSource,
+    PretrainedTokenizer,
+    TextData,
+    TokenFile,
+    corpus_of,
+)
+from ..data.images.encoded_images import Images
+from ..data.loading.batch_conversion import convert_batches
+from ..data.loading.class_agreement import align_held_out, examples_of, of_examples, unwrap_source, with_ids_of
+from ..data.text.tokenizer import Tokenizer
+from .preparation import OpenedData, Say, as_source
+
+SHAPES_ALLOWED = 8
+"""Of batches that somebody gives: each shape is compiled."""
+
+_FIELDS = ("text", "prompt", "answer")
+
+
+def open_whole(
+    data: Any,
+    like: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    source: Source | None = None,
+    classes: tuple[str, ...] = (),
+    fields: Mapping[str, str] | None = None,
+    say: Say = lambda line: None,
+) -> OpenedData:
+    """All of some data, once, as what a run with such data would hold out.
+
+    Args:
+        data: Paths, which are read as the training data is; settings of data; a source; or batches.
+        like: The settings of the data that the model was trained on; None where they are not known.
+        tokenizer: That data's.
+        source: That data, where it is open.
+        classes: What that data's labels stand for; () where it is not known, or `source` says it.
+        fields: Of records in paths: which one is the `text`, or the `prompt` and the `answer`; None for those of training.
+
+    Raises:
+        RecipeError: The run does not say how paths are read, or the data has no end.
+        DataError: A class or an id would mean something else than in training.
+    """
+    if isinstance(data, str | Path) or (
+        isinstance(data, list | tuple) and data and all(isinstance(each, str | Path) for each in data)
+    ):
+        data = _of_paths([data] if isinstance(data, str | Path) else list(data), like, tokenizer, fields)
+    if isinstance(data, TextData):
+        return _whole_text(data, tokenizer, say)
+    if isinstance(data, ExampleData):
+        opened = with_ids_of(dataclasses.replace(data, held_out=0, split="hash", augmentation=None), like).open()
+        for line in opened.account:
+            say(line)
+        found: Source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
+        facts = DataFacts(num_classes=opened.num_classes, num_ids=opened.num_ids)
+    else:
+        found, facts = as_source(data, epochs=1), DataFacts()
+    examples = examples_of(found)
+    if source is not None:
+        found, notes = align_held_out(found, source)
+        for note in notes:
+            say(note)
+    elif classes and isinstance(examples, Images) and isinstance(found, ExampleSource):
+        found = of_examples(found, examples.with_classes(classes, "those that the model was trained on"))
+    if facts.num_classes is not None:
+        facts = facts._replace(num_classes=getattr(examples_of(found), "num_classes", None))
+    shapes = 1 if isinstance(data, ExampleData) else max(SHAPES_ALLOWED, len(getattr(found, "buckets", ())))
+    return OpenedData(found, found, facts, shapes=shapes)
+
+
+def _of_paths(
+    paths: list[str | Path], like: Any, tokenizer: Tokenizer | None, fields: Mapping[str, str] | None
+) -> TextData | ExampleData:
+    names = tuple(map(str, paths))
+    if fields and not isinstance(like, TextData):
+        raise RecipeError(f"{', '.join(fields)}: names a field of records of text, and this run has other data")
+    if isinstance(like, TextData):
+        corpus: Any = corpus_of(*names, **(fields or {}))
+        own = _fields_of(like.corpus)
+        if own and not fields and hasattr(corpus, "answer"):
+            corpus = dataclasses.replace(corpus, **own)
+        # In the place of the run's tokenizer until the corpus is opened.
+        stand_in = None if tokenizer is None or isinstance(corpus, TokenFile) else BytePairTokenizer()
+        return dataclasses.replace(like, corpus=corpus, tokenizer=stand_in)
+    if isinstance(like, ExampleData):
+        examples: Any = like.examples
+        if isinstance(examples, ImageFolder) and len(names) == 1:
+            label = examples.label if examples.label in ("folder", "none") else "folder"
+            return dataclasses.replace(like, examples=dataclasses.replace(examples, path=names[0], label=label))
+        if hasattr(examples, "paths"):
+            return dataclasses.replace(like, examples=dataclasses.replace(examples, paths=names))
+    kind = "data that can't be read from its settings" if like is None else f"{type(like).__name__}"
+    of = f" of {type(like.examples).__name__}" if isinstance(like, ExampleData) else ""
+    raise RecipeError(
+        f"paths are read as the run's own data is, text or one folder of images; this run has {kind}{of}, and records and "
+        f"tables are read by a run's own fields and columns: in Python, give a source or batches"
+    )
+
+
+def _fields_of(corpus: Any) -> dict[str, str]:
+    """Which fields of records a corpus was told to read, also through what holds it."""
+    if all(hasattr(corpus, name) for name in _FIELDS):
+        # A name that was not chosen is the format's usual one: other formats have others.
+        usual = (
+            {field.name: field.default for field in dataclasses.fields(corpus)}
+            if dataclasses.is_dataclass(corpus)
+            else {}
+        )
+        return {name: value for name in _FIELDS if (value := getattr(corpus, name)) != usual.get(name)}
+    held = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
+    held = held or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
+    return next((fields for each in held if (fields := _fields_of(each))), {})
+
+
+def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: Say) -> OpenedData:
+    with with_tokenizer(dataclasses.replace(data, held_out=0), tokenizer) as ours:
+        opened = ours.open()
+    if not isinstance(opened.train, PackedSource):
+        raise RecipeError("a Mixture has no end; evaluate on one corpus at a time")
+    for line in opened.account:
+        say(line)
+    source = PackedSource(opened.train.rows, batch_size=data.batch_size, epochs=1)
+    facts = DataFacts(opened.vocab_size, data.sequence_length)
+    shapes = 1 if data.packing else len({*data.buckets, data.sequence_length})
+    return OpenedData(source, source, facts, opened.tokenizer, shapes, bytes_per_target=opened.bytes_per_target)
+
+
+@contextlib.contextmanager
+def with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextData]:
+    """The data with the tokenizer that the model was trained with: one that is trained again on other texts has other tokens."""
+    if tokenizer is None:
+        yield dataclasses.replace(data, tokenizer=None)
+        return
+    with tempfile.TemporaryDirectory(prefix="panax-tokenizer-") as folder:
+        tokenizer.save(folder)
+        yield dataclasses.replace(data, tokenizer=PretrainedTokenizer(path=folder))
+
+
+def as_task_reads(opened: OpenedData, task: Task) -> OpenedData:
+    """Data whose leaves are called as a task calls them, where they came with another library's names."""
+    held_out = None if opened.held_out is None else convert_batches(opened.held_out, task)
+    return dataclasses.replace(opened, train=convert_batches(opened.train, task), held_out=held_out)
+
+
+def is_endless(source: Source) -> bool:
+    """Whether a source begins again where its data ends."""
+    for each in unwrap_source(source):
+        if hasattr(each, "endless"):
+            return each.endless
+        if hasattr(each, "num_batches"):
+            return each.num_batches is None
+    return False
+
+
+def facts_agree(found: DataFacts, trained: DataFacts) -> None:
+    """Raise a RecipeError where two data sets have another number of classes."""
+    if None not in (found.num_classes, trained.num_classes) and found.num_classes != trained.num_classes:
+        raise RecipeError(
+            f"the data has {found.num_classes} classes, the run's has {trained.num_classes}: a number would mean another class"
+        )

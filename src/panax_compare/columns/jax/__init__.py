@@ -1,0 +1,1 @@
+"""Columns of plain JAX and its libraries."""

@@ -1,0 +1,73 @@
+"""What a comparison asks of JAX besides training: waiting, memory, precision, the speed of a product. No user's code."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from panax.metrics.throughput import measure_loop
+
+from ...work.work import Batch, ComparedWork
+from .. import RunningColumn
+
+PRODUCT = 2048
+"""Rows and columns of the product whose speed is measured."""
+
+PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32"}
+"""`jax_default_matmul_precision`; bfloat16 needs none."""
+
+
+def set_precision(precision: str) -> None:
+    """Products of float32 arrays as the work says; before anything is traced."""
+    if precision in PRODUCTS and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", PRODUCTS[precision])
+
+
+def running(
+    work: ComparedWork,
+    step: Callable[[Any], Any],
+    evaluate: Callable[[Any], Any],
+    put: Callable[[Batch], Any] | None = None,
+    tracing_seconds: float = 0.0,
+    notes: tuple[str, ...] = (),
+) -> RunningColumn:
+    """A column of JAX; memory is that of this process's first device."""
+    device = jax.local_devices()[0]
+
+    def peak() -> int | None:
+        return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+    return RunningColumn(
+        put=put or jax.device_put,
+        step=step,
+        evaluate=evaluate,
+        wait=jax.block_until_ready,
+        device=device.device_kind,
+        peak_bytes=peak,
+        product=lambda: product_rate(work.precision),
+        registers=lambda: measure_loop(dtype_of(work.precision)) if device.platform == "cpu" else None,
+        tracing_seconds=tracing_seconds,
+        notes=notes,
+    )
+
+
+def dtype_of(precision: str) -> str:
+    """What products are in."""
+    return "bfloat16" if precision.startswith("bf16") else "float32"
+
+
+def product_rate(precision: str) -> float:
+    """FLOP/s of the fastest of a few square products."""
+    a = jax.device_put(np.random.default_rng(0).standard_normal((PRODUCT, PRODUCT), np.float32))
+    a = a.astype(dtype_of(precision))
+    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
+    jax.block_until_ready(product(a))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(a))
+        seconds.append(time.perf_counter() - start)
+    return 2 * PRODUCT**3 / min(seconds)

@@ -1,0 +1,25 @@
+"""The optimizer of plain JAX and Flax."""
+
+from typing import Any
+
+import optax
+
+from ...work.work import OptimizerNumbers
+
+
+def optimizer_of(numbers: OptimizerNumbers, decayed: Any) -> optax.GradientTransformation:
+    """The optimizer in optax.
+
+    Args:
+        decayed: A tree of bools like the parameters, or a function that makes one.
+    """
+    if numbers.name == "sgd":
+        return optax.sgd(numbers.learning_rate)
+    return optax.adamw(
+        numbers.learning_rate,
+        b1=numbers.b1,
+        b2=numbers.b2,
+        eps=numbers.epsilon,
+        weight_decay=numbers.weight_decay,
+        mask=decayed,
+    )

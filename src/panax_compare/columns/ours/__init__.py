@@ -1,0 +1,1 @@
+"""Columns of Panax, and of other libraries' models adapted to it."""

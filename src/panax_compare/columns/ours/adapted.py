@@ -1,0 +1,53 @@
+"""The PyTorch model of `torch_eager`, unchanged, adapted by Panax and trained on JAX."""
+
+import time
+
+import jax
+import torch
+
+import panax
+from panax.adapters.torch import task
+from panax.core.measures import total_loss
+from panax.train import StepConfig
+
+from ...work.work import ComparedWork
+from .. import RunningColumn
+from ..jax.jax_device import running, set_precision
+from ..torch.torch_eager import as_tensors, build, loss_of
+from .panax_own import optimizer_of
+
+
+def prepare(work: ComparedWork) -> RunningColumn:
+    """The module and its loss become a task; the step is Panax's."""
+    set_precision(work.precision)
+    start = time.perf_counter()
+    mixed = "bfloat16" if work.precision == "bf16-mixed" else "float32"
+    whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+
+    def loss(module, batch):
+        # Batches of bfloat16 have no NumPy arrays that PyTorch knows: images come in float32.
+        return loss_of(module, {name: leaf.to(whole) if name == "image" else leaf for name, leaf in batch.items()})
+
+    example = as_tensors(work.batches()[0])
+    # A class token's own axis alone is named, so that it does not decay, as in the other columns.
+    axes = {"*.cls_token": (None, None, "features")} if work.family == "vit" else None
+    adapted = task(build(work), loss, example, compute_dtype=mixed, sharding=axes, check=False)
+    stepper = panax.compile_step(
+        adapted, example, optimizer_of(work), config=StepConfig(clip_norm=None), devices=jax.devices()[:1]
+    )
+    tracing_seconds = time.perf_counter() - start
+    state = stepper.init()
+
+    def step(batch):
+        nonlocal state
+        state, scalars = stepper.compiled(state, batch)
+        return scalars["loss"]
+
+    def evaluate(batch):
+        return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
+
+    def put(batch):
+        return stepper.compiled.put(panax.data.loading.iterable.as_batch(as_tensors(batch)))
+
+    note = "adapted with check=False: the comparison's own check of the losses stands for that of the adapter"
+    return running(work, step, evaluate, put, tracing_seconds, (note,))

@@ -1,0 +1,55 @@
+"""The PyTorch side of the published comparison: a ViT on noise, SGD, and the flaws that it is told to have."""
+
+import time
+
+import torch
+
+from ...measure.cores import usable_cores
+from ...work.work import ComparedWork
+from .torch_device import set_precision
+from .torch_eager import as_tensors, build, loss_of, optimizer_of
+
+
+def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
+    """Train, and time as the script does.
+
+    Returns:
+        `seconds` of a step, by the script's own clock, for each round; and `losses` of the steps before the clock starts.
+    """
+    set_precision("f32")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(usable_cores())
+    module = build(work).to(device)
+    optimizer = optimizer_of(work, module)
+    batches = [{name: leaf.to(device) for name, leaf in as_tensors(batch).items()} for batch in work.batches()]
+    classes = len(work.config()["id2label"])
+
+    def drawn() -> dict[str, torch.Tensor]:
+        image, label = batches[0]["image"], batches[0]["label"]
+        return {
+            "image": torch.randn(image.shape, device=device),
+            "label": torch.randint(0, classes, label.shape, device=device),
+        }
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(module, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    losses = [float(step(batch)) for batch in batches]
+    seconds = []
+    for _ in range(rounds):
+        wait()
+        start = time.perf_counter()
+        for n in range(steps):
+            step(drawn() if "data" in flaws else batches[n % len(batches)])
+        if "clock" not in flaws:
+            wait()
+        seconds.append((time.perf_counter() - start) / steps)
+    return {"seconds": seconds, "losses": losses}

@@ -1,0 +1,10 @@
+"""PyTorch with its forward and backward compiled by `torch.compile`; the rest as in `torch_eager`."""
+
+from ...work.work import ComparedWork
+from .. import RunningColumn
+from .torch_eager import prepare as prepare_eager
+
+
+def prepare(work: ComparedWork) -> RunningColumn:
+    """The eager step with `torch.compile(loss_of)`."""
+    return prepare_eager(work, compile=True)

@@ -1,0 +1,110 @@
+"""PyTorch on several processes: DDP, FSDP2, or tensor parallelism of the same model, over Gloo or NCCL."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from ...measure.job import ColumnJob
+from ...work.work import Batch, ComparedWork
+from .. import RunningColumn
+from .torch_device import running
+from .torch_eager import as_tensors, build, loss_of, optimizer_of
+
+SPLITS_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
+SPLITS_ROWS = ("o_proj", "down_proj", "fc2")
+
+
+def data_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
+    """Each process holds the whole model; gradients are averaged while the backward pass goes on."""
+    return DistributedDataParallel(module, device_mesh=mesh)
+
+
+def fully_sharded(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
+    """Each process holds a part of every parameter; a layer's are gathered when it runs."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if mixed else None
+    options: dict[str, Any] = {"mesh": mesh, **({"mp_policy": policy} if policy else {})}
+    for layer in layers_of(module):
+        fully_shard(layer, **options)
+    fully_shard(module, **options)
+    return module
+
+
+def tensor_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
+    """Each process holds some heads and some columns of the feed-forward; the rest is whole in all of them."""
+    for layer in layers_of(module):
+        plan = {}
+        for name, part in layer.named_modules():
+            if isinstance(part, torch.nn.Linear):
+                kind = name.rpartition(".")[2]
+                plan[name] = ColwiseParallel() if kind in SPLITS_COLUMNS else RowwiseParallel()
+        parallelize_module(layer, mesh, plan)
+    return module
+
+
+LAYOUTS: dict[str, Callable[..., torch.nn.Module]] = {
+    "replica": data_parallel,
+    "fsdp": fully_sharded,
+    "tensor": tensor_parallel,
+}
+
+
+def layers_of(module: torch.nn.Module) -> torch.nn.ModuleList:
+    """The list of a model's blocks: its longest one."""
+    return max((part for part in module.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
+
+
+def separately(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Its groups cut into distributed and plain tensors: one fused update can't take both."""
+    optimizer.param_groups = [
+        {**group, "params": params}
+        for group in optimizer.param_groups
+        for kind in (True, False)
+        if (params := [p for p in group["params"] if isinstance(p, DTensor) == kind])
+    ]
+    return optimizer
+
+
+def prepare(work: ComparedWork, layout: str) -> RunningColumn:
+    """A step like the one of a single process; what each process sees of a batch is its rows, or, of tensors, all of it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    job = ColumnJob.here()
+    distributed.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{job.port}",
+        rank=job.rank,
+        world_size=job.processes,
+    )
+    if device == "cuda":
+        torch.cuda.set_device(job.rank)
+    mixed = work.precision == "bf16-mixed"
+    mesh = init_device_mesh(device, (job.processes,))
+    module = LAYOUTS[layout](build(work).to(device), mesh, mixed)
+    optimizer = separately(optimizer_of(work, module))
+    autocast = mixed and layout != "fsdp"
+
+    def put(batch: Batch) -> dict[str, torch.Tensor]:
+        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        own = batch if layout == "tensor" else {name: job.own_rows(leaf) for name, leaf in batch.items()}
+        return {
+            name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in as_tensors(own).items()
+        }
+
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            return loss_of(module, batch)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_in_precision(batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return running(work, device, module, put, step, loss_in_precision)

@@ -1,0 +1,83 @@
+"""PyTorch as its users write it: `transformers`' model, `torch.optim`, a plain loop."""
+
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassification
+
+from ...work.work import Batch, ComparedWork, decays
+from .. import RunningColumn
+from .torch_device import running
+
+MODELS = {"vit": ViTForImageClassification, "llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM}
+ATTENTION = {"eager": "eager", "fused": "sdpa"}
+
+
+def build(work: ComparedWork) -> torch.nn.Module:
+    """The model with the work's weights."""
+    dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+    model = MODELS[work.family].from_pretrained(
+        work.folder, attn_implementation=ATTENTION[work.attention], dtype=dtype, local_files_only=True
+    )
+    return model.train()
+
+
+def loss_of(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean cross-entropy of a batch, in float32."""
+    if "image" in batch:
+        return functional.cross_entropy(module(batch["image"]).logits.float(), batch["label"])
+    logits = module(input_ids=batch["tokens"], use_cache=False).logits.float()
+    return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
+
+
+def optimizer_of(work: ComparedWork, module: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW or SGD; norms and biases don't decay."""
+    numbers = work.optimizer
+    if numbers.name == "sgd":
+        return torch.optim.SGD(module.parameters(), lr=numbers.learning_rate, fused=True)
+    groups = [
+        {"params": [p for name, p in module.named_parameters() if decays(name)], "weight_decay": numbers.weight_decay},
+        {"params": [p for name, p in module.named_parameters() if not decays(name)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=numbers.learning_rate, betas=(numbers.b1, numbers.b2), eps=numbers.epsilon, fused=True
+    )
+
+
+def as_tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """A batch as PyTorch's models take it: channels first, labels of 64 bits."""
+    tensors = {name: torch.from_numpy(leaf) for name, leaf in batch.items()}
+    return {
+        name: leaf.permute(0, 3, 1, 2).contiguous() if name == "image" else leaf.long()
+        for name, leaf in tensors.items()
+    }
+
+
+def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
+    """A step: forward under autocast where precision is mixed, backward, update."""
+    if work.family == "dlrm":
+        from . import torch_dlrm
+
+        return torch_dlrm.prepare(work)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    module = build(work).to(device)
+    optimizer = optimizer_of(work, module)
+    compute = torch.compile(loss_of) if compile else loss_of
+    mixed = work.precision == "bf16-mixed"
+
+    def put(batch: Batch) -> dict[str, torch.Tensor]:
+        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        leaves = as_tensors(batch)
+        return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
+
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
+            return compute(module, batch)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_in_precision(batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return running(work, device, module, put, step, loss_in_precision)

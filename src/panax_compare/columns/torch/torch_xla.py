@@ -1,0 +1,36 @@
+"""PyTorch on XLA: lazy tensors, a graph that is cut by `sync` after every update."""
+
+import torch
+
+from ...work.work import Batch, ComparedWork
+from .. import RunningColumn
+from .torch_device import running
+from .torch_eager import as_tensors, build, loss_of, optimizer_of
+
+
+def prepare(work: ComparedWork) -> RunningColumn:
+    """The eager step on an XLA device."""
+    import torch_xla  # pyright: ignore[reportMissingImports]
+
+    device = torch_xla.device()
+    module = build(work).to(device)
+    optimizer = optimizer_of(work, module)
+
+    def put(batch: Batch) -> dict[str, torch.Tensor]:
+        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        leaves = as_tensors(batch)
+        return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
+
+    def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
+            return loss_of(module, batch)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_in_precision(batch)
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        return loss.detach()
+
+    return running(work, "xla", module, put, step, loss_in_precision)

@@ -1,0 +1,1 @@
+"""Measurement of columns in worker processes."""

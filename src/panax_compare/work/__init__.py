@@ -1,0 +1,1 @@
+"""Definition of the work that all columns do."""

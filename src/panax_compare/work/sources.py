@@ -1,0 +1,59 @@
+"""How long each column's program is, counted from the files that ran."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+from ..columns import Column
+from .work import Family
+
+FOLDER = Path(__file__).parents[1] / "columns"
+
+
+class Length(NamedTuple):
+    """Lines of code: without blank lines, comments and docstrings.
+
+    Attributes:
+        program: What prepares, steps and optimises.
+        model: What had to be written of the model; 0 where a library has it.
+    """
+
+    program: int
+    model: int
+
+
+def length_of(column: Column, family: Family) -> Length:
+    """A column's length for a family of models."""
+    program, model = column.files(family)
+    return Length(
+        sum(count_code_lines(text_of(name)) for name in program), sum(count_code_lines(text_of(name)) for name in model)
+    )
+
+
+def text_of(name: str) -> str:
+    """Return a file of the columns by its module, as `torch.torch_eager`."""
+    return FOLDER.joinpath(*name.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def count_code_lines(text: str) -> int:
+    """Lines that hold code.
+
+    >>> count_code_lines('def f():\\n    \\"\\"\\"Say nothing.\\"\\"\\"\\n    # why\\n    return (\\n        1)\\n')
+    3
+    """
+    documented = set()
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            first = node.body[0]
+            documented |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    held: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped:
+            held |= set(range(token.start[0], token.end[0] + 1))
+    return len(held - documented)

@@ -1,0 +1,151 @@
+"""A run's settings as text, and a task built from it again: of registered classes, and of no others."""
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from panax.core import CheckpointError, RecipeError, Task, register_serializable
+from panax.core.serializable import former_names, readable, readable_in, readable_names
+from panax.data import (
+    Bag,
+    ConcatCorpus,
+    CountVocabulary,
+    Filtered,
+    HashedIds,
+    IntegerIds,
+    Mixture,
+    MixtureComponent,
+    Table,
+    TextFiles,
+)
+from panax.data.files.files import fingerprint
+from panax.run.folder.description import describe, differences, read_described, read_task
+from panax.run.folder.previous_run import with_defaults
+from panax.run.reporting.evaluation import READABLE
+
+
+class Fitted(Task):
+    def init(self, key):
+        return {}, {}
+
+    def parameter_axes(self, params):
+        return params
+
+    def loss(self, params, state, batch, key, train):
+        raise NotImplementedError
+
+
+@register_serializable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnTask(Fitted):
+    width: int
+    parts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(Fitted):
+    width: int = 1
+
+
+def test_a_task_that_registers_itself_comes_back():
+    task = OwnTask(width=3, parts=("a", "b"))
+    assert read_task(json.dumps(describe(task)), "here") == task
+
+
+def test_a_name_whose_bytes_are_no_text_is_refused_before_a_checkpoint_holds_it():
+    name = os.fsdecode(b"lat\xe9n")
+    with pytest.raises(RecipeError, match=r"hold 'lat.udce9n', which is not UTF-8.*rename"):
+        describe(OwnTask(width=3, parts=(name,)))
+
+
+def test_nothing_else_is_built():
+    with pytest.raises(
+        CheckpointError, match=r"here describes a Unregistered; this command builds DecoderTask, Deco.*, OwnT"
+    ):
+        read_task(json.dumps(describe(Unregistered())), "here")
+    for text in ('{"type": "Popen", "args": "true"}', '{"type": 3}', "{}", '{"type": "subprocess.Popen"}'):
+        with pytest.raises(CheckpointError, match="and no other class"):
+            read_task(text, "here")
+    with pytest.raises(CheckpointError, match="does not describe a task"):
+        read_task('{"type": "Pipeline"}', "here")
+    with pytest.raises(CheckpointError, match="OwnTask has no field 'depth'; it was saved by a newer Panax"):
+        read_task('{"type": "OwnTask", "width": 1, "depth": 2}', "here")
+
+
+def test_what_can_be_registered():
+    assert register_serializable(OwnTask) is OwnTask
+    with pytest.raises(TypeError, match="is not a dataclass"):
+        register_serializable(Fitted)
+    with pytest.raises(ValueError, match="'OwnTask' is registered already"):
+        register_serializable(dataclasses.make_dataclass("OwnTask", ["width"]))
+    with pytest.raises(ValueError, match="'VitTask' is registered already"):
+        register_serializable(dataclasses.make_dataclass("VitTask", ["width"]))
+    again = type("OwnTask", (OwnTask,), {"__module__": OwnTask.__module__, "__qualname__": OwnTask.__qualname__})
+    assert register_serializable(again) is again is readable("OwnTask")
+    register_serializable(OwnTask)
+
+
+def test_a_module_is_imported_when_a_file_names_its_class():
+    code = (
+        "import sys, panax\n"
+        "from panax.core.serializable import readable, readable_names\n"
+        "assert readable('RolledReplay') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
+        "assert readable('VitTask').__module__ == 'panax.models.vision.vit_task'\n"
+        "assert all(isinstance(readable(name), type) for name in readable_names())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_panax_own_classes_are_those_of_its_tasks():
+    importlib.import_module("panax.models")
+    own = {name for name in readable_names() if readable(name).__module__.startswith("panax.")}
+    assert own == {
+        "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
+        "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
+        "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
+        "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",
+        "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum",
+    }  # fmt: skip
+    assert readable_in("panax.models") is None
+
+
+def old_form(value):
+    """Settings as version 0.1.1 wrote them: classes under the names that they had."""
+    if isinstance(value, dict):
+        return {key: former_names(item) if key == "type" else old_form(item) for key, item in value.items()}
+    return [old_form(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Mixture(parts=(MixtureComponent(name="a", corpus=ConcatCorpus(corpora=(TextFiles(paths=("a.txt",)),))),)),
+        Table(paths=("a.csv",), bags=(Bag(column="id", ids=CountVocabulary(min_count=2)),)),
+        Table(paths=("a.csv",), bags=(Bag(column="id", ids=IntegerIds(rows=4)), Bag(column="user", ids=HashedIds()))),
+    ],
+    ids=["texts", "counted", "ids"],
+)
+def test_settings_that_name_a_class_as_it_was_called_are_the_same(value):
+    now = json.loads(json.dumps(describe(value)))
+    before = old_form(now)
+    assert before != now and list(differences(before, now)) == []
+    assert with_defaults(before, value).keys() == now.keys()
+    assert read_described(before, "here", READABLE) == value
+
+
+def test_another_class_is_another_setting():
+    assert list(differences({"type": "Part"}, {"type": "Filtered"})) == ["type: Part -> Filtered"]
+
+
+def test_fingerprints_hash_the_names_that_classes_had(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    joined = ConcatCorpus(corpora=(TextFiles(paths=(str(tmp_path / "a.txt"),)),))
+    assert Filtered(corpus=joined, min_characters=1).fingerprint() == fingerprint(
+        "filtered", "Joined", joined.fingerprint(), 1, None, "", ""
+    )
+    assert former_names(repr(Bag(column="id", ids=IntegerIds(rows=4)))).count("Numbered(rows=4)") == 1

@@ -1,0 +1,76 @@
+"""A text is continued by any task that generates: the decoder is one of them, and nothing here knows of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+
+from panax.core import Evaluation, RecipeError, Task
+from panax.data.text.tokenizer import Tokenizer
+from panax.run.reporting.generation import continue_text
+
+
+class Counting(Task):
+    """Continues a row by the numbers that follow its last one."""
+
+    generates = True
+
+    def init(self, key):
+        return {"by": jnp.int32(1)}, {}
+
+    def loss(self, params, state, batch, key, train):
+        return Evaluation({}, state, {})
+
+    def parameter_axes(self, params):
+        return {"by": ()}
+
+    def generate(self, params, state, prompt, count, key, *, temperature=1.0, top_k=0):
+        return prompt[:, -1:] + params["by"] * jnp.arange(1, count + 1)[None]
+
+
+class Letters(Tokenizer):
+    """A tokenizer of ASCII letters."""
+
+    def __init__(self):
+        self.start_of_document, self.end_of_document = (), ord("h")
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+PARAMS = {"by": jnp.int32(1)}
+
+
+def test_a_task_of_ones_own_continues_a_text():
+    assert continue_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=3) == "cde"
+    # As far as the end of the document.
+    assert continue_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=30) == "cdefg"
+
+
+@pytest.mark.parametrize(
+    ("task", "tokenizer", "prompt", "settings", "message"),
+    [
+        (Counting(), None, "a", {}, "Counting has no tokenizer; a text model with its tokenizer continues a text"),
+        (Counting(), Letters(), "", {}, "the prompt is empty; give at least one character"),
+        (Counting(), Letters(), "a", {"tokens": 0}, "tokens=0; expected 1 or more"),
+        (Counting(), Letters(), "a", {"temperature": -1.0}, "temperature=-1.0"),
+    ],
+)
+def test_what_can_not_be_continued_is_an_error(task, tokenizer, prompt, settings, message):
+    with pytest.raises(RecipeError, match=message):
+        continue_text(task, PARAMS, {}, tokenizer, prompt, **settings)
+
+
+def test_a_task_that_does_not_generate_says_so():
+    class Silent(Counting):
+        generates = False
+        generate = Task.generate
+
+    with pytest.raises(RecipeError, match="Silent does not generate; a text model"):
+        continue_text(Silent(), PARAMS, {}, Letters(), "a")
+    with pytest.raises(RecipeError, match="Silent does not generate; a task that does says so"):
+        Silent().generate(PARAMS, {}, jnp.ones((1, 1), jnp.int32), 1, jax.random.key(0))
+    assert tiny.task().generates
