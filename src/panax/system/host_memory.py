@@ -18,7 +18,7 @@ _FILES = {
 
 
 def host_bytes() -> int:
-    """Return the bytes of host memory that this process may use: the least of the host's memory, its cgroups' limits and `ulimit -v`."""
+    """Return the bytes of host memory that this process may use: the least that the host, its cgroups and `ulimit -v` allow."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
