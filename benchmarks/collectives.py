@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from panax_compare.measure.job import free_port
+from panax_compare.measure.job import find_free_port
 
 TURNS = 10
 SIZES = {"4 KiB": 1 << 10, "4 MiB": 1 << 20}
@@ -21,7 +21,7 @@ SIZES = {"4 KiB": 1 << 10, "4 MiB": 1 << 20}
 def main() -> None:
     if len(sys.argv) == 4:
         return worker(*map(int, sys.argv[1:]))
-    processes, port = int((sys.argv[1:] or ["2"])[0]), free_port()
+    processes, port = int((sys.argv[1:] or ["2"])[0]), find_free_port()
     for busy in (False, True):
         print(f"\n{'beside another program on each core' if busy else 'alone'}, ms: median (least to most)", flush=True)
         others = [burner(core) for core in sorted(os.sched_getaffinity(0))[:processes]] if busy else []
@@ -49,7 +49,7 @@ def worker(processes: int, index: int, port: int) -> None:
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
-    from panax.job.cpu_scheduling import choose
+    from panax.job.cpu_scheduling import set_batch_policy
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{port}"
@@ -77,7 +77,7 @@ def worker(processes: int, index: int, port: int) -> None:
             number = 4 if count > 1 << 16 else 32
             for turn in range(2 * TURNS):
                 policy = ("usual", "batch")[turn % 2]
-                choose(batch=policy == "batch")
+                set_batch_policy(batch=policy == "batch")
                 began = time.perf_counter()
                 for _ in range(number):
                     function(x).block_until_ready()

@@ -52,11 +52,11 @@ def jax_columns(options, groups: int, skewed: bool) -> dict:
     import numpy as np
 
     from panax.core import Target
-    from panax.kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+    from panax.kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
 
     sizes, (x, y, w) = sizes_of(options, groups, skewed), arrays(options, groups)
     tile = choose_tile(Target(options.platform), rows=options.rows, groups=groups)
-    layout = Groups(sizes=jnp.asarray(sizes, jnp.int32), rows=aligned_rows(options.rows, groups, tile), tile=tile)
+    layout = Groups(sizes=jnp.asarray(sizes, jnp.int32), rows=aligned_row_count(options.rows, groups, tile), tile=tile)
     place = np.concatenate([start + np.arange(size) for start, size in zip(np.asarray(layout.starts), sizes)])
 
     def aligned(a):

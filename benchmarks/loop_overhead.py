@@ -26,8 +26,8 @@ from panax.run.loop import Run
 from panax.run.recovery.checkpointing import CheckpointSchedule
 from panax.run.recovery.interrupt import SignalHandler
 from panax.run.reporting.history import read_history
-from panax.run.reporting.report import Report
-from panax.run.start import Start, open_folder
+from panax.run.reporting.report import RunReporter
+from panax.run.start import RunStart, open_folder
 from panax_recipes.quickstart import quickstart
 
 
@@ -84,8 +84,10 @@ def main() -> None:
                 return state
 
             def loop(state, prepared=prepared):
-                with contextlib.closing(Report(prepared, 0, (tracker,), lambda line: None)) as report:
-                    run = Run(prepared, Start(state, 0, None, None), keeper, report, SignalHandler(), lambda line: None)
+                with contextlib.closing(RunReporter(prepared, 0, (tracker,), lambda line: None)) as report:
+                    run = Run(
+                        prepared, RunStart(state, 0, None, None), keeper, report, SignalHandler(), lambda line: None
+                    )
                     for batch in run:
                         run.after_step(run.take_step(batch))
                     return run.finish().state

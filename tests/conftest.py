@@ -42,11 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(jax.devices()) != 8:
         sys.exit("the tests need 8 simulated devices; something imported jax before tests/conftest.py did")
 
-    from panax.kernels.cpu.choice import choice_of_environment, use  # After the line that looks at the devices.
+    from panax.kernels.cpu.choice import (  # After the line that looks at the devices.
+        read_environment_choice,
+        use_choice,
+    )
 
-    kernels = choice_of_environment()
+    kernels = read_environment_choice()
     assert kernels is not None
-    use(kernels)
+    use_choice(kernels)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -59,14 +62,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def library(request, monkeypatch):
     """What multiplies on CPU, at any size: the C files' own kernels, Intel's library in them, or XLA."""
     from panax.kernels.cpu import choice as cpu_kernels
-    from panax.kernels.cpu.native import missing
+    from panax.kernels.cpu.native import unavailable_reason
 
     name = request.param
     if name != "xla":
-        assert not any(missing(name, dtype) for dtype in cpu_kernels.DTYPES), (
+        assert not any(unavailable_reason(name, dtype) for dtype in cpu_kernels.DTYPES), (
             "the tests need a C compiler and the extra mkl"
         )
     works = {f"{work}_{dtype}": name for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     monkeypatch.setattr(cpu_kernels, "_current", cpu_kernels.CpuKernels(**works))
-    monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
+    monkeypatch.setattr("panax.kernels.product.MIN_PRODUCTS", 1)
     return name

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from panax.adapters.torch.state.drawing import SameDraws
+from panax.adapters.torch.state.drawing import ReplayDrawsMode
 from panax.adapters.torch.tracing.values import as_numpy
 from panax.core import total_loss
 from panax.data.loading.iterable import as_batch
@@ -32,7 +32,7 @@ def ours(task, batch, key=None, train=True):
 
 def theirs(module, loss, batch, key=None):
     """(loss, gradients by name) by PyTorch; the module's buffers are afterwards those after the step."""
-    with SameDraws(jax.random.key(0) if key is None else key):
+    with ReplayDrawsMode(jax.random.key(0) if key is None else key):
         value = loss(module, batch)
     value.backward()
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

@@ -22,7 +22,7 @@ import jax
 
 from panax.core.errors import PanaxError
 from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS
-from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, SOURCES, manifest_of
+from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, SOURCES, build_manifest
 from panax.kernels.cpu.native import TARGETS
 
 VERSION = importlib.metadata.version("panax-jax")
@@ -77,7 +77,7 @@ def build(folder: Path, platform: Platform) -> Path:
             if problems := list(find_faults(library, platform)):
                 raise PanaxError(f"{library.name} for {platform.tag}: {'; '.join(problems)}")
             wheel.write(library, f"{PACKAGE}/{library.name}")
-        wheel.writestr(f"{PACKAGE}/{MANIFEST}", manifest_of(Path(scratch).iterdir()))
+        wheel.writestr(f"{PACKAGE}/{MANIFEST}", build_manifest(Path(scratch).iterdir()))
         wheel.writestr(
             f"{PACKAGE}/__init__.py",
             '"""The C files of panax-jax, compiled; panax.kernels.cpu.library loads them."""\n',

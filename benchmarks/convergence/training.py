@@ -30,7 +30,7 @@ from panax.core import Axes
 from panax.core.params.selection import LayerParameters
 from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask
-from panax.optim import Optimizer, OwnSchedule, Transformation
+from panax.optim import CustomSchedule, Optimizer, Transformation
 from panax.run import Experiment
 from panax.run.preparation import PreparedRun, prepare
 from panax.train import evaluate_all
@@ -57,7 +57,9 @@ class Rated(Optimizer):
             def rate(step: Any) -> Any:
                 return state["rate"] * jnp.minimum(1.0, (step + 1) / state["warmup"])
 
-            rated = dataclasses.replace(self.inner, schedule=OwnSchedule(function=rate)).build(axes, num_steps, layers)
+            rated = dataclasses.replace(self.inner, schedule=CustomSchedule(function=rate)).build(
+                axes, num_steps, layers
+            )
             changes, inner = rated.update(gradients, state["inner"], params)
             return changes, {**state, "inner": inner}
 

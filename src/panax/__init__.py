@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 # Registers the axes of Panax's own layers, whichever room is imported first.
 from . import layers as layers
-from .core.lazy import lazily
-from .core.serializable import readable_in
+from .core.lazy import lazy_getattr
+from .core.serializable import register_serializable_module
 
 if TYPE_CHECKING:
     from . import adapters, hooks
-    from .core import Task, debugging
+    from .core import Task, is_debugging
     from .job.join import join
-    from .metrics.report import report, until_loss
+    from .metrics.report import report, time_to_loss
     from .plan.goodput import simulate
     from .presets.experiments import preset
     from .run import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.1"
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "core": ("Task", "debugging"),
@@ -50,17 +50,21 @@ __getattr__ = lazily(
     rooms=("adapters", "hooks"),
 )
 
-readable_in("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
-readable_in("panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig")
-readable_in("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
-readable_in("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
-readable_in("panax.parallel", "Pipeline")
-readable_in("panax.agents", "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy")
+register_serializable_module("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
+register_serializable_module(
+    "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
+)
+register_serializable_module("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
+register_serializable_module("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
+register_serializable_module("panax.parallel", "Pipeline")
+register_serializable_module(
+    "panax.agents", "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy"
+)
 # Not Gymnasium: it starts processes, which import modules by name.
-readable_in("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
+register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step",
-    "debugging", "evaluate", "find_batch", "find_lr", "fit", "hooks", "join", "load", "open_run", "preset", "report",
-    "simulate", "sweep", "until_loss",
+    "is_debugging", "evaluate", "find_batch", "find_lr", "fit", "hooks", "join", "load", "open_run", "preset", "report",
+    "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

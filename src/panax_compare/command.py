@@ -11,14 +11,14 @@ from pathlib import Path
 from panax.cli.parser import Parser
 from panax.core.errors import RecipeError
 from panax.metrics.report.costs import Rate
-from panax.metrics.report.until import format_until, until_loss
+from panax.metrics.report.until import format_time_to_loss, time_to_loss
 
 from .columns import COLUMNS, DISTRIBUTED, EVERY
 from .measure.measuring import measure
-from .measure.racing import Race, Until, table
+from .measure.racing import Race, StopCondition, format_race_table
 from .report import write_report
 from .results import read_comparison
-from .work.settings import ATTENTIONS, OPTIMIZERS, PRECISIONS, SIZES, USUAL, Settings
+from .work.settings import ATTENTIONS, DEFAULTS, OPTIMIZERS, PRECISIONS, SIZES, Settings
 
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model
@@ -27,9 +27,9 @@ resumes from where it was interrupted. With --until-loss: what each column, or e
 held-out loss.
 """
 
-OF_RUNS = ("until_loss", "price_per_hour", "currency", "interpolate")
+RUN_SETTINGS = ("until_loss", "price_per_hour", "currency", "interpolate")
 """Flags for a loss to reach, of which runs that are there take all."""
-OF_COLUMNS = ("evaluate_every", "max_steps")
+COLUMN_SETTINGS = ("evaluate_every", "max_steps")
 """Those that only columns take."""
 
 
@@ -81,8 +81,12 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--until-loss", type=float, metavar="X", help="steps, samples, time and cost of each to this held-out loss"
     )
-    runs.add_argument("--evaluate-every", type=int, metavar="N", help=f"steps of a column; by default {Until.every}")
-    runs.add_argument("--max-steps", type=int, metavar="N", help=f"that a column may take; by default {Until.steps}")
+    runs.add_argument(
+        "--evaluate-every", type=int, metavar="N", help=f"steps of a column; by default {StopCondition.every}"
+    )
+    runs.add_argument(
+        "--max-steps", type=int, metavar="N", help=f"that a column may take; by default {StopCondition.steps}"
+    )
     runs.add_argument("--price-per-hour", type=float, metavar="P", help="of one device; without it there are no costs")
     runs.add_argument("--currency", default="", help="in which the price is; by default USD")
     runs.add_argument(
@@ -93,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def read_settings(options: argparse.Namespace) -> Settings:
     """The settings that the flags say.
 
     Raises:
@@ -109,7 +113,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
             f"{' and '.join(options.work)} can't be compared at once; give one work, or folders of runs with --until-loss X"
         )
     if options.until_loss is None:
-        for name in (*OF_RUNS[1:], *OF_COLUMNS):
+        for name in (*RUN_SETTINGS[1:], *COLUMN_SETTINGS):
             if getattr(options, name):
                 raise RecipeError(f"{_flag(name)} has no effect without --until-loss")
     [values["work"]] = options.work
@@ -118,7 +122,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if values["columns"]:
             raise RecipeError("--distributed chooses columns, and --columns names some; leave one of them out")
         values["columns"] = (COLUMNS[0].name, *(column.name for column in DISTRIBUTED))
-    usual: dict[str, str | int] = dict(zip(("optimizer", "batch_size"), USUAL.get(values["work"], ())))
+    usual: dict[str, str | int] = dict(zip(("optimizer", "batch_size"), DEFAULTS.get(values["work"], ())))
     if options.work[0] == "dlrm" and not values["columns"]:
         values["columns"] = tuple(column.name for column in EVERY if "dlrm" in column.families)
     for name in ("optimizer", "batch_size", "steps", "rounds"):
@@ -139,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         from .published import run_published
 
         return run_published(options, command, _say)
-    settings = settings_of(options)
+    settings = read_settings(options)
     folder = Path(options.directory or f"comparisons/{settings.name}")
     code = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -168,14 +172,16 @@ def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
         )
     given = {name: getattr(options, name) for name in ("evaluate_every", "max_steps")}
     names = {"evaluate_every": "every", "max_steps": "steps"}
-    until = Until(loss=options.until_loss, **{names[name]: value for name, value in given.items() if value is not None})
+    until = StopCondition(
+        loss=options.until_loss, **{names[name]: value for name, value in given.items() if value is not None}
+    )
     rate = Rate.of(options.price_per_hour, options.currency or "USD")
     for name in ("steps", "rounds"):
         if getattr(options, name) is not None:
             raise RecipeError(
                 f"{_flag(name)} has no effect with --until-loss, which has no timed turns; set --max-steps"
             )
-    settings = settings_of(options)
+    settings = read_settings(options)
     folder = Path(options.directory or f"comparisons/{settings.name}-until-{until.loss:g}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     race = Race(settings, until, folder, command, _say)
@@ -185,7 +191,7 @@ def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
         _say("stopped; columns that ended are kept, and the same command trains the others from their beginning")
         return 130
     work = race.comparison.work
-    print(table(arrivals, until, work["unit"], work["units_per_step"], rate.per_hour, rate.currency))
+    print(format_race_table(arrivals, until, work["unit"], work["units_per_step"], rate.per_hour, rate.currency))
     for entry in race.comparison.columns.values():
         if entry.state in ("failed", "absent", "impossible"):
             print(f"{entry.title}: {entry.state}: {entry.reason}")
@@ -196,18 +202,18 @@ def _until_loss(options: argparse.Namespace) -> int:
     """Show what runs took to a loss. Returns 1 where none of them has come there."""
     usual = parser().parse_args(["runs"])
     for name, value in vars(usual).items():
-        if name not in ("work", *OF_RUNS) and getattr(options, name) != value:
+        if name not in ("work", *RUN_SETTINGS) and getattr(options, name) != value:
             raise RecipeError(
                 f"{_flag(name)} has no effect with --until-loss and folders of runs, which are read as they are"
             )
     rate = Rate.of(None, options.currency or "USD")
-    found = until_loss(
+    found = time_to_loss(
         *options.work,
         loss=options.until_loss,
         price_per_hour=options.price_per_hour,
         interpolate=options.interpolate,
     )
-    print("\n".join(format_until(found, options.until_loss, rate.currency)))
+    print("\n".join(format_time_to_loss(found, options.until_loss, rate.currency)))
     return 0 if any(each.step is not None for each in found) else 1
 
 

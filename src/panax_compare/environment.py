@@ -64,7 +64,7 @@ def free_device_bytes() -> int:
     """What the fullest NVIDIA GPU has left; without a limit where that can't be asked."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
     try:
-        return min(int(line) for line in children.run(command, 30).output.split()) * 2**20
+        return min(int(line) for line in children.run_command(command, 30).output.split()) * 2**20
     except (OSError, ValueError):
         return 2**62
 
@@ -76,7 +76,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-class Load:
+class MachineLoad:
     """Who used the machine's cores over a time: this comparison's processes, and all others."""
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """Numbers as a reader wants them."""
 
 
-def seconds(value: float | int | None) -> str:
+def format_seconds(value: float | int | None) -> str:
     """A duration with three digits.
 
-    >>> seconds(0.01234), seconds(2.5), seconds(75.0), seconds(None)
+    >>> format_seconds(0.01234), format_seconds(2.5), format_seconds(75.0), format_seconds(None)
     ('12.3 ms', '2.50 s', '75.0 s', '')
     """
     if value is None:
@@ -14,10 +14,10 @@ def seconds(value: float | int | None) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:,.1f} s"
 
 
-def size(value: float | int | None) -> str:
+def format_size(value: float | int | None) -> str:
     """Bytes in the unit that fits.
 
-    >>> size(3 * 2**30), size(5 * 2**20), size(300 * 2**10)
+    >>> format_size(3 * 2**30), format_size(5 * 2**20), format_size(300 * 2**10)
     ('3.00 GiB', '5 MiB', '300 KiB')
     """
     if value is None:
@@ -27,10 +27,10 @@ def size(value: float | int | None) -> str:
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
-def rate(value: float | int | None) -> str:
+def format_rate(value: float | int | None) -> str:
     """A number per second.
 
-    >>> rate(3.217), rate(12345.6)
+    >>> format_rate(3.217), format_rate(12345.6)
     ('3.22', '12,346')
     """
     if value is None:
@@ -38,14 +38,14 @@ def rate(value: float | int | None) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def percent(value: float | int | None) -> str:
+def format_percent(value: float | int | None) -> str:
     return "" if value is None else f"{value * 100:.1f} %"
 
 
-def ratio(value: tuple[float, float, float] | None) -> str:
+def format_ratio(value: tuple[float, float, float] | None) -> str:
     """The median, with the least and the most.
 
-    >>> ratio((1.234, 1.1, 1.4))
+    >>> format_ratio((1.234, 1.1, 1.4))
     '1.23 (1.10 to 1.40)'
     """
     return "" if value is None else f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})"

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
-from panax.system.owned_dir import remove_marked
+from panax.system.owned_dir import remove_owned_dir
 
 from .environment import describe_machine, has_gpu
 from .measure.crew import ColumnError, WorkerGroup
-from .measure.measuring import make
+from .measure.measuring import make_fixtures
 from .work.settings import Settings
 
 SIDES = {"torch": "PyTorch", "jax": "JAX"}
@@ -47,7 +47,7 @@ FLAWS: dict[str, tuple[str, str]] = {
 }
 """Each flaw's name and what it is."""
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 class Variant(NamedTuple):
@@ -91,7 +91,7 @@ class Published:
         return self.found.get(variant, {}).get(side, {}).get("losses", [])
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def read_published_settings(options: argparse.Namespace) -> Settings:
     """The published setting; a size, a batch and a number of layers may shrink it.
 
     Raises:
@@ -119,7 +119,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-def measure_published(settings: Settings, folder: Path, command: str, steps: int, rounds: int, say: Say) -> Published:
+def measure_published(settings: Settings, folder: Path, command: str, steps: int, rounds: int, say: LogFn) -> Published:
     """Run both sides of every variant, each in a fresh process. What was finished before is kept.
 
     Raises:
@@ -128,7 +128,7 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
     folder.mkdir(parents=True, exist_ok=True)
     published = _begun(folder, Published(dataclasses.asdict(settings), command, steps, rounds))
     published.environment = describe_machine()
-    published.title = make(settings, folder).title
+    published.title = make_fixtures(settings, folder).title
     say(published.title)
     for variant in variants(has_gpu()):
         for side in SIDES:
@@ -150,7 +150,7 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
                     found[side] = {"error": str(error)}
                     say(f"{variant.title}, {SIDES[side]}: failed: {error}")
             _save(folder, published)
-    remove_marked(folder / "work")
+    remove_owned_dir(folder / "work")
     return published
 
 
@@ -179,11 +179,11 @@ def _save(folder: Path, published: Published) -> None:
     partial.replace(folder / RESULTS)
 
 
-def run_published(options: argparse.Namespace, command: str, say: Say) -> int:
+def run_published(options: argparse.Namespace, command: str, say: LogFn) -> int:
     """`panax compare vit --as-published`: measure and write the report. Returns the exit code."""
     from .report.published import write_published
 
-    settings = settings_of(options)
+    settings = read_published_settings(options)
     steps, rounds = options.steps or 3, options.rounds or 3
     folder = Path(options.directory or f"comparisons/published-{settings.name}")
     code = 0

@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from panax.core.finite_stats import ascending, greatest, least
+from panax.core.finite_stats import max_finite, min_finite, sort_finite_first
 
 from .columns import EVERY, Column
-from .formatting import join_words, ratio, seconds, size
+from .formatting import format_ratio, format_seconds, format_size, join_words
 from .results import ColumnResult, Comparison
-from .verdict import ColumnFigures, verdict
-from .work.sources import Length, length_of
+from .verdict import ColumnFigures, describe_verdict
+from .work.sources import CodeLength, count_column_lines
 
 RETRACED = 5.0
 """A step that takes so many times as long as usual was compiled anew."""
@@ -22,7 +22,7 @@ class Answer(NamedTuple):
     evidence: tuple[str, ...]
 
 
-def answers(comparison: Comparison, rows: list[ColumnFigures]) -> list[Answer]:
+def answer_questions(comparison: Comparison, rows: list[ColumnFigures]) -> list[Answer]:
     """One for each of the five questions."""
     return [
         _abstraction(comparison),
@@ -44,10 +44,12 @@ def _ran(comparison: Comparison) -> list[tuple[Column, ColumnResult]]:
 def _abstraction(comparison: Comparison) -> Answer:
     question = "Abstraction and extensibility"
     family = comparison.work["family"]
-    lengths: list[tuple[Column, Length]] = [(column, length_of(column, family)) for column, _ in _ran(comparison)]
+    lengths: list[tuple[Column, CodeLength]] = [
+        (column, count_column_lines(column, family)) for column, _ in _ran(comparison)
+    ]
     if not lengths:
         return Answer(question, "No column ran, so this run says nothing.", ())
-    ordered = ascending(lengths, key=lambda found: sum(found[1]))
+    ordered = sort_finite_first(lengths, key=lambda found: sum(found[1]))
     shortest, longest = ordered[0], ordered[-1]
     without = [column.title for column, length in lengths if not length.model]
     answer = (
@@ -66,21 +68,21 @@ def _abstraction(comparison: Comparison) -> Answer:
 
 
 def _performance(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[str, tuple[str, ...]]:
-    said = verdict(comparison, rows)
+    said = describe_verdict(comparison, rows)
     evidence = [
-        f"{row.title}: {seconds(row.seconds)} a step ({seconds(row.low)} to {seconds(row.high)})"
-        + (f", {ratio(row.ratio)} times the fastest PyTorch column" if row.ratio else "")
-        + (f", {seconds(row.cpu_seconds)} of CPU time" if row.cpu_seconds is not None else "")
+        f"{row.title}: {format_seconds(row.seconds)} a step ({format_seconds(row.low)} to {format_seconds(row.high)})"
+        + (f", {format_ratio(row.ratio)} times the fastest PyTorch column" if row.ratio else "")
+        + (f", {format_seconds(row.cpu_seconds)} of CPU time" if row.cpu_seconds is not None else "")
         for row in rows
         if row.seconds is not None
     ]
     timed = [row for row in rows if row.compared and row.peak_bytes]
     if len(timed) > 1:
-        smallest = least(timed, key=lambda row: row.peak_bytes or 0)
-        largest = greatest(timed, key=lambda row: row.peak_bytes or 0)
+        smallest = min_finite(timed, key=lambda row: row.peak_bytes or 0)
+        largest = max_finite(timed, key=lambda row: row.peak_bytes or 0)
         evidence.append(
-            f"Memory: {smallest.title} the least, {size(smallest.peak_bytes)}; {largest.title} the most, "
-            f"{size(largest.peak_bytes)}"
+            f"Memory: {smallest.title} the least, {format_size(smallest.peak_bytes)}; {largest.title} the most, "
+            f"{format_size(largest.peak_bytes)}"
         )
     return " ".join(said), tuple(evidence)
 
@@ -97,7 +99,7 @@ def _distributed(comparison: Comparison) -> Answer:
     evidence = tuple(
         f"{column.title}: {entry.processes} processes"
         + (
-            f", {join_words([size(sent) for sent in entry.sent_bytes])} sent by each in a step"
+            f", {join_words([format_size(sent) for sent in entry.sent_bytes])} sent by each in a step"
             if entry.sent_bytes
             else ""
         )
@@ -113,14 +115,14 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
     ran = [row for row in rows if row.first_step_seconds is not None]
     if not ran:
         return Answer(question, "No column ran, so this run says nothing.", ())
-    quick = least(ran, key=lambda row: row.first_step_seconds or 0.0)
-    slow = greatest(ran, key=lambda row: row.first_step_seconds or 0.0)
+    quick = min_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
+    slow = max_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
     said = (
-        f"{quick.title} shows its first loss {seconds(quick.first_step_seconds)} after its process starts, the soonest; "
-        f"{slow.title} needs {seconds(slow.first_step_seconds)}."
+        f"{quick.title} shows its first loss {format_seconds(quick.first_step_seconds)} after its process starts, the soonest; "
+        f"{slow.title} needs {format_seconds(slow.first_step_seconds)}."
     )
     evidence = [
-        f"{row.title}: first loss after {seconds(row.first_step_seconds)}, of which {seconds(row.compile_seconds)} went to "
+        f"{row.title}: first loss after {format_seconds(row.first_step_seconds)}, of which {format_seconds(row.compile_seconds)} went to "
         "tracing and compiling"
         for row in ran
     ]
@@ -128,34 +130,34 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
     probed = [(column, entry) for column, entry in _columns(comparison) if entry.probe]
     free = []
     for column, entry in probed:
-        text, at_once = another_shape(entry.probe, usual[column.name])
+        text, at_once = describe_new_shape(entry.probe, usual[column.name])
         free += [column.title] if at_once else []
         evidence.append(f"{column.title}, a batch with a row fewer: {text}")
     evidence += [
-        f"{column.title}, a batch with a label too few: {wrong_batch(entry.probe)}" for column, entry in probed
+        f"{column.title}, a batch with a label too few: {describe_wrong_batch(entry.probe)}" for column, entry in probed
     ]
     if probed:
         said += f" A batch of another size was taken without compiling by {join_words(free)}."
     return Answer(question, said, tuple(evidence))
 
 
-def another_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool]:
+def describe_new_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool]:
     """What a batch of another shape led to, and whether it was taken as any other."""
     if "failed" in probe:
         return f"the process failed: {probe['failed']}", False
     first, second = probe["another_shape"]
     if "error" in first:
-        return f"refused after {seconds(first['seconds'])}: {first['error']}", False
+        return f"refused after {format_seconds(first['seconds'])}: {first['error']}", False
     least = min(second.get("seconds", first["seconds"]), usual or first["seconds"])
     if first["seconds"] < RETRACED * least:
-        return f"taken as it is ({seconds(first['seconds'])})", True
+        return f"taken as it is ({format_seconds(first['seconds'])})", True
     return (
-        f"recompiled, unasked, in {seconds(first['seconds'])}; the next such batch took {seconds(second['seconds'])}",
+        f"recompiled, unasked, in {format_seconds(first['seconds'])}; the next such batch took {format_seconds(second['seconds'])}",
         False,
     )
 
 
-def wrong_batch(probe: dict[str, Any]) -> str:
+def describe_wrong_batch(probe: dict[str, Any]) -> str:
     """What a batch that can't be right led to."""
     if "failed" in probe:
         return f"the process failed: {probe['failed']}"
@@ -165,9 +167,7 @@ def wrong_batch(probe: dict[str, Any]) -> str:
     place = (
         "names a line of the column's own file" if found["names_own_file"] else "names no line of the column's own file"
     )
-    return (
-        f"`{found['error']}`, after {seconds(found['seconds'])}; the traceback has {found['frames']} frames and {place}"
-    )
+    return f"`{found['error']}`, after {format_seconds(found['seconds'])}; the traceback has {found['frames']} frames and {place}"
 
 
 def _ecosystem(comparison: Comparison) -> Answer:

@@ -116,7 +116,7 @@ def read_comparison(folder: Path) -> Comparison | None:
         ) from error
 
 
-def begun(folder: Path, settings: dict[str, Any]) -> Comparison:
+def resume_or_start(folder: Path, settings: dict[str, Any]) -> Comparison:
     """The comparison in a folder, to go on with, or a new one.
 
     Raises:

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-from panax.core.finite_stats import ascending, greatest, least
+from panax.core.finite_stats import max_finite, min_finite, sort_finite_first
 
 from .measure.peaks import PeakRate, peak_rate
 from .results import ColumnResult, Comparison
@@ -48,17 +48,19 @@ class ColumnFigures:
     others: float | None = None
 
 
-def rows_of(comparison: Comparison) -> list[ColumnFigures]:
+def compute_rows(comparison: Comparison) -> list[ColumnFigures]:
     """A row for each column, in the order of the table."""
     allowed = loss_tolerances(comparison)
-    peak = peak_of(comparison)
+    peak = comparison_peak(comparison)
     plain = {name: _row(comparison, entry, allowed, peak) for name, entry in comparison.columns.items()}
     found = []
     for name, row in plain.items():
         alike = {other: each for other, each in plain.items() if each.layout == row.layout}
-        baseline = baseline_of(comparison, alike)
+        baseline = select_baseline(comparison, alike)
         if baseline is not None and row.compared and row.seconds is not None:
-            row = dataclasses.replace(row, ratio=ratio_of(comparison.columns[name], comparison.columns[baseline]))
+            row = dataclasses.replace(
+                row, ratio=step_time_ratio(comparison.columns[name], comparison.columns[baseline])
+            )
         found.append(row)
     return found
 
@@ -71,7 +73,7 @@ def loss_tolerances(comparison: Comparison) -> list[float]:
     return tolerances(reference, comparison.nudged or None, comparison.settings["precision"])
 
 
-def peak_of(comparison: Comparison) -> PeakRate | None:
+def comparison_peak(comparison: Comparison) -> PeakRate | None:
     """What utilisation divides by."""
     entries = list(comparison.columns.values())
     device = next((entry.device for entry in entries if entry.device), "")
@@ -79,19 +81,19 @@ def peak_of(comparison: Comparison) -> PeakRate | None:
     return peak_rate(device, comparison.settings["precision"], products, registers)
 
 
-def baseline_of(comparison: Comparison, rows: Mapping[str, ColumnFigures]) -> str | None:
+def select_baseline(comparison: Comparison, rows: Mapping[str, ColumnFigures]) -> str | None:
     """The fastest PyTorch column that does the same work; the fastest of all where there is none."""
     timed = [row for row in rows.values() if row.compared and row.seconds is not None]
     torch = [row for row in timed if comparison.columns[row.name].framework == "torch"]
-    fastest = least(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
+    fastest = min_finite(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
     return None if fastest is None else fastest.name
 
 
-def ratio_of(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, float] | None:
+def step_time_ratio(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, float] | None:
     """Step times divided within each round that both had, which takes out what the machine was doing: median, least, most."""
     theirs = {turn["round"]: turn["seconds"] for turn in other.turns}
     ratios = [turn["seconds"] / theirs[turn["round"]] for turn in entry.turns if turn["round"] in theirs]
-    return (statistics.median(ratios), least(ratios), greatest(ratios)) if ratios else None
+    return (statistics.median(ratios), min_finite(ratios), max_finite(ratios)) if ratios else None
 
 
 def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak: PeakRate | None) -> ColumnFigures:
@@ -110,8 +112,8 @@ def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak
     return dataclasses.replace(
         row,
         seconds=seconds,
-        low=least(times),
-        high=greatest(times),
+        low=min_finite(times),
+        high=max_finite(times),
         per_second=comparison.work["units_per_step"] / seconds,
         utilisation=None if peak is None else comparison.work["flops_per_step"] / seconds / peak.flops_per_second,
         cpu_seconds=statistics.median(turn["cpu_seconds"] for turn in entry.turns),
@@ -139,9 +141,11 @@ def _kind(device: str) -> str:
     return "cpu" if "cpu" in device.lower() else "accelerator"
 
 
-def verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[str]:
+def describe_verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[str]:
     """Who is fastest, by how much, and what can't be said, in sentences that hold for these rows."""
-    compared = ascending((row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0)
+    compared = sort_finite_first(
+        (row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0
+    )
     if not compared:
         return ["No column has figures that can be compared."]
     timed = [row for row in compared if not row.layout]
@@ -155,9 +159,9 @@ def verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[str]:
         if row.remark.startswith("not the same work"):
             said.append(f"{row.title} gets no ratio: {row.remark}.")
     others = [row.others for row in compared if row.others is not None]
-    if others and greatest(others) > 0.25:
+    if others and max_finite(others) > 0.25:
         said.append(
-            f"Other programs used {least(others):.1f} to {greatest(others):.1f} cores during the turns: times are longer than "
+            f"Other programs used {min_finite(others):.1f} to {max_finite(others):.1f} cores during the turns: times are longer than "
             "on a quiet machine, and ratios less certain."
         )
     return said
@@ -172,7 +176,7 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
         return [f"{first.title} alone has figures: {first.seconds:.3g} s a step; there is nothing to compare it with."]
     said = []
     for other in timed[1:]:
-        ratio = ratio_of(comparison.columns[other.name], comparison.columns[first.name])
+        ratio = step_time_ratio(comparison.columns[other.name], comparison.columns[first.name])
         if ratio is None:
             continue
         median, least, most = ratio

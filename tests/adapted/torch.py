@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from panax.adapters.torch import task
-from panax.adapters.torch.state.drawing import SameDraws
+from panax.adapters.torch.state.drawing import ReplayDrawsMode
 
 from .case import MOMENTUM, RATE, SIZES, Case, Own, batch
 
@@ -45,7 +45,7 @@ class TorchOwn(Own):
 
     def differentiate(self, batch, key):
         self.optimizer.zero_grad()
-        with SameDraws(key):
+        with ReplayDrawsMode(key):
             value = loss(self.model, tensors(batch))
         value.backward()
         return float(value.detach()), {name: p.grad.numpy().copy() for name, p in self.model.named_parameters()}

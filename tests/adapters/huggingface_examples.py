@@ -16,7 +16,7 @@ with warnings.catch_warnings():
 
 from panax.adapters.huggingface import config_from, load
 from panax.layers import Context
-from panax.models import Decoder, DecoderTask, logits_of
+from panax.models import Decoder, DecoderTask, compute_logits
 
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
@@ -195,7 +195,7 @@ def our_logits(
     params: Decoder, state: dict[str, jax.Array], tokens: jax.Array, position: jax.Array, segment: jax.Array | None
 ) -> jax.Array:
     hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, state=state.get("router_bias"))
-    return logits_of(params, hidden)
+    return compute_logits(params, hidden)
 
 
 def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:

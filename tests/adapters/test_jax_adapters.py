@@ -15,7 +15,7 @@ import pytest
 import panax
 from panax.adapters import equinox, haiku
 from panax.adapters import keras as keras_adapter
-from panax.adapters.keras import by_name
+from panax.adapters.keras import unpack_batch
 from panax.core import RecipeError, TrainingError
 from panax.mesh import MeshShape
 from panax.train import StepConfig
@@ -202,11 +202,11 @@ def test_rows_that_fill_up_a_batch_count_nothing_in_keras(weighted):
 
 def test_batches_of_keras():
     x, y, w = object(), object(), object()
-    assert by_name({"x": x, "y": y}) == (x, y, None) == by_name({"0": x, "1": y})
-    assert by_name({"0": x, "1": y, "2": w}) == (x, y, w) == by_name({"x": x, "y": y, "sample_weight": w})
-    assert by_name({"image": x, "text": w, "y": y}) == ({"image": x, "text": w}, y, None)
+    assert unpack_batch({"x": x, "y": y}) == (x, y, None) == unpack_batch({"0": x, "1": y})
+    assert unpack_batch({"0": x, "1": y, "2": w}) == (x, y, w) == unpack_batch({"x": x, "y": y, "sample_weight": w})
+    assert unpack_batch({"image": x, "text": w, "y": y}) == ({"image": x, "text": w}, y, None)
     with pytest.raises(RecipeError, match=r"leaves \['image', 'label'\]; expected \(x, y\), or names with y"):
-        by_name({"image": x, "label": y})
+        unpack_batch({"image": x, "label": y})
 
 
 ROOT = keras.metrics.RootMeanSquaredError()

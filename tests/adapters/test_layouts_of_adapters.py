@@ -10,7 +10,7 @@ from panax.adapters.adapted import AdaptedTask, Model
 from panax.adapters.calling import call_loss
 from panax.adapters.extras import import_extra
 from panax.adapters.heads import head_axes
-from panax.adapters.layouts import automatic_axes, axes_of
+from panax.adapters.layouts import automatic_axes, infer_axes
 from panax.adapters.losses import read_loss
 from panax.adapters.naming import read_names
 from panax.core import RecipeError
@@ -37,11 +37,11 @@ MESH = {"fsdp": 4, "tensor": 2}
     ],
 )
 def test_what_is_split_over_what(path, shape, kind, expected):
-    assert assign(axes_of(path, shape, kind), shape, STORAGE, MESH) == expected
+    assert assign(infer_axes(path, shape, kind), shape, STORAGE, MESH) == expected
 
 
 def test_members_lie_on_the_expert_axis():
-    axes = axes_of("experts.w1", (8, 64, 256), "members_in_out")
+    axes = infer_axes("experts.w1", (8, 64, 256), "members_in_out")
     assert assign(axes, (8, 64, 256), STORAGE, {"expert": 4, "fsdp": 2}) == (("expert",), ("fsdp",), ())
 
 

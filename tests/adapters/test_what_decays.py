@@ -7,7 +7,7 @@ import pytest
 
 import panax
 from panax.adapters import flax_linen
-from panax.adapters.layouts import meaning_of
+from panax.adapters.layouts import infer_meaning_axes
 from panax.core import named_leaves
 from panax.mesh import MeshShape
 from panax.optim import AdamW, Lamb, Muon, Schedule, Sgd
@@ -78,4 +78,4 @@ def test_a_placement_changes_no_update(name):
     ],
 )
 def test_what_decays_is_read_off_what_a_parameter_is(path, shape, kind, named, expected):
-    assert uses_weight_decay(meaning_of(path, shape, kind, named)) is expected
+    assert uses_weight_decay(infer_meaning_axes(path, shape, kind, named)) is expected

@@ -188,7 +188,7 @@ class ImportGraph:
         return found
 
     def _attributes(self, module: Module, bound: Mapping[str, str]) -> set[str]:
-        """Files behind expressions such as `panax.core.errors.nearest`, for the modules bound to names."""
+        """Files behind expressions such as `panax.core.errors.suggest_name`, for the modules bound to names."""
         found: set[str] = set()
         for node in module.of_type(ast.Attribute):
             names = _chain(node)

@@ -11,14 +11,14 @@ import pytest
 from panax.agents import Dqn, PerceptronPolicy, Ppo, Seeds
 from panax.agents.distributions import SquashedGaussian
 from panax.agents.replay import Replay
-from panax.agents.rollouts import faults_of
+from panax.agents.rollouts import check_rollout
 from panax.core import Loss
 from panax.core.errors import DataError, RecipeError
 from panax.environments import Box, CartPole
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule, Shampoo, Soap
 from panax.train import CompiledStep, Program, StepConfig
-from panax.train.update import scalars_of
+from panax.train.update import collect_scalars
 
 SMALL = {
     "environment": CartPole(max_steps=50), "policy": PerceptronPolicy(hidden=(8,)), "environments": 4, "steps": 8, "epochs": 4,
@@ -135,14 +135,14 @@ def test_the_count_of_transitions_stays_in_32_bits():
 def test_no_number_of_an_environment_is_overlooked(what, value):
     given = {"reward": jnp.zeros((3, 2)), "observation": jnp.zeros((3, 2, 4))}
     given[what] = given[what].at[1].set(value)
-    found = faults_of(**given)
+    found = check_rollout(**given)
     assert bool(found.any)
     with pytest.raises(DataError, match=f"{what} that is not finite: {value}"):
         found.refuse("the batch of step 1")
-    assert not bool(faults_of(jnp.zeros(3), jnp.full(3, -1e30)).any)
+    assert not bool(check_rollout(jnp.zeros(3), jnp.full(3, -1e30)).any)
 
 
 def test_seeds_report_the_mean_of_their_losses():
     task = Seeds(task=Ppo(**SMALL), count=3)
     losses = {"value": Loss(jnp.float32(6.0), jnp.float32(2.0))}
-    assert float(scalars_of(losses, {}, task.num_runs)["loss/value"]) == 1.0
+    assert float(collect_scalars(losses, {}, task.num_runs)["loss/value"]) == 1.0

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.agents import Categorical, DiagonalGaussian, SquashedGaussian, distribution_of
+from panax.agents import Categorical, DiagonalGaussian, SquashedGaussian, make_distribution
 from panax.core.errors import RecipeError
 from panax.environments import Box, Discrete
 
@@ -64,14 +64,14 @@ def test_actions_lie_in_their_space():
     space = Box(low=(-1.0, 0.0), high=(1.0, 8.0), shape=(2,))
     drawn = 30 * jax.random.normal(jax.random.key(1), (100, 2))
     for continuous in ("gaussian", "squashed"):
-        action = distribution_of(space, continuous).action(drawn)
+        action = make_distribution(space, continuous).action(drawn)
         assert jax.vmap(space.contains)(action).all() and action[:, 1].max() == pytest.approx(8.0)
-    assert distribution_of(space).action(jnp.array([[0.25, 3.0]])).tolist() == [[0.25, 3.0]]
+    assert make_distribution(space).action(jnp.array([[0.25, 3.0]])).tolist() == [[0.25, 3.0]]
 
 
 def test_spaces_without_a_distribution_are_refused():
     with pytest.raises(RecipeError, match=r"no distribution over the actions Box.*expected Discrete"):
-        distribution_of(Box(low=0.0, high=9.0, shape=(2,), dtype="int32"))
+        make_distribution(Box(low=0.0, high=9.0, shape=(2,), dtype="int32"))
     with pytest.raises(RecipeError, match=r"not finite.*take 'gaussian'"):
-        distribution_of(Box(low=-float("inf"), high=1.0, shape=(2,)), "squashed")
-    assert distribution_of(Discrete(count=5)) == Categorical(count=5)
+        make_distribution(Box(low=-float("inf"), high=1.0, shape=(2,)), "squashed")
+    assert make_distribution(Discrete(count=5)) == Categorical(count=5)

@@ -10,7 +10,7 @@ from agents.tiny_environments import Endless
 
 import panax
 from panax.agents import Dqn, Film
-from panax.agents.filming import frames_of, states_of
+from panax.agents.filming import render_frames, rollout_states
 from panax.core.errors import RecipeError
 from panax.environments import GridWorld
 from panax.metrics import Tracker
@@ -27,9 +27,9 @@ def test_states_are_those_of_one_episode():
         return memory, jnp.ones(1, jnp.int32)
 
     world = GridWorld(maze=("S..G",), max_steps=9)
-    states, steps = jax.jit(lambda: states_of(world, right, (), jax.random.key(0), 6))()
+    states, steps = jax.jit(lambda: rollout_states(world, right, (), jax.random.key(0), 6))()
     assert int(steps) == 3 and np.asarray(states.cell).tolist() == [0, 1, 2, 3, 3, 3, 3]
-    frames = frames_of(world, jax.device_get(states), np.asarray(steps))
+    frames = render_frames(world, jax.device_get(states), np.asarray(steps))
     assert frames.shape == (4, 16, 64, 3)
     # The walker stands in one cell of each frame, and goes to the right.
     blue = (frames == (50, 110, 180)).all(-1).any(1)

@@ -12,7 +12,7 @@ from agents.tiny_environments import Copy, Endless, Growing, Recall, Sick
 
 import panax
 from panax.agents import DecoderPolicy, PerceptronPolicy, Ppo, RecurrentPolicy, Seeds
-from panax.agents.episodes import Episodes, evaluation_of
+from panax.agents.episodes import Episodes, evaluation_result
 from panax.agents.rollouts import collect_rollout, next_values
 from panax.checkpoint import CheckpointConfig
 from panax.core import named_leaves
@@ -264,7 +264,7 @@ def test_an_evaluation_is_of_whole_episodes_with_an_interval():
     assert found["episodes"].value == 8 and found["unfinished"].value == 0
     assert 5 < float(found["return"].value) <= 20 and float(found["return"].value) == float(found["length"].value)
     totals = jnp.array([1.0, 2.0, 4.0, 9.0])
-    sample = evaluation_of(Episodes(totals, jnp.ones(4, jnp.int32), jnp.array([True] * 3 + [False])), {}).metrics
+    sample = evaluation_result(Episodes(totals, jnp.ones(4, jnp.int32), jnp.array([True] * 3 + [False])), {}).metrics
     assert sample["unfinished"].value == 1
     figures = sample["return"].figures()  # pyright: ignore
     # scipy.stats.t.interval(0.95, 3) is 3.1824 standard errors wide on each side.

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.agents.q_losses import best_value, duelling, error_of, soft_value, target_of, temperature_loss, value_of
+from panax.agents.q_losses import (
+    action_value,
+    best_value,
+    dueling_values,
+    soft_value,
+    td_loss,
+    td_target,
+    temperature_loss,
+)
 
 ROWS, ACTIONS, DISCOUNT = 40, 5, 0.97
 
@@ -35,21 +43,21 @@ def test_targets_of_dqn(numbers):
         best = best_value(jnp.asarray(numbers["target"]), jnp.asarray(numbers["own"]) if double else None)
         reward, terminated = jnp.asarray(numbers["reward"]), jnp.asarray(numbers["terminated"])
         np.testing.assert_allclose(
-            target_of(reward, terminated, best, discount=DISCOUNT), expected, rtol=1e-5, atol=1e-6
+            td_target(reward, terminated, best, discount=DISCOUNT), expected, rtol=1e-5, atol=1e-6
         )
 
 
 def test_a_time_limit_is_not_a_death():
     """The same last step, cut or died: only what followed a death is worth nothing."""
     reward, following = jnp.array([1.0]), jnp.array([50.0])
-    cut, died = (target_of(reward, jnp.array([flag]), following, discount=0.9).item() for flag in (False, True))
+    cut, died = (td_target(reward, jnp.array([flag]), following, discount=0.9).item() for flag in (False, True))
     assert (cut, died) == (46.0, 1.0)
 
 
 def test_values_of_actions_taken_and_their_gradient(numbers):
     own, action = jnp.asarray(numbers["own"]), jnp.asarray(numbers["action"])
-    np.testing.assert_array_equal(value_of(own, action), numbers["own"][np.arange(ROWS), numbers["action"]])
-    gradient = jax.grad(lambda values: value_of(values, action).sum())(own)
+    np.testing.assert_array_equal(action_value(own, action), numbers["own"][np.arange(ROWS), numbers["action"]])
+    gradient = jax.grad(lambda values: action_value(values, action).sum())(own)
     np.testing.assert_array_equal(gradient, np.eye(ACTIONS, dtype=np.float32)[numbers["action"]])
 
 
@@ -62,7 +70,7 @@ def test_errors(numbers):
     ):
         expected = theirs(torch.from_numpy(value), torch.from_numpy(target)).numpy()
         np.testing.assert_allclose(
-            error_of(jnp.asarray(value), jnp.asarray(target), form=form), expected, rtol=1e-5, atol=1e-6
+            td_loss(jnp.asarray(value), jnp.asarray(target), form=form), expected, rtol=1e-5, atol=1e-6
         )
 
 
@@ -70,7 +78,7 @@ def test_duelling(numbers):
     value = numbers["reward"]
     expected = np.stack([value[row] + numbers["own"][row] - numbers["own"][row].mean() for row in range(ROWS)])
     np.testing.assert_allclose(
-        duelling(jnp.asarray(numbers["own"]), jnp.asarray(value)), expected, rtol=1e-5, atol=1e-6
+        dueling_values(jnp.asarray(numbers["own"]), jnp.asarray(value)), expected, rtol=1e-5, atol=1e-6
     )
 
 

@@ -25,7 +25,7 @@ from panax.agents.off_policy import OffPolicy
 from panax.agents.policies import Layers
 from panax.core import named_leaves
 from panax.environments import Box, Discrete, Environment, EnvironmentStep, Space
-from panax.environments.batch import keys_of
+from panax.environments.batch import row_keys
 from panax.optim import Schedule, Sgd
 from panax.train import Program, StepConfig
 
@@ -200,7 +200,7 @@ def test_the_noise_is_theirs():
     """Theirs was handed what ours is drawn from."""
     keys = jax.random.split(jax.random.key(KEY))
     for key, expected in zip(keys, GOLDEN["sac"]["noise"]):
-        drawn = SAC.distribution.draw(jnp.zeros((ROWS, 4)), keys_of(key, jnp.arange(ROWS)))
+        drawn = SAC.distribution.draw(jnp.zeros((ROWS, 4)), row_keys(key, jnp.arange(ROWS)))
         # The same bits give the same uniform numbers; the inverse error function after them is a polynomial, of which compilers
         # fuse other multiplications and additions at each optimization level: up to 4 units in the last place.
         np.testing.assert_array_max_ulp(np.asarray(drawn), np.array(expected, np.float32), maxulp=4)

@@ -9,7 +9,7 @@ from agent_steps import step_of
 from agents.tiny_environments import Endless
 
 from panax.agents import Dqn, PerceptronPolicy, Ppo, Seeds, replay
-from panax.agents.seeds import FOLLOWS, NOT_PASSED_ON
+from panax.agents.seeds import FORWARDED, NOT_FORWARDED
 from panax.core import CollectingTask
 from panax.core.errors import RecipeError
 from panax.mesh import MeshShape
@@ -23,8 +23,8 @@ def test_everything_that_a_task_may_say_is_passed_on_or_named():
     """A new method of tasks fails here until somebody decides what it means for several runs."""
     said = {name for name in dir(CollectingTask) if not name.startswith("_")}
     passed_on = said & vars(Seeds).keys()
-    assert said == passed_on | set(FOLLOWS) | set(NOT_PASSED_ON)
-    assert not passed_on & {*FOLLOWS, *NOT_PASSED_ON}
+    assert said == passed_on | set(FORWARDED) | set(NOT_FORWARDED)
+    assert not passed_on & {*FORWARDED, *NOT_FORWARDED}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from panax.plan.step import nothing_kept
+from panax.plan.step import disable_compilation_cache
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_the_compilation_cache():
     """Programs for absent devices can be written there, and not read back."""
-    with nothing_kept():
+    with disable_compilation_cache():
         yield

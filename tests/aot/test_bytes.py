@@ -11,7 +11,7 @@ from planned import WIDE, plan, walk
 from panax.mesh import Rules
 from panax.models import PRESETS
 from panax.parallel import Pipeline
-from panax.plan import summary, traffic_totals
+from panax.plan import summarize_collectives, traffic_totals
 
 WALK = 0.002
 """How far walk and formulas may differ. The formulas leave out scalars, and how many tokens chose each expert."""
@@ -110,7 +110,7 @@ def test_the_walk_is_what_the_formulas_say(target, mesh, rows, options):
 def test_bytes_are_those_of_the_walk(target, mesh, rows, options):
     found, walked = plan(target, mesh, rows, **options)
     assert all(collective.exact for collective in found.collectives)
-    counted = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
     assert_alike(counted, traffic_totals(walked.cost.traffic), TOLERANCE[target[0]], COUNTED[target[0]])
 
 

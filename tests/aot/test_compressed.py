@@ -13,7 +13,7 @@ from panax.mesh import MeshShape, Placement
 from panax.models import DecoderTask
 from panax.optim import AdamW
 from panax.plan import count_collectives, traffic_totals
-from panax.plan.step import nothing_kept
+from panax.plan.step import disable_compilation_cache
 from panax.plan.walk.walk import walk_agreement
 from panax.train import CompiledStep, Program
 
@@ -106,7 +106,7 @@ def test_local_steps_send_what_is_agreed_on(name, wire):
 @pytest.mark.parametrize("wire", ["", "int4"])
 def test_local_steps_compiled_program_sends_it_in_these_types(wire):
     step = agreeing("64", wire)
-    with nothing_kept():
+    with disable_compilation_cache():
         text = step.trace_agreement().lower().compile().as_text()
     leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
     numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)

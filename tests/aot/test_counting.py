@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from panax.mesh.devices import device_grid
-from panax.plan import count_collectives, parse_target, summary, target_devices
+from panax.plan import count_collectives, parse_target, summarize_collectives, target_devices
 
 MESHES = {
     "h100x64": {"a": 4, "b": 2, "c": 8},
@@ -58,7 +58,7 @@ def test_a_sharded_stack_sends_what_theory_says(target):
     program = sharded_stack(mesh, layers=layers, embed=embed, ffn=ffn, rows=2 * data, length=length, micro=micro)
     totals = {
         (total.kind, total.axes): total
-        for total in summary(count_collectives(program.compile().as_text(), dict(mesh.shape)))
+        for total in summarize_collectives(count_collectives(program.compile().as_text(), dict(mesh.shape)))
     }
     weights = 2 * embed * ffn // tensor
     activations = 2 * length * embed * 2

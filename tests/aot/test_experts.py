@@ -19,10 +19,10 @@ from panax.layers import MoE
 from panax.layers.moe.moe import MixtureOfExperts
 from panax.layers.moe.routing import Tokens
 from panax.mesh import MeshShape, Placement, Rules
-from panax.mesh.placement import as_spec
+from panax.mesh.placement import partition_entries
 from panax.models import PRESETS
 from panax.parallel import rematerialize
-from panax.plan import count_collectives, summary, traffic_totals
+from panax.plan import count_collectives, summarize_collectives, traffic_totals
 from panax.plan.hlo import HloModule
 
 MIXTRAL = dataclasses.replace(PRESETS["mixtral_8x7b"], num_layers=3, max_length=4096)
@@ -90,7 +90,7 @@ def test_bytes_are_those_of_the_walk(target, mesh, rows, model, options):
     found, walked = planned(target, mesh, rows, model, options)
     # Later rounds are in loops of unknown length, and in nothing else.
     assert {c.kind for c in found.collectives if c.open_ended} <= {"ragged-all-to-all", "all-gather", "reduce-scatter"}
-    counted = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
     assert_alike(counted, traffic_totals(walked.cost.traffic), 0.002)
 
 
@@ -143,8 +143,8 @@ def layer_program(moe: MoE, embed: int, remat: str) -> tuple[Any, int]:
         placement = Placement.create(MeshShape(fsdp=8, expert=8), Rules(), devices("h100x64"))
     build = functools.partial(MixtureOfExperts.build, embed=embed, ffn=embed, moe=moe, gated=True, activation="silu")
     layer = jax.eval_shape(build, jax.random.key(0))
-    specs = map_axes(lambda _, axes: P(*as_spec(placement.storage(axes))), layer, logical_axes(layer))
-    spec = P(*as_spec(placement.compute(("batch", "residual", "embed"))))
+    specs = map_axes(lambda _, axes: P(*partition_entries(placement.storage(axes))), layer, logical_axes(layer))
+    spec = P(*partition_entries(placement.compute(("batch", "residual", "embed"))))
 
     def backward(layer: Any, x: jax.Array, gradient: jax.Array) -> Any:
         run = rematerialize(lambda layer, x: layer(x, Tokens())[0], remat)

@@ -12,7 +12,7 @@ import tiny_recipe
 
 from panax.cli.main import main
 from panax.mesh import Placement
-from panax.plan import TooLarge, parse_target, plan_step, target_devices
+from panax.plan import ProgramTooLargeError, parse_target, plan_step, target_devices
 from panax.plan.search.targets import CHIPS
 from panax.train import CompiledStep, Program
 
@@ -63,5 +63,5 @@ def test_a_tpus_compiler_may_refuse_a_program():
 
     placement = Placement.create(devices=target_devices(parse_target("v5e-1")))
     step = Huge(Program.create(tiny.task(), tiny.ADAMW, num_steps=4), placement, tiny.AXES)
-    with pytest.raises(TooLarge, match=r"exceeds available HBM|hbm"):
+    with pytest.raises(ProgramTooLargeError, match=r"exceeds available HBM|hbm"):
         plan_step(step, tiny.batch())

@@ -6,7 +6,7 @@ import pytest
 from planned import plan
 
 from panax.models import PRESETS
-from panax.plan import summary, traffic_totals
+from panax.plan import summarize_collectives, traffic_totals
 from panax.plan.report import size
 
 MEMORY_BYTES = 80 * 10**9
@@ -40,7 +40,7 @@ def test_a_step_compiles_and_fits(preset, target, mesh, rows, length, micro_batc
         target, mesh, rows, model=model, length=length, micro_batches=micro_batches, packed=packed, remat="full"
     )
     memory, cost = found.memory, walked.cost
-    sent = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    sent = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
     with capsys.disabled():
         print(
             f"\n{preset} on {target}: compiled in {found.compile_seconds:.0f} s; {size(memory.arguments)} state + "

@@ -18,7 +18,7 @@ from panax.core.params.module import name_key
 from panax.layers import TablesConfig
 from panax.mesh import MeshShape, Placement
 from panax.optim import Sgd
-from panax.plan import StepCost, StepPlan, plan_step, summary, traffic_totals, walk_step
+from panax.plan import StepCost, StepPlan, plan_step, summarize_collectives, traffic_totals, walk_step
 from panax.plan.tables import TableCost, table_costs
 from panax.train import CompiledStep, Program
 
@@ -124,7 +124,7 @@ def check_compiled(case: Any) -> StepPlan:
     step, batch = step_on(*case)
     costs = table_costs(step, batch)
     found: StepPlan = plan_step(step, batch)
-    counted = {(total.kind, total.axes): total.wire_bytes for total in summary(found.collectives)}
+    counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
     assert_sent(counted, of_tables(costs), 1e-3)
     program = step.compiled(batch)
     memory = program.memory_analysis()

@@ -6,9 +6,9 @@ import pytest
 from planned import plan, walk
 
 from panax.optim import Adafactor, AdamW, Lamb, Muon, Shampoo
-from panax.optim.matrix.roots import products_of
-from panax.plan import count_collectives, summary, traffic_totals
-from panax.plan.step import nothing_kept
+from panax.optim.matrix.roots import count_products
+from panax.plan import count_collectives, summarize_collectives, traffic_totals
+from panax.plan.step import disable_compilation_cache
 from panax.plan.walk.walk import walk_renewal
 
 MATRICES = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
@@ -84,7 +84,7 @@ def shampoo_flops(mesh, block):
         blocks = rows * columns // block**2
         # Two statistics, and a root from either side.
         step += owned * blocks * 4 * 2 * block**3
-        renewal += owned * blocks * 2 * products_of(4) * 2 * block**3
+        renewal += owned * blocks * 2 * count_products(4) * 2 * block**3
     return step, renewal
 
 
@@ -120,7 +120,7 @@ def beyond(counted, before):
 
 
 def totals(collectives):
-    return {(total.kind, total.axes): total.wire_bytes for total in summary(collectives)}
+    return {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(collectives)}
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_shampoo_s_compiled_programs_send_what_was_counted():
     target, mesh, rows = MESHES["fsdp-tensor"]
     found, walked = plan(target, mesh, rows, optimizer=Shampoo(block=1024))
     usual, _ = plan(target, mesh, rows)
-    with nothing_kept():
+    with disable_compilation_cache():
         renewal = walked.step.trace_renewal().lower().compile()
     sent = beyond(totals(found.collectives), totals(usual.collectives))
     renewed = beyond(totals(count_collectives(renewal.as_text(), walked.step.placement.sizes)), {})

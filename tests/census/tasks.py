@@ -10,7 +10,7 @@ import tiny
 from models import recommenders
 
 from panax.core import Task
-from panax.core.params.logical import axes_of_rows
+from panax.core.params.logical import batch_row_axes
 from panax.layers import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, DlrmTask, TwoTowerTask, VitConfig, VitTask
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     @property
     def axes(self) -> Mapping[str, Any]:
-        return self.task.axes_of(axes_of_rows(self.draw(0)))
+        return self.task.axes_of(batch_row_axes(self.draw(0)))
 
 
 def _mixture() -> DecoderTask:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from census.tasks import CASES, step_of
-from panax.core.batch_checks import MASK, LeafRange, as_leaf_range, find_faults
+from panax.core.batch_checks import MASK_LEAF, LeafRange, as_leaf_range, find_faults
 from panax.core.errors import DataError
 from panax.train.update import prepare_batch
 
@@ -51,8 +51,8 @@ def _with(batch, leaf: str, value: Any):
 
 
 def _first_counted(batch, leaf: str) -> tuple[int, ...]:
-    mask = batch.get(MASK)
-    if mask is None or leaf == MASK or mask.shape != batch[leaf].shape[: mask.ndim]:
+    mask = batch.get(MASK_LEAF)
+    if mask is None or leaf == MASK_LEAF or mask.shape != batch[leaf].shape[: mask.ndim]:
         return (0,) * batch[leaf].ndim
     place = np.argwhere(mask > 0)[0]
     return tuple(place) + (0,) * (batch[leaf].ndim - len(place))
@@ -89,7 +89,7 @@ NARROW = [
     for (name, leaf, allowed, values), dtype in itertools.product(_leaves(), (*WHOLE, "bool", "float16", "float64"))
     if (dtype in WHOLE) == (allowed.whole and dtype in WHOLE)
     and not (allowed.whole and dtype in ("bool", "float16", "float64"))
-    and (dtype != "bool" or leaf == MASK)
+    and (dtype != "bool" or leaf == MASK_LEAF)
     and (not allowed.whole or (np.iinfo(dtype).min <= values.min() and values.max() <= np.iinfo(dtype).max))
 ]
 

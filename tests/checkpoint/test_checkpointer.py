@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from panax.checkpoint import Checkpoint, CheckpointConfig, Checkpointer, Manifest, open_checkpoint, restore
-from panax.checkpoint.manifest import VERSION, checksum
+from panax.checkpoint.manifest import VERSION, compute_checksum
 from panax.core import CheckpointError, DamagedError, RecipeError
 from panax.core.errors import StoreError
 from panax.mesh import MeshShape, Placement
@@ -351,7 +351,7 @@ def sealed(**changes) -> str:
         "attachments": {},
         "arrays": {"w": {"shape": [2], "dtype": "float32", "key_impl": None, "chunks": [[[0], [2], 0, 0, "0"]]}},
     } | changes
-    seal = checksum(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    seal = compute_checksum(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
     return json.dumps({"format": "panax-checkpoint", "version": VERSION, "checksum": seal, "body": body})
 
 

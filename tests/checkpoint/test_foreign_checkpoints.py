@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from panax.checkpoint import Checkpointer, open_checkpoint
-from panax.checkpoint.boxes import ArraySlice, is_exact_cover, pieces, whole
+from panax.checkpoint.boxes import ArraySlice, full_slice, is_exact_cover, split_slice
 from panax.checkpoint.commit import remove
 from panax.checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, write_arrays
-from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum
-from panax.checkpoint.restoring import check_same
+from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, compute_checksum
+from panax.checkpoint.restoring import check_arrays_match
 from panax.core import CheckpointError
 from panax.core.errors import DamagedError
 from panax.stores import LocalStore
@@ -25,7 +25,7 @@ def resealed(path, change) -> None:
     """Change a manifest's body, and seal it as Panax would."""
     outer = json.loads(path.read_text())
     change(outer["body"])
-    outer["checksum"] = checksum(json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode())
+    outer["checksum"] = compute_checksum(json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode())
     path.write_text(json.dumps(outer))
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_any_flipped_bit_of_a_manifest_leads_to_the_checkpoint_before(folder):
-    path = folder / "step_00000002" / FILE
+    path = folder / "step_00000002" / MANIFEST_FILE
     whole_text = path.read_bytes()
     for place, bit in itertools.product(range(whole_text.index(b'"body"') + 8), range(8)):
         changed = bytearray(whole_text)
@@ -58,10 +58,10 @@ def test_any_flipped_bit_of_a_manifest_leads_to_the_checkpoint_before(folder):
 
 def boxes_drawn(rng: random.Random, shape: tuple[int, ...]) -> list[ArraySlice]:
     """An array cut at random, again and again."""
-    boxes = [whole(shape)]
+    boxes = [full_slice(shape)]
     for _ in range(rng.randrange(7)):
         box = boxes.pop(rng.randrange(len(boxes)))
-        boxes += pieces(box, rng.randrange(1, box.size + 1)) if box.size else [box]
+        boxes += split_slice(box, rng.randrange(1, box.size + 1)) if box.size else [box]
     return boxes
 
 
@@ -84,19 +84,19 @@ def test_boxes_cover_an_array_once_or_they_don_t(seed):
 
 
 def test_boxes_are_looked_at_quickly_and_not_in_any_number_of_dimensions():
-    assert is_exact_cover((150, 50), [*pieces(whole((150, 50)), 1)])
+    assert is_exact_cover((150, 50), [*split_slice(full_slice((150, 50)), 1)])
     assert is_exact_cover((), [ArraySlice((), ())]) and not is_exact_cover((), [ArraySlice((), ())] * 2)
     assert is_exact_cover((3, 0), []) and is_exact_cover((3, 0), [ArraySlice((0, 0), (3, 0))])
     with pytest.raises(ValueError, match="cut in 11 dimensions; expected at most 10"):
-        is_exact_cover((2,) * 11, [*pieces(whole((2,) * 11), 1)])
+        is_exact_cover((2,) * 11, [*split_slice(full_slice((2,) * 11), 1)])
 
 
 def test_overlapping_chunks_are_damage(folder):
-    path = folder / "step_00000002" / FILE
+    path = folder / "step_00000002" / MANIFEST_FILE
 
     def overlap(body) -> None:
         chunk = body["arrays"]["params.w"]["chunks"][0]
-        half = [[0, 0], [20, 100], 0, chunk[3], checksum(bytes(8000))]
+        half = [[0, 0], [20, 100], 0, chunk[3], compute_checksum(bytes(8000))]
         body["arrays"]["params.w"]["chunks"] = [half, [[10, 0], *half[1:]]]
 
     loaded = open_checkpoint(folder / "step_00000002")
@@ -116,7 +116,7 @@ def test_memory_is_not_taken_for_a_text_that_is_not_there(folder, size):
         number = body["attachments"]["a.json"][0]
         body["files"][number][1] = size
 
-    resealed(folder / "step_00000002" / FILE, change)
+    resealed(folder / "step_00000002" / MANIFEST_FILE, change)
     with pytest.raises(
         DamagedError, match=r"a\.json has (2 bytes; expected|17,592,186,044,416 bytes; a\.json is a text)"
     ):
@@ -125,9 +125,9 @@ def test_memory_is_not_taken_for_a_text_that_is_not_there(folder, size):
 
 def test_a_text_that_is_none_is_damage(folder):
     def change(body) -> None:
-        body["attachments"]["a.json"][1] = checksum(b"\xff\xff")
+        body["attachments"]["a.json"][1] = compute_checksum(b"\xff\xff")
 
-    resealed(folder / "step_00000002" / FILE, change)
+    resealed(folder / "step_00000002" / MANIFEST_FILE, change)
     [path] = (folder / "step_00000002").glob("*/a.json")
     path.write_bytes(b"\xff\xff")
     with pytest.raises(DamagedError, match=r"a\.json is not UTF-8 text"):
@@ -177,9 +177,9 @@ def test_texts_beside_safetensors_that_are_none_are_named(tmp_path):
 def test_links_out_of_a_checkpoint_are_not_followed(folder, tmp_path, secret, export):
     def change(body) -> None:
         number, _ = body["attachments"]["a.json"]
-        body["files"][number][1], body["attachments"]["a.json"][1] = 10, checksum(b"the secret")
+        body["files"][number][1], body["attachments"]["a.json"][1] = 10, compute_checksum(b"the secret")
 
-    resealed(folder / "step_00000002" / FILE, change)
+    resealed(folder / "step_00000002" / MANIFEST_FILE, change)
     [path] = (folder / "step_00000002").glob("*/a.json")
     path.unlink()
     path.symlink_to(secret)
@@ -195,10 +195,10 @@ def test_random_keys_of_another_kind_are_named(tmp_path, impl, shape):
     write_arrays(LocalStore(tmp_path), "", [("key", entry, lambda box: np.zeros(shape, np.uint32))])
     expected = {"key": jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))}
     with pytest.raises(CheckpointError, match=r"key is (not )?a random key( of .*)? there and key<fry>\[\] here"):
-        check_same(open_checkpoint(tmp_path), expected, part=False)
+        check_arrays_match(open_checkpoint(tmp_path), expected, part=False)
     good = ArrayEntry((2,), "uint32", key_impl="threefry2x32")
     write_arrays(LocalStore(tmp_path), "good", [("key", good, lambda box: np.zeros(2, np.uint32))])
-    check_same(open_checkpoint(tmp_path / "good"), expected, part=False)
+    check_arrays_match(open_checkpoint(tmp_path / "good"), expected, part=False)
 
 
 def test_a_copied_checkpoint_is_listed_once_and_removed_whole(folder, tmp_path):

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from panax.checkpoint.memory_folder import MARK, STALE_SECONDS, MemoryFolder
+from panax.checkpoint.memory_folder import OWNER_MARKER, STALE_SECONDS, MemoryFolder
 from panax.core import CheckpointError
-from panax.system.secure_dir import private_folder
+from panax.system.secure_dir import make_private_folder
 
 RUN, OTHER, USED = "0" * 16, "1" * 16, "2" * 16
 
@@ -33,7 +33,7 @@ def test_only_marked_folders_of_runs_that_ended_a_day_ago_are_removed(tmp_path):
     (copies / ("3" * 16) / "unmarked").write_text("mine")
     (copies / ("4" * 16)).symlink_to(tmp_path / "thesis")
     (copies / "5-not-a-run").mkdir(mode=0o700)
-    (copies / "5-not-a-run" / MARK).write_text((copies / OTHER / MARK).read_text())
+    (copies / "5-not-a-run" / OWNER_MARKER).write_text((copies / OTHER / OWNER_MARKER).read_text())
     aged(tmp_path)
     MemoryFolder(tmp_path, RUN).close()
     assert sorted(path.name for path in copies.iterdir()) == [RUN, USED, "3" * 16, "4" * 16, "5-not-a-run"]
@@ -67,7 +67,7 @@ def test_a_link_or_anothers_folder_is_refused(tmp_path, monkeypatch):
     before = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: before + 1)
     with pytest.raises(PermissionError, match=f"belongs to user {before}"):
-        private_folder(target)
+        make_private_folder(target)
     assert (target / "mine.txt").read_text() == "mine"
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from panax.cli.main import main
-from panax.system.lock import open_locked, owner, signal_owner
+from panax.system.lock import describe_owner, open_locked, signal_owner
 
 HOLDS = """
 import json, signal, socket, sys, time
@@ -87,13 +87,13 @@ def test_what_is_no_run_is_refused(tmp_path, capsys, monkeypatch):
 )
 def test_no_other_process_is_signalled(changed, said, tmp_path):
     """The number in the file is this test's, which a signal would end."""
-    text = "" if changed is None else json.dumps({**json.loads(owner()), **changed})
+    text = "" if changed is None else json.dumps({**json.loads(describe_owner()), **changed})
     (tmp_path / ".lock").write_text(text)
     assert said in signal_owner(tmp_path / ".lock", signal.SIGKILL)
 
 
 def test_a_file_of_somebody_else_signals_nobody(tmp_path, monkeypatch):
-    (tmp_path / ".lock").write_text(owner())
+    (tmp_path / ".lock").write_text(describe_owner())
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert signal_owner(tmp_path / ".lock", signal.SIGKILL) == "the run is another user's"
 
@@ -103,7 +103,7 @@ def test_the_owner_of_a_file_is_signalled(tmp_path):
     before = signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
     try:
         with open_locked(tmp_path / ".lock") as lock:
-            lock.write(owner().encode())
+            lock.write(describe_owner().encode())
             assert signal_owner(tmp_path / ".lock", signal.SIGUSR1) == ""
         deadline = time.monotonic() + 20
         while not got and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ import pytest
 import tiny_recipe
 from rich.cells import cell_len
 
-from panax.cli.main import COMMANDS, COMPUTING, main
+from panax.cli.main import COMMANDS, TRAINING_COMMANDS, main
 from panax.metrics.console import wrap_line
 
 RECIPE = str(Path(tiny_recipe.__file__))
@@ -113,7 +113,7 @@ def test_a_heavy_import_would_be_seen():
     assert "jax" in done.stdout and "numpy" in done.stdout
 
 
-@pytest.mark.parametrize("command", COMPUTING)
+@pytest.mark.parametrize("command", TRAINING_COMMANDS)
 def test_the_allocator_is_told_before_any_thread_begins(command):
     """With a thread begun before, glibc gives memory back after each call of a program: a step took half as long again."""
     code = (

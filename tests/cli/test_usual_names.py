@@ -12,7 +12,7 @@ from panax.cli import plugins
 from panax.cli.main import main
 from panax.cli.recipes import find_recipe
 from panax.cli.settings import _sentence
-from panax.cli.usual_names import ADVICE, USUAL, check_names
+from panax.cli.usual_names import ADVICE, FLAG_ALIASES, check_names
 from panax.core import RecipeError
 
 
@@ -21,7 +21,7 @@ def test_each_usual_name_leads_to_a_flag_that_there_is(capsys):
         main(["train", "quickstart", "--help"])
     assert ended.value.code == 0
     words = set(capsys.readouterr().out.split())
-    for name, here in USUAL.items():
+    for name, here in FLAG_ALIASES.items():
         assert here.split()[0] in words, name
         assert name not in words, f"{name} is a flag"
 
@@ -89,7 +89,7 @@ def test_a_box_in_any_letters_is_one_sentence(box):
 
 def test_values_and_own_flags_are_left_alone():
     check_names(["--num-steps", "10", "--name", "lr", "--data.batch-size", "4"])
-    assert not USUAL.keys() & ADVICE.keys()
+    assert not FLAG_ALIASES.keys() & ADVICE.keys()
     with pytest.raises(RecipeError, match="the same command again resumes"):
         check_names(["--resume"])
 
@@ -186,7 +186,7 @@ def test_plugins_of_devices_that_are_not_there_are_not_started(installed, presen
     monkeypatch.setattr(plugins, "_plugins", lambda: installed)
     monkeypatch.setattr(plugins, "_present", lambda name: name in present)
     monkeypatch.setenv("JAX_PLATFORMS", chosen)
-    plugins.leave_out_absent()
+    plugins.skip_absent_plugins()
     assert os.environ["JAX_PLATFORMS"] == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from panax.cluster.job import Job, RestartPolicy
 from panax.cluster.launching import launch
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.cluster.supervisor.view import View
 
 WORKER = Path(__file__).with_name("pretended_worker.py")
@@ -43,7 +43,7 @@ class Launched:
 
     @property
     def incidents(self) -> list[dict]:
-        return incidents(self.folder / "job")
+        return read_incidents(self.folder / "job")
 
     def pids(self) -> list[int]:
         return [int(path.read_text()) for path in self.folder.glob("pid_*")]

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "preflight"))
 from faulty import Hosts, hosts
 
 import panax.cli.commands.launch
-from panax.cluster.engines import AGENT
+from panax.cluster.engines import AGENT_COMMAND
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
 
 ADDRESS = "10.213.7.200"
@@ -31,7 +31,7 @@ class Placed:
         self._agents = []
         for index in range(cluster.count):
             environment = {**os.environ, SUPERVISOR: supervisor, SECRET: secret, NODE: str(index)}
-            command = [*cluster.prefix(index), *AGENT]
+            command = [*cluster.prefix(index), *AGENT_COMMAND]
             self._agents.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
 
     def failure(self) -> str:
@@ -93,7 +93,7 @@ def main() -> int:
     with hosts(Path(folder), int(count)) as cluster:
         subprocess.run(["ip", "addr", "add", f"{ADDRESS}/24", "dev", cluster.bridge], check=True)
         threading.Thread(target=do, args=(cluster,), daemon=True).start()
-        panax.cli.commands.launch.engine_of = lambda name, resources: Namespaces(cluster)
+        panax.cli.commands.launch.make_engine = lambda name, resources: Namespaces(cluster)
         return panax.cli.commands.launch.launch([*arguments, "--on", "mpi", "--nodes", count, "--processes", count])
 
 

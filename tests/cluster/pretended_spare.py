@@ -4,14 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-from panax.cli.standby import become, told
-from panax.cluster.node.worker import guard
+from panax.cli.standby import become, receive_order
+from panax.cluster.node.worker import install_guards
 
 
 def main() -> int:
-    guard()
+    install_guards()
     Path(os.environ["PANAX_TEST_SPARES"], f"spare_{os.getpid()}").touch()
-    order = told()
+    order = receive_order()
     if order is None:
         return 0
     become(order)

@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from panax.cli.failures import said_and_done
-from panax.cluster.node.worker import guard
+from panax.cli.failures import report_error
+from panax.cluster.node.worker import install_guards
 from panax.core.errors import DataError, RecipeError
 from panax.job.heartbeat import heartbeat
 
@@ -22,7 +22,7 @@ STEPS = 8
 
 
 def main() -> int:
-    guard()
+    install_guards()
     how, folder = sys.argv[1], Path(sys.argv[2])
     index, attempt = int(os.environ["PANAX_PROCESS"]), int(os.environ["PANAX_ATTEMPT"])
     (folder / f"pid_{attempt}_{index}").write_text(str(os.getpid()))
@@ -74,7 +74,7 @@ def elastic(folder: Path, stopped: threading.Event) -> int:
         layouts = {n: [{"mesh": {**mesh, "fsdp": n}, "micro_batches": 2}] for n in range(1, int(whole))}
         (folder / "job/layouts.json").write_text(json.dumps({"processes": int(whole), "layouts": layouts}))
     if (folder / "too_small").exists() and count != whole:
-        return said_and_done(RecipeError("heads=12 is not divisible by tensor=8"), with_traceback=False)
+        return report_error(RecipeError("heads=12 is not divisible by tensor=8"), with_traceback=False)
     taken = folder / f"taken_{index}"
     step, number = int(taken.read_text()) if taken.exists() else 0, 0
     while not stopped.is_set() and not (folder / "finish").exists():
@@ -127,7 +127,7 @@ def fail(how: str) -> None:
         "program": KeyError("nothing"),
     }
     if how.removesuffix(", stays") in known:
-        code = said_and_done(known[how.removesuffix(", stays")], with_traceback=False)
+        code = report_error(known[how.removesuffix(", stays")], with_traceback=False)
         if how.endswith(", stays"):
             time.sleep(3600)
         sys.exit(code)

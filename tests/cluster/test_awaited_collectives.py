@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from panax.cluster.supervisor.collective_facts import Collectives, kind_in, peers_in
-from panax.cluster.supervisor.diagnosis import Cause, Ended, diagnose, hanging
+from panax.cluster.supervisor.collective_facts import CollectiveFacts, parse_collective_kind, parse_peers
+from panax.cluster.supervisor.diagnosis import Cause, WorkerExit, diagnose, diagnose_hang
 
 INSIDE = 'Current thread 0x1 (most recent call first):\n  File "/x/jax/_src/array.py", line 1 in _value'
 ELSEWHERE = 'Current thread 0x1 (most recent call first):\n  File "/x/hooks.py", line 1 in after_step'
@@ -21,8 +21,8 @@ class Told:
     facts: dict[str, Any]
 
 
-def told(kinds: list, groups: dict[int, dict[str, list[int]]], **addresses: str) -> Collectives:
-    return Collectives.of(
+def told(kinds: list, groups: dict[int, dict[str, list[int]]], **addresses: str) -> CollectiveFacts:
+    return CollectiveFacts.of(
         [
             Told(
                 process, f"host{'ABCD'[process]}", {"groups": met, "collectives": kinds, "address": f"10.0.0.{process}"}
@@ -36,7 +36,7 @@ def test_a_process_that_all_others_wait_for():
     ring = {process: {"fsdp": [0, 1, 2, 3]} for process in range(4)}
     found = told([["all-gather", ["fsdp"]], ["reduce-scatter", ["fsdp"]]], ring)
     stacks = {0: INSIDE, 1: INSIDE, 2: "", 3: INSIDE}
-    diagnosis = hanging(2, "hostC", 300.0, "steps", stacks, (), found)
+    diagnosis = diagnose_hang(2, "hostC", 300.0, "steps", stacks, (), found)
     assert diagnosis.cause is Cause.HANG and diagnosis.message == (
         "process 2 on hostC has made no progress for 300 s in the phase 'steps': it hangs and does not show its stacks; "
         "processes 0, 1, 3 wait for it in an all-gather or reduce-scatter over fsdp (hostA, hostB, hostC, hostD)"
@@ -45,14 +45,14 @@ def test_a_process_that_all_others_wait_for():
 
 def test_the_one_that_does_not_wait_is_named_with_its_own_host():
     found = told([["all-reduce", ["replica"]], ["all-gather", ["fsdp"]]], SQUARE)
-    diagnosis = hanging(0, "hostA", 9.0, "steps", {0: INSIDE, 1: INSIDE, 2: INSIDE, 3: ELSEWHERE}, (), found)
+    diagnosis = diagnose_hang(0, "hostA", 9.0, "steps", {0: INSIDE, 1: INSIDE, 2: INSIDE, 3: ELSEWHERE}, (), found)
     assert diagnosis.process == 3 and diagnosis.message.startswith("process 3 on hostD has made no progress")
     assert "an all-reduce over replica (hostB, hostD), or an all-gather over fsdp (hostC, hostD)" in diagnosis.message
 
 
 def test_processes_that_all_stand_in_collectives():
     found = told([["all-reduce", ["replica", "fsdp"]]], SQUARE)
-    diagnosis = hanging(1, "hostB", 9.0, "steps", dict.fromkeys(range(4), INSIDE), (), found)
+    diagnosis = diagnose_hang(1, "hostB", 9.0, "steps", dict.fromkeys(range(4), INSIDE), (), found)
     assert diagnosis.cause is Cause.COLLECTIVE
     assert diagnosis.message.endswith(
         "all processes wait inside a computation, an all-reduce over replica and fsdp (hostA, hostB, hostC, hostD)"
@@ -60,16 +60,16 @@ def test_processes_that_all_stand_in_collectives():
 
 
 def test_what_is_not_known_is_not_said():
-    diagnosis = hanging(1, "hostB", 9.0, "steps", {0: INSIDE, 1: ""}, (), Collectives())
+    diagnosis = diagnose_hang(1, "hostB", 9.0, "steps", {0: INSIDE, 1: ""}, (), CollectiveFacts())
     assert diagnosis.message.endswith("it hangs and does not show its stacks")
-    before = hanging(1, "hostB", 9.0, "compile", {0: INSIDE, 1: ""}, (), told([["all-gather", ["fsdp"]]], SQUARE))
+    before = diagnose_hang(1, "hostB", 9.0, "compile", {0: INSIDE, 1: ""}, (), told([["all-gather", ["fsdp"]]], SQUARE))
     assert "all-gather" not in before.message
 
 
 def test_a_peer_that_is_lost_is_told_with_the_collective_and_its_host():
     found = told([["all-reduce", ["replica"]], ["all-gather", ["fsdp"]]], SQUARE)
     message = "FAILED_PRECONDITION: Gloo all-gather failed: Connection closed by peer [10.0.0.3]:4242"
-    ends = [Ended(2, "hostC", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": message, "exit_code": 1})]
+    ends = [WorkerExit(2, "hostC", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": message, "exit_code": 1})]
     diagnosis = diagnose(ends, found)
     assert diagnosis.cause is Cause.PEER
     assert diagnosis.message.endswith(
@@ -90,13 +90,13 @@ HEARTBEATS = [
 def test_a_process_that_is_stopped_is_named_though_the_others_end():
     ring = {process: {"fsdp": [0, 1, 2, 3]} for process in range(4)}
     found = told([["all-gather", ["fsdp"]], ["reduce-scatter", ["fsdp"]]], ring)
-    ends = [Ended(process, "x", -6, 1.0, None, HEARTBEATS) for process in (0, 1, 3)]
+    ends = [WorkerExit(process, "x", -6, 1.0, None, HEARTBEATS) for process in (0, 1, 3)]
     diagnosis = diagnose(ends, found)
     assert (diagnosis.cause, diagnosis.process) == (Cause.HANG, 2) and diagnosis.message == (
         "process 2 on hostC stopped answering: it is held, or its host or network is gone; processes 0, 1, 3 wait for it in an "
         "all-gather or reduce-scatter over fsdp (hostA, hostB, hostC, hostD)"
     )
-    killed = Ended(2, "hostC", -9, 0.5)
+    killed = WorkerExit(2, "hostC", -9, 0.5)
     assert diagnose([*ends, killed], found).message == "process 2 on hostC was killed by SIGKILL"
 
 
@@ -112,11 +112,14 @@ def test_a_process_that_is_stopped_is_named_though_the_others_end():
 )  # fmt: skip
 def test_what_gloo_says(kind, message):
     """As jax 0.10.2 raised it where a peer was killed."""
-    assert (kind_in(message), peers_in(message)) == (kind, ["10.0.0.7"])
+    assert (parse_collective_kind(message), parse_peers(message)) == (kind, ["10.0.0.7"])
 
 
 def test_words_of_libraries():
-    assert kind_in("Collective permute stuck") == "collective-permute"
-    assert kind_in("reduce_scatter before all_gather") == "reduce-scatter" and kind_in("nothing") == ""
-    assert peers_in("Connection reset by peer [fe80::1]:22") == ["fe80::1"]
-    assert peers_in("at 2026-11-23T10:11:12 version 1.2.3") == []
+    assert parse_collective_kind("Collective permute stuck") == "collective-permute"
+    assert (
+        parse_collective_kind("reduce_scatter before all_gather") == "reduce-scatter"
+        and parse_collective_kind("nothing") == ""
+    )
+    assert parse_peers("Connection reset by peer [fe80::1]:22") == ["fe80::1"]
+    assert parse_peers("at 2026-11-23T10:11:12 version 1.2.3") == []

@@ -13,16 +13,16 @@ import pytest
 
 from panax.cluster.node import agent, channel
 from panax.cluster.node.channel import (
-    Busy,
     Channel,
-    Greeting,
-    Refused,
+    Handshake,
+    HandshakeRefusedError,
+    PeerBusyError,
     SigningKeys,
     accept_agent,
     connect_to_supervisor,
 )
 from panax.cluster.supervisor import nodes
-from panax.cluster.supervisor.nodes import Nodes, may_open
+from panax.cluster.supervisor.nodes import Nodes, raise_file_limit
 
 SECRET = "5ec" * 20
 
@@ -56,7 +56,7 @@ def until(condition, seconds=20.0):
 
 def test_a_thousand_agents_that_come_at_once_over_a_slow_network_all_get_in():
     count = 1000
-    may_open(3 * count)
+    raise_file_limit(3 * count)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 3 * count:
         count = 150  # what a system allows that lets a process have 1,024 files
 
@@ -91,7 +91,7 @@ def test_a_thousand_agents_that_come_at_once_over_a_slow_network_all_get_in():
 
 def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.5)
-    monkeypatch.setattr(nodes, "GREETINGS", 4)
+    monkeypatch.setattr(nodes, "MAX_HANDSHAKES", 4)
     with supervisor() as (found, place):
         host, port = place.split(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(6)]
@@ -122,14 +122,17 @@ def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
 
 def test_a_wrong_secret_and_no_answer_are_two_answers(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.3)
-    with supervisor() as (_, place), pytest.raises(Refused, match="this agent does not know the job's secret"):
+    with (
+        supervisor() as (_, place),
+        pytest.raises(HandshakeRefusedError, match="this agent does not know the job's secret"),
+    ):
         connect_to_supervisor(place, "another", 5.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Busy, match="no answer within"):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PeerBusyError, match="no answer within"):
         connect_to_supervisor(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, 5.0)
 
 
 def test_an_agent_tries_again_where_the_supervisor_has_no_time_and_not_where_it_is_refused(monkeypatch):
-    answers = [Busy("no answer"), TimeoutError(), ConnectionRefusedError(), "in"]
+    answers = [PeerBusyError("no answer"), TimeoutError(), ConnectionRefusedError(), "in"]
 
     def connecting(address, secret, seconds):
         assert secret == SECRET
@@ -141,11 +144,11 @@ def test_an_agent_tries_again_where_the_supervisor_has_no_time_and_not_where_it_
     monkeypatch.setattr(agent, "connect_to_supervisor", connecting)
     monkeypatch.setattr(agent.random, "uniform", lambda low, high: 0.0)
     monkeypatch.setenv(agent.SUPERVISOR, "host:1")
-    assert agent.connection(SECRET) == "in"
+    assert agent.connect(SECRET) == "in"
     monkeypatch.setenv(agent.SUPERVISOR, "host:1")
-    answers[:] = [Refused("wrong"), "in"]
-    with pytest.raises(Refused):
-        agent.connection(SECRET)
+    answers[:] = [HandshakeRefusedError("wrong"), "in"]
+    with pytest.raises(HandshakeRefusedError):
+        agent.connect(SECRET)
 
 
 def pair():
@@ -206,7 +209,7 @@ def test_a_message_can_not_be_sent_back_to_its_sender():
 
 def test_the_secret_is_nowhere_in_what_is_sent():
     ours, theirs = socket.socketpair()
-    greeting = Greeting(ours, SECRET)
+    greeting = Handshake(ours, SECRET)
     seen = theirs.recv(4096)
     mine = secrets.token_bytes(32)
     theirs.sendall(mine + channel._proof(SECRET, channel._AGENT, seen, mine))
@@ -223,7 +226,7 @@ def test_the_secret_is_nowhere_in_what_is_sent():
 def test_an_accepting_end_waits_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.2)
     ours, theirs = socket.socketpair()
-    with pytest.raises(Refused, match="did not show the job's secret"):
+    with pytest.raises(HandshakeRefusedError, match="did not show the job's secret"):
         accept_agent(ours, SECRET)
     ours.close()
     theirs.close()

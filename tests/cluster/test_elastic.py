@@ -10,8 +10,8 @@ import pytest
 
 import panax.cluster.supervisor.roster
 from panax.cluster.job import Job, RestartPolicy
-from panax.cluster.node.local import Local
-from panax.cluster.supervisor.job_layout import CORDONED, LAYOUTS, JobShape, Worlds, cordon, read_cordoned, uncordon
+from panax.cluster.node.local import LocalAgents
+from panax.cluster.supervisor.job_layout import CORDONED, LAYOUTS, JobShape, JobShapes, cordon, read_cordoned, uncordon
 from panax.core.errors import LaunchError
 
 
@@ -68,7 +68,7 @@ def test_a_node_is_taken_out_and_put_back(launched):
 
     def play(job: Played) -> None:
         job.until(on([0, 1, 2]))
-        cordon(Worlds.in_place(place), place, [0], "a fan is loud", total=3)
+        cordon(JobShapes.in_place(place), place, [0], "a fan is loud", total=3)
         assert job.until(on([1, 2]))["nodes"] == {"running": [1, 2], "of": 3, "layout": "fsdp=2, 2 micro-batches"}
         uncordon(place, [0], total=3)
         assert job.until(on([0, 1, 2]))["restarts"] == 0
@@ -88,14 +88,14 @@ def test_a_node_is_taken_out_and_put_back(launched):
 def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monkeypatch):
     """The engine gives it back when it is asked for the second time."""
     asked = []
-    replace = Local.replace
+    replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
         asked.append(node)
         if len(asked) > 1:
             replace(self, node)
 
-    monkeypatch.setattr(Local, "replace", later)
+    monkeypatch.setattr(LocalAgents, "replace", later)
     monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 2.0)
     left = [node for node in range(3) if node != lost]
 
@@ -138,14 +138,14 @@ def layouts(job: Job, **counts: object) -> None:
 
 
 def test_the_largest_world_that_the_model_can_be_laid_out_on(job):
-    worlds = Worlds.of(job)
+    worlds = JobShapes.of(job)
     assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
     assert worlds.best([0, 1, 3]) is None
     layouts(job, of6=[], of4=True, of2=True)
     found = worlds.best([0, 1, 3])
     assert found is not None and found.nodes == (0, 1) and found.layout is not None and found.layout.mesh["fsdp"] == 4
     assert worlds.best([3]) is None, "fewer than min_nodes"
-    cordon(Worlds.of(job), job.place, [0], "test", total=4)
+    cordon(JobShapes.of(job), job.place, [0], "test", total=4)
     found = worlds.best([0, 1, 2, 3])
     assert found is not None and found.nodes == (1, 2)
 
@@ -154,7 +154,7 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
     mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
     two = [{"mesh": {**mesh, "fsdp": 6}, "micro_batches": 1}, {"mesh": {**mesh, "replica": 6}, "micro_batches": 1}]
     layouts(job, of6=two, of4=True)
-    worlds, taken = Worlds.of(job), []
+    worlds, taken = JobShapes.of(job), []
     while (found := worlds.best([0, 1, 3])) is not None and found.layout is not None:
         taken.append((found.nodes, str(found.layout)))
         worlds.refuse(found.layout)
@@ -164,14 +164,14 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
 def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeypatch):
     """On two of three nodes the first step raises: the job does not end, and goes on when the third is back."""
     asked = []
-    replace = Local.replace
+    replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
         asked.append(node)
         if len(asked) > 1:
             replace(self, node)
 
-    monkeypatch.setattr(Local, "replace", later)
+    monkeypatch.setattr(LocalAgents, "replace", later)
     monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 1.0)
 
     def play(job: Played) -> None:
@@ -200,12 +200,12 @@ def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeyp
 )
 def test_a_file_that_is_no_list_of_layouts_lays_nothing_out(job, text):
     (job.place / LAYOUTS).write_text(text)
-    assert Worlds.of(job).best([0, 1]) is None
+    assert JobShapes.of(job).best([0, 1]) is None
 
 
 def test_what_is_cordoned(job):
     def out(nodes, why="test"):
-        cordon(Worlds.of(job), job.place, nodes, why, total=4)
+        cordon(JobShapes.of(job), job.place, nodes, why, total=4)
 
     with pytest.raises(LaunchError, match="nodes 0 to 3; there is no node 4"):
         out([4])
@@ -236,7 +236,7 @@ def test_what_is_cordoned(job):
 
 def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them(job):
     layouts(job, of6=True)
-    worlds = Worlds.of(job)
+    worlds = JobShapes.of(job)
     cordon(worlds, job.place, [1], "test", total=4)
     found = worlds.best([0, 1, 2, 3])
     assert found is not None and found.nodes == (0, 2, 3) and found.layout is not None
@@ -255,13 +255,13 @@ def test_fewer_nodes_than_the_job_has(tmp_path):
 def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypatch):
     """As a pod that is evicted: SIGTERM to its agent alone."""
     ends = []
-    replace = Local.replace
+    replace = LocalAgents.replace
 
     def again(self, node: int) -> None:
         ends.append((node, self._agents[node].wait(10)))
         replace(self, node)
 
-    monkeypatch.setattr(Local, "replace", again)
+    monkeypatch.setattr(LocalAgents, "replace", again)
     taken = launched.folder / "taken_0"
 
     def play(job: Played) -> None:
@@ -294,8 +294,8 @@ def test_a_job_all_of_whose_nodes_are_told_to_end_saves_and_ends(launched):
 
 def test_a_job_that_has_too_few_nodes_left_is_started_over_by_the_engine(launched, monkeypatch):
     """A node is lost before there are layouts, and does not come back."""
-    monkeypatch.setattr(Local, "replace", lambda self, node: None)
-    monkeypatch.setattr(Local, "start_over", lambda self, *, preempted=False: 75)
+    monkeypatch.setattr(LocalAgents, "replace", lambda self, node: None)
+    monkeypatch.setattr(LocalAgents, "start_over", lambda self, *, preempted=False: 75)
 
     def play(job: Played) -> None:
         job.until(on([0, 1]))
@@ -335,7 +335,7 @@ def test_a_node_that_is_lost_before_a_layout_is_known_ends_the_job_with_its_caus
             time.sleep(0.05)
         Played(launched, lambda job: None).agents()[1].kill()
 
-    monkeypatch.setattr(Local, "replace", broken)
+    monkeypatch.setattr(LocalAgents, "replace", broken)
     thread = threading.Thread(target=kill_an_agent, daemon=True)
     thread.start()
     assert launched.run("prepares", processes=2, nodes=2) == 6

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from panax.checkpoint import open_checkpoint
-from panax.cli.commands.islands import MEETING, launch_islands
+from panax.cli.commands.islands import MEETING_FOLDER, launch_islands
 from panax.cli.main import main
 from panax.core.errors import LaunchError
 
@@ -89,7 +89,7 @@ def test_a_killed_island_comes_back_and_the_other_never_stops(tmp_path):
     ends = [open_checkpoint(str(island / "checkpoints" / f"step_{STEPS:08d}")) for island in islands]
     names = [name for name in ends[0].manifest.arrays if name.startswith("params.")]
     assert names and all(np.array_equal(ends[0].read(name), ends[1].read(name)) for name in names)
-    assert (tmp_path / "run" / MEETING / "place.json").is_file()
+    assert (tmp_path / "run" / MEETING_FOLDER / "place.json").is_file()
 
 
 @pytest.mark.parametrize(

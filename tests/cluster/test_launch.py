@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 
 TESTS = Path(__file__).parents[1]
 RECIPE = str(TESTS / "tiny_recipe.py")
@@ -55,7 +55,7 @@ def test_four_processes_train_as_one_does(alone, tmp_path):
     status = json.loads((tmp_path / "job/status.json").read_text())
     assert [one["step"] for one in status["processes"]] == [8] * 4 and status["end"]["exit_code"] == 0
     assert "4 processes; first step after" in found.stderr and "held-out loss" in found.stderr
-    assert not incidents(tmp_path / "job")
+    assert not read_incidents(tmp_path / "job")
     again = panax(
         "launch", RECIPE, "--processes", "2", "--devices", "2", "--directory", str(tmp_path), "--mesh.fsdp", "4", *STEPS
     )

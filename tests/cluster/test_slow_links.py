@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.cluster.stragglers.slow_links import FLAPPING, SLOW, WELL, SlowLinks, Timed, suspects_of
+from panax.cluster.stragglers.slow_links import FLAPPING, SLOW, WELL, CollectiveTimes, SlowLinks, find_suspects
 
 ALL = (0, 1, 2, 3)
 SQUARE = {0: {"fsdp": (0, 1), "replica": (0, 2)}, 1: {"fsdp": (0, 1), "replica": (1, 3)},
@@ -12,13 +12,15 @@ SQUARE = {0: {"fsdp": (0, 1), "replica": (0, 2)}, 1: {"fsdp": (0, 1), "replica":
 """Four processes, two by two."""
 
 
-def ring(seconds: float, links: dict[int, dict[int, float]] | None = None) -> dict[int, Timed]:
-    return {process: Timed({"fsdp": seconds}, {"fsdp": ALL}, (links or {}).get(process, {})) for process in ALL}
-
-
-def square(slow: dict[tuple[str, tuple[int, ...]], float]) -> dict[int, Timed]:
+def ring(seconds: float, links: dict[int, dict[int, float]] | None = None) -> dict[int, CollectiveTimes]:
     return {
-        process: Timed({axis: slow.get((axis, group), 0.002) for axis, group in groups.items()}, groups)
+        process: CollectiveTimes({"fsdp": seconds}, {"fsdp": ALL}, (links or {}).get(process, {})) for process in ALL
+    }
+
+
+def square(slow: dict[tuple[str, tuple[int, ...]], float]) -> dict[int, CollectiveTimes]:
+    return {
+        process: CollectiveTimes({axis: slow.get((axis, group), 0.002) for axis, group in groups.items()}, groups)
         for process, groups in SQUARE.items()
     }
 
@@ -77,7 +79,7 @@ def test_messages_to_neighbours_tell_the_host_or_the_link():
         links = {source: dict(targets) for source, targets in well.items()}
         for name, seconds in slow.items():
             links[int(name[1])][int(name[2])] = seconds
-        return suspects_of(ALL, ring(0.1, links))
+        return find_suspects(ALL, ring(0.1, links))
 
     assert suspects(_21=0.1, _23=0.1) == (2,)  # sends slowly
     assert suspects(_12=0.1, _32=0.1) == (2,)  # receives slowly

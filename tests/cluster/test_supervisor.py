@@ -12,10 +12,10 @@ import time
 import psutil
 import pytest
 
-from panax.cluster.job import Job, RestartPolicy, allowed_environment
+from panax.cluster.job import Job, RestartPolicy, filter_environment
 from panax.cluster.launching import launch
-from panax.cluster.node.channel import Refused, accept_agent, connect_to_supervisor
-from panax.cluster.supervisor.diagnosis import Cause, Ended, diagnose, hanging
+from panax.cluster.node.channel import HandshakeRefusedError, accept_agent, connect_to_supervisor
+from panax.cluster.supervisor.diagnosis import Cause, WorkerExit, diagnose, diagnose_hang
 from panax.cluster.supervisor.view import View
 from panax.core.errors import LaunchError
 
@@ -223,7 +223,7 @@ def test_nothing_secret_is_written(launched, monkeypatch):
         assert not path.is_file() or "very-secret" not in path.read_text(), path
     environment = json.loads((launched.folder / "job/job.json").read_text())["environment"]
     assert environment["JAX_PLATFORMS"] == "cpu" and "AWS_SECRET_ACCESS_KEY" not in environment
-    assert "PANAX_SECRET" not in allowed_environment({"PANAX_SECRET": "x", "PATH": "/bin"})
+    assert "PANAX_SECRET" not in filter_environment({"PANAX_SECRET": "x", "PATH": "/bin"})
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -236,7 +236,7 @@ def test_a_connection_needs_the_secret(known):
             connection, _ = listener.accept()
             try:
                 found.append(accept_agent(connection, "right"))
-            except Refused as error:
+            except HandshakeRefusedError as error:
                 found.append(error)
                 connection.close()
 
@@ -251,39 +251,39 @@ def test_a_connection_needs_the_secret(known):
             channel.close()
             found[0].close()
         else:
-            with pytest.raises((Refused, OSError)):
+            with pytest.raises((HandshakeRefusedError, OSError)):
                 connect_to_supervisor(address, "wrong", 5.0)
             thread.join()
-            assert isinstance(found[0], Refused)
+            assert isinstance(found[0], HandshakeRefusedError)
 
 
 def test_the_first_cause_is_named():
-    peer = Ended(
+    peer = WorkerExit(
         0, "a", 1, 1.0, {"kinds": ["JaxRuntimeError"], "message": "Gloo: Connection reset by peer", "exit_code": 1}
     )
-    aborted = Ended(2, "b", -6, 1.1, None, ["JAX distributed service detected fatal errors"])
-    raised = Ended(1, "b", 3, 1.2, {"kinds": ["DataError", "PanaxError"], "message": "bad", "exit_code": 3})
+    aborted = WorkerExit(2, "b", -6, 1.1, None, ["JAX distributed service detected fatal errors"])
+    raised = WorkerExit(1, "b", 3, 1.2, {"kinds": ["DataError", "PanaxError"], "message": "bad", "exit_code": 3})
     assert diagnose([peer, aborted, raised]).cause is Cause.DATA
     assert diagnose([peer, aborted]).cause is Cause.PEER
     # A hook that calls JAX over all devices in one process: another peer ends because of it.
     words = (
         "pair.cc:459] op.preamble.length <= op.nbytes. 8 vs 2. Is there a distributed collective mismatch in your code?"
     )
-    found = diagnose([peer, Ended(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
+    found = diagnose([peer, WorkerExit(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
     assert found.cause is Cause.MISMATCH and not found.cause.retried and "another collective" in found.message
     assert "jax.process_index() == 0" in found.advice
     odd = {"kinds": ["CheckError", "PanaxError"], "message": "the check has 1 finding", "exit_code": 6}
-    found = diagnose([peer, Ended(1, "b", 6, 2.0, odd)])
+    found = diagnose([peer, WorkerExit(1, "b", 6, 2.0, odd)])
     assert found.cause is Cause.CHECK and not found.cause.retried and found.exit_code == 6
-    assert diagnose([peer, Ended(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
-    assert diagnose([Ended(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
+    assert diagnose([peer, WorkerExit(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
+    assert diagnose([WorkerExit(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
     # What the transport writes while all goes well says nothing of an error that was told.
     noise = ["[Gloo] Rank 1 is connected to 3 peer ranks"]
     wrong = {"kinds": ["AttributeError"], "message": "no attribute", "exit_code": 1}
-    assert diagnose([Ended(1, "b", 1, 2.0, wrong, noise)]).cause is Cause.EXCEPTION
-    assert diagnose([Ended(1, "b", -11, 2.0, None, noise)]).cause is Cause.CRASHED
+    assert diagnose([WorkerExit(1, "b", 1, 2.0, wrong, noise)]).cause is Cause.EXCEPTION
+    assert diagnose([WorkerExit(1, "b", -11, 2.0, None, noise)]).cause is Cause.CRASHED
     hook = {"kinds": ["HookError", "TrainingError"], "message": "hook Broken raised", "exit_code": 5}
-    assert diagnose([Ended(1, "b", 5, 2.0, hook, noise)]).cause is Cause.EXCEPTION
+    assert diagnose([WorkerExit(1, "b", 5, 2.0, hook, noise)]).cause is Cause.EXCEPTION
 
 
 def test_stacks_tell_who_holds_up_the_others():
@@ -298,17 +298,17 @@ def test_stacks_tell_who_holds_up_the_others():
         stack("/x/queue.py") + f'  File "{prefetch.__file__}", line 2 in g\n',
         stack("/m.py"),
     )
-    assert hanging(0, "a", 9.0, "steps", {0: waits, 1: waits}, ()).cause is Cause.COLLECTIVE
-    found = hanging(0, "a", 9.0, "steps", {0: waits, 1: data}, ())
+    assert diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: waits}, ()).cause is Cause.COLLECTIVE
+    found = diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: data}, ())
     assert found.cause is Cause.STALLED_DATA and found.process == 1
-    assert hanging(0, "a", 9.0, "steps", {0: waits, 1: own}, ()).process == 1
+    assert diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: own}, ()).process == 1
     # One that is held by another thread while it traces waits for nobody.
     traces = (
         stack("/x/jax/_src/core.py") + '  File "/x/jax/_src/interpreters/partial_eval.py", line 2 in trace_to_jaxpr\n'
     )
-    found = hanging(0, "a", 9.0, "compile", {0: waits, 1: traces}, ())
+    found = diagnose_hang(0, "a", 9.0, "compile", {0: waits, 1: traces}, ())
     assert found.cause is Cause.HANG and found.process == 1
-    assert "does not show its stacks" in hanging(0, "a", 9.0, "steps", {0: ""}, ()).message
+    assert "does not show its stacks" in diagnose_hang(0, "a", 9.0, "steps", {0: ""}, ()).message
 
 
 @pytest.mark.parametrize("settings", [{"processes": 3, "nodes": 2}, {"processes": 0}, {"devices": 0}])
@@ -323,10 +323,10 @@ def test_a_policy_is_checked():
 
 
 def test_more_processes_than_processors_can_bear(launched):
-    from panax.cluster.node.agent import usable_cpus
+    from panax.cluster.node.agent import count_usable_cpus
 
     with pytest.raises(LaunchError, match="they would starve each other"):
-        launched.run("well", processes=2 * usable_cpus() + 2)
+        launched.run("well", processes=2 * count_usable_cpus() + 2)
     assert launched.status["end"]["exit_code"] == 6
 
 

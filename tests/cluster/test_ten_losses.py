@@ -8,7 +8,7 @@ import pytest
 from test_elastic import Played, on
 
 import panax.cluster.supervisor.roster
-from panax.cluster.node.local import Local
+from panax.cluster.node.local import LocalAgents
 
 TIMES = 10
 
@@ -37,14 +37,14 @@ class Held(NamedTuple):
 @pytest.mark.timeout(280)
 def test_ten_losses_and_returns_leave_everything_as_it_was(launched, monkeypatch):
     asked: list[int] = []
-    replace = Local.replace
+    replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
         asked.append(node)
         if len(asked) % 2 == 0:
             replace(self, node)
 
-    monkeypatch.setattr(Local, "replace", later)
+    monkeypatch.setattr(LocalAgents, "replace", later)
     monkeypatch.setattr(panax.cluster.supervisor.roster, "ASK_AGAIN_SECONDS", 1.0)
     held: list[Held] = []
 

@@ -13,13 +13,13 @@ import pytest
 
 from panax.cli.commands.jobs import is_followed
 from panax.cluster.job import RestartPolicy
-from panax.cluster.node.worker_process import LINES_BYTES, WorkerProcess
+from panax.cluster.node.worker_process import MAX_LINES_BYTES, WorkerProcess
 from panax.cluster.supervisor.attempt import AttemptWorker, JobAttempt
-from panax.cluster.supervisor.diagnosis import Ended, diagnose
+from panax.cluster.supervisor.diagnosis import WorkerExit, diagnose
 from panax.cluster.supervisor.job_folder import STATUS
 from panax.cluster.supervisor.view import View
 from panax.job.heartbeat import Heartbeat
-from panax.system.signals import name_of
+from panax.system.signals import signal_name
 
 POLICY = RestartPolicy(stall_seconds=10.0, start_seconds=100.0, save_seconds=50.0)
 
@@ -84,8 +84,8 @@ def test_a_beat_that_makes_no_sense_is_no_error(beat, capsys):
 
 @pytest.mark.parametrize("number", [1, 9, 35, 64, 77])
 def test_any_signal_has_a_name(number):
-    assert name_of(number) and name_of(number) in diagnose([Ended(0, "a", -number, 1.0)]).message
-    assert name_of(signal.SIGRTMIN + 1) == "SIGRTMIN+1" and name_of(9) == "SIGKILL"
+    assert signal_name(number) and signal_name(number) in diagnose([WorkerExit(0, "a", -number, 1.0)]).message
+    assert signal_name(signal.SIGRTMIN + 1) == "SIGRTMIN+1" and signal_name(9) == "SIGKILL"
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def child(tmp_path):
         (b"a\nb\nhalf", ["a", "b"]),
         (b"1%\r2%\r3%\rhalf", ["3%"]),
         (b"1%\r2%\nnext\r\nlast\n", ["2%", "next", "last"]),
-        (b"x" * (LINES_BYTES + 5) + b"\nnext\n", ["x" * LINES_BYTES, "xxxxx", "next"]),
-        (b"y\r" * LINES_BYTES + b"\nnext\n", ["y", "y", "next"]),
+        (b"x" * (MAX_LINES_BYTES + 5) + b"\nnext\n", ["x" * MAX_LINES_BYTES, "xxxxx", "next"]),
+        (b"y\r" * MAX_LINES_BYTES + b"\nnext\n", ["y", "y", "next"]),
         (b"\n\n", ["", ""]),
         (b"\xff\x1b[31m\n", ["�\x1b[31m"]),
     ],

@@ -9,16 +9,16 @@ import pytest
 
 from panax.cluster.job import RestartPolicy, Stragglers
 from panax.cluster.stragglers import slow_hosts
-from panax.cluster.supervisor.job_folder import findings
+from panax.cluster.supervisor.job_folder import read_findings
 from panax.core.errors import LaunchError
-from panax.metrics.report.incidents import mishaps_of
+from panax.metrics.report.incidents import list_incidents
 from panax.metrics.report.reading import read_run
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Steps of 50 ms: what would be a host's slowness for seconds is one for tenths."""
-    monkeypatch.setattr(slow_hosts, "SECONDS", 0.2)
+    monkeypatch.setattr(slow_hosts, "SLOW_SECONDS", 0.2)
 
 
 class Slowed:
@@ -49,7 +49,7 @@ class Slowed:
         (self.launched.folder / "finish").touch()
 
     def kinds(self) -> list[str]:
-        return [one["kind"] for one in findings(self.launched.folder / "job")]
+        return [one["kind"] for one in read_findings(self.launched.folder / "job")]
 
 
 def test_a_slow_node_is_said_shown_and_listed(launched, capsys):
@@ -67,7 +67,7 @@ def test_a_slow_node_is_said_shown_and_listed(launched, capsys):
     assert main(["status", str(launched.folder)]) == 0
     shown = capsys.readouterr().out
     assert "slow now: node 1 on" in shown and ": slow host: node 1 on" in shown
-    [mishap] = [one for one in mishaps_of(read_run(launched.folder)) if one.cause == "slow host"]
+    [mishap] = [one for one in list_incidents(read_run(launched.folder)) if one.cause == "slow host"]
     assert mishap.step > 0 and "node 1 on" in mishap.message and mishap.lost_steps is None
 
 
@@ -109,7 +109,7 @@ def test_nodes_that_are_all_slow_stay_and_ignored_ones_are_not_named(launched):
         return status["step"] > 70
 
     Slowed(launched, "0 1 2", awaited).run(processes=3, nodes=3, policy={"stragglers": "cordon"})
-    assert not findings(launched.folder / "job") and not (launched.folder / "job/cordoned.json").exists()
+    assert not read_findings(launched.folder / "job") and not (launched.folder / "job/cordoned.json").exists()
 
 
 def test_a_policy_of_ignoring_names_no_host_but_links(launched):
@@ -117,7 +117,7 @@ def test_a_policy_of_ignoring_names_no_host_but_links(launched):
         return status["step"] > 70
 
     Slowed(launched, "1 link", awaited).run(processes=3, nodes=3, policy={"stragglers": "ignore"})
-    [one] = findings(launched.folder / "job")
+    [one] = read_findings(launched.folder / "job")
     assert one["kind"] == "slow link" and one["message"].startswith("mesh axis fsdp is slow between")
     assert (
         "an all-gather over it carries 2.62 MB/s, where it carried 131 MB/s at the run's first probes" in one["message"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import one_job_at_a_time
 
-from panax.cluster.supervisor.job_folder import findings, incidents
+from panax.cluster.supervisor.job_folder import read_findings, read_incidents
 
 HERE = Path(__file__).parent
 FLAGS = ("--devices", "1", "--checkpoint.every", "50", "--evaluate.every", "0", "--log-every", "10", "--no-spares")
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def found(self) -> list[dict]:
-        return findings(self.folder / "job")
+        return read_findings(self.folder / "job")
 
     @property
     def status(self) -> dict:
@@ -164,7 +164,7 @@ def test_a_host_that_is_slowed_is_taken_out_by_policy(tmp_path):
             assert job.found[0]["unit"] == 1
         job.until(lambda: job.status["nodes"]["running"] == [0, 2, 3] and job.status["state"] == "running")
     # The end of this test is another one.
-    first, *_ = incidents(job.folder / "job")
+    first, *_ = read_incidents(job.folder / "job")
     assert first["cause"] == "new layout" and first["message"] == "node 1 was taken out of the job"
 
 

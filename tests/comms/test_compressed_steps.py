@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import panax
-from panax.comms import WIRES, Coded, Comms, register_wire
+from panax.comms import WIRES, Comms, QuantizedWire, register_wire
 from panax.core import named_leaves
 from panax.core.errors import RecipeError
 from panax.data import Arrays, ExampleSource
@@ -213,7 +213,7 @@ def test_meshes_and_tasks_that_do_not_fit_are_refused(mesh, comms, task, told):
 
 
 def test_a_wire_may_be_added():
-    six = Coded(dataclasses.replace(Linear(8)))
+    six = QuantizedWire(dataclasses.replace(Linear(8)))
     register_wire("whole_numbers", six)
     register_wire("whole_numbers", six)
     try:

@@ -9,7 +9,7 @@ import pytest
 from comms.test_local_steps import AXES, CONFIG, batch, host
 
 from panax.comms import Comms
-from panax.comms.fragments import OuterSync, fragments_of, outer_sync_after
+from panax.comms.fragments import OuterSync, assign_fragments, outer_sync_after
 from panax.core import pair_axes
 from panax.core.errors import RecipeError
 from panax.mesh import MeshShape, Placement
@@ -54,7 +54,7 @@ def test_fragments_agree_as_is_written_out(comms):
     agreed = host(states[0].params)
     first = dict(agreed)
     momentum = {name: np.zeros_like(w) for name, w in agreed.items()}
-    fragments = fragments_of(named(step), step.placement, 2)
+    fragments = assign_fragments(named(step), step.placement, 2)
     for number in range(1, STEPS + 1):
         rows = batch(number - 1)
         for replica in range(2):
@@ -110,7 +110,7 @@ def test_each_fragment_sends_its_share(wire):
 
 def test_fragments_are_layers_in_turn_and_arrays_by_size():
     step = compiled({"replica": 2}, Comms(local_steps=4))
-    parts = fragments_of(named(step), step.placement, 2)
+    parts = assign_fragments(named(step), step.placement, 2)
     stacked = {name for name in named(step) if name.startswith("stacks")}
     for part, pieces in enumerate(parts):
         assert {name for name, piece in pieces.items() if piece is not None} == stacked
@@ -118,7 +118,7 @@ def test_fragments_are_layers_in_turn_and_arrays_by_size():
     others = [{name for name, piece in pieces.items() if piece is None} for pieces in parts]
     assert others[0] | others[1] == named(step).keys() - stacked and not others[0] & others[1]
     # Three don't divide two layers: whole arrays then.
-    thirds = fragments_of(named(step), step.placement, 3)
+    thirds = assign_fragments(named(step), step.placement, 3)
     assert all(piece is None for pieces in thirds for piece in pieces.values())
     assert sorted(name for pieces in thirds for name in pieces) == sorted(named(step))
 

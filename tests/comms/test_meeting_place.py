@@ -7,14 +7,14 @@ import pytest
 from safetensors.numpy import load, save
 
 from panax.comms import Comms, Islands
-from panax.comms.admission import digest_of, norm_of, too_large, whole
-from panax.comms.meeting_place import MeetingPlace, OuterRound, mean_of
+from panax.comms.admission import compute_digest, find_outliers, parse_update, update_norm
+from panax.comms.meeting_place import OuterRound, OuterSyncStore, average_updates
 from panax.comms.outer import GroupUpdate, decode_update
 from panax.core.errors import CheckpointError
 from panax.stores import open_store
 
 LIKE = {"w": np.ones((3, 4), np.float32), "b": np.ones(2, np.float32)}
-BASE = digest_of(LIKE)
+BASE = compute_digest(LIKE)
 
 
 class Late:
@@ -36,7 +36,7 @@ class Late:
 def place(folder, index=0, count=3, late=False):
     store = open_store(str(folder))
     islands = Islands(count=count, index=index, place=str(folder), wait_seconds=0.2, start_seconds=0.2)
-    return MeetingPlace(
+    return OuterSyncStore(
         Late(store) if late else store,  # type: ignore[arg-type]
         islands,
         sleep=lambda seconds: None,
@@ -48,7 +48,7 @@ def update(scale=1.0):
 
 
 def norm(arrays):
-    return norm_of(decode_update(arrays, None, LIKE))
+    return update_norm(decode_update(arrays, None, LIKE))
 
 
 def file_of(folder, number, index):
@@ -67,7 +67,7 @@ def flipped(data):
 def another(change, **about):
     arrays = update()
     change(arrays)
-    return save(arrays, metadata={"base": BASE, "digest": digest_of(arrays)} | about)
+    return save(arrays, metadata={"base": BASE, "digest": compute_digest(arrays)} | about)
 
 
 BAD = {
@@ -107,7 +107,7 @@ def test_an_update_that_can_not_be_used_is_left_out_and_said(case, tmp_path):
     # All others read the same.
     assert place(tmp_path, 2).decide(1, BASE, norm) == decided
     moved = [place(tmp_path, 2).read_from(1, member) for member in decided.members]
-    found = GroupUpdate.of_first(LIKE).after(mean_of(moved), Comms(local_steps=2))
+    found = GroupUpdate.of_first(LIKE).after(average_updates(moved), Comms(local_steps=2))
     assert all(np.isfinite(x).all() for x in found.params.values())
 
 
@@ -134,8 +134,8 @@ def test_alone_an_update_is_compared_with_the_rounds_before(tmp_path):
         assert bool(decided.members) == (scale < 1e3 or number == 7), number
         assert decided.members or "more than 16 times" in decided.left_out[0]
     # A rate that rose for all leaves nobody out, nor does a first step of a rate of 0.
-    assert too_large({0: 100.0, 1: 90.0, 2: 120.0}, [1.0]) == {} == too_large({0: 5.0}, [0.0, 0.0])
-    assert too_large({0: 1.0, 1: 1.0, 2: 17.0}, []).keys() == {2}
+    assert find_outliers({0: 100.0, 1: 90.0, 2: 120.0}, [1.0]) == {} == find_outliers({0: 5.0}, [0.0, 0.0])
+    assert find_outliers({0: 1.0, 1: 1.0, 2: 17.0}, []).keys() == {2}
 
 
 def test_a_store_with_late_lists_decides_nothing_wrong(tmp_path):
@@ -206,7 +206,7 @@ def test_bytes_that_changed_after_the_decision_are_not_taken(tmp_path):
     own.forget()
     with pytest.raises(ValueError):
         own.read_from(1, member)
-    assert whole(path.read_bytes()).base == BASE
+    assert parse_update(path.read_bytes()).base == BASE
 
 
 def test_notes_that_are_hostile_ask_for_nothing(tmp_path):

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec
 
 from panax.comms import WIRES, Comms
 from panax.comms.owed import reshard_residual
-from panax.comms.reduction import reduce_compressed, ways_of
+from panax.comms.reduction import compressed_views, reduce_compressed
 from panax.comms.rows import RowView
 from panax.mesh import MeshShape, Placement
-from panax.mesh.placement import as_spec
+from panax.mesh.placement import partition_entries
 
 AXES = {"up": ("layer", "embed", "ffn"), "query": ("embed", "heads", "head_dim"), "tall": ("vocab", "embed")}
 SHAPES = {"up": (3, 64, 96), "query": (64, 4, 24), "tall": (96, 48)}
@@ -56,11 +56,11 @@ def compiled(placement: Placement, comms: Comms):
 
 
 def _program(placement: Placement, comms: Comms):
-    lies = {name: PartitionSpec("replica", *as_spec(placement.storage(axes))) for name, axes in AXES.items()}
+    lies = {name: PartitionSpec("replica", *partition_entries(placement.storage(axes))) for name, axes in AXES.items()}
 
     def local(terms, owed, count):
         own = {name: x[0] for name, x in terms.items()}
-        ways = ways_of({name: (x.shape, AXES[name]) for name, x in own.items()}, comms, placement)
+        ways = compressed_views({name: (x.shape, AXES[name]) for name, x in own.items()}, comms, placement)
         assert ways.keys() == AXES.keys()
         sums, owed = reduce_compressed(own, ways, owed, comms, placement, count)
         return {name: x[None] for name, x in sums.items()}, owed

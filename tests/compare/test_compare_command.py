@@ -10,7 +10,7 @@ from comparing import EAGER, comparison
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare.columns import COLUMNS, select_columns
-from panax_compare.command import parser, settings_of
+from panax_compare.command import parser, read_settings
 from panax_compare.measure import measuring
 from panax_compare.measure.crew import ColumnError, WorkerGroup
 from panax_compare.measure.measuring import measure
@@ -55,10 +55,10 @@ def test_flags_become_settings():
     options = parser().parse_args(
         ["vit", "--size", "S", "--columns", "panax, torch_eager", "--no-probes", "--steps", "7"]
     )
-    settings = settings_of(options)
+    settings = read_settings(options)
     assert settings == Settings(work="vit", size="S", columns=("panax", "torch_eager"), probes=False, steps=7)
     assert [column.name for column in select_columns(settings.columns)] == ["torch_eager", "panax"]
-    tables = settings_of(parser().parse_args(["dlrm"]))
+    tables = read_settings(parser().parse_args(["dlrm"]))
     assert (tables.optimizer, tables.batch_size, tables.columns) == (
         "adagrad",
         2048,

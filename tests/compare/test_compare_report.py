@@ -12,7 +12,7 @@ from panax_compare.published import FLAWS, Published, variants
 from panax_compare.report import write_report
 from panax_compare.report.plots import ColumnBar, bars, lines
 from panax_compare.report.published import answers, write_published
-from panax_compare.work.sources import count_code_lines, length_of, text_of
+from panax_compare.work.sources import count_code_lines, count_column_lines, read_source
 
 VOID = {"meta", "path", "circle"}
 
@@ -92,10 +92,12 @@ def test_lines_are_counted_without_what_is_no_code():
     assert count_code_lines('"""Words.\n\nMore."""\n\nx = 1  # why\n\n\ny = [\n    1,\n]\n') == 4
     for name in COLUMNS:
         for family in name.families:
-            length = length_of(name, family)
+            length = count_column_lines(name, family)
             assert 5 < length.program < 120, name.name
             assert (length.model == 0) == (not name.families[family])
-    assert all(text_of(file) for name in COLUMNS for family in name.families for file in sum(name.files(family), ()))
+    assert all(
+        read_source(file) for name in COLUMNS for family in name.families for file in sum(name.files(family), ())
+    )
 
 
 def published(**ratios):

@@ -14,7 +14,7 @@ from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare.measure import measuring
 from panax_compare.measure.crew import ColumnError, link_packages
-from panax_compare.measure.racing import REACHED, Race, Until, table
+from panax_compare.measure.racing import REACHED, Race, StopCondition, format_race_table
 from panax_compare.measure.stream import HELD_OUT, TRAIN, Stream, make_stream
 from panax_compare.work.settings import Settings
 
@@ -49,14 +49,14 @@ def race(folder, until, said=None):
 
 
 def test_each_column_trains_until_it_is_there(played, tmp_path):
-    until = Until(loss=2.05, every=5, steps=60)
+    until = StopCondition(loss=2.05, every=5, steps=60)
     found = {each.name: each for each in race(tmp_path / "c", until).run_to_loss()}
     assert [each.steps for each in found.values()] == [20, 20, 10]
     assert found["panax"].losses == pytest.approx({5: 3.0, 10: 2.0}) and found["panax"].reached
     # From the process's start to its first loss at 9 s; the second checked step took 1 s, 8 more followed.
     assert (found["panax"].start_seconds, found["panax"].train_seconds) == (9.0, 9.0)
     assert found["panax"].seconds == 9.0 + 9.0 + 2 * 0.5
-    said = table(list(found.values()), until, "tokens", 100, 3600.0, "EUR")
+    said = format_race_table(list(found.values()), until, "tokens", 100, 3600.0, "EUR")
     assert said.splitlines()[0].split() == [
         "column",
         "steps",
@@ -76,25 +76,27 @@ def test_each_column_trains_until_it_is_there(played, tmp_path):
     played["panax"] = played["torch_eager"] = {"advance": ColumnError("trained again")}
     assert {each.name: each for each in race(tmp_path / "c", until).run_to_loss()} == found
     with pytest.raises(RecipeError, match="holds a comparison with other settings"):
-        race(tmp_path / "c", Until(loss=1.0, every=5, steps=60))
+        race(tmp_path / "c", StopCondition(loss=1.0, every=5, steps=60))
 
 
 def test_who_does_not_come_there_says_so(played, tmp_path):
     played["plain_jax"] = {"advance": ColumnError("OutOfMemoryError: 3 GiB")}
-    found = {each.name: each for each in race(tmp_path / "c", Until(loss=0.0, every=5, steps=12)).run_to_loss()}
+    found = {each.name: each for each in race(tmp_path / "c", StopCondition(loss=0.0, every=5, steps=12)).run_to_loss()}
     assert found["torch_eager"].reason == "not reached in 12 steps: 2.8000 at best"
     assert found["plain_jax"].reason == "OutOfMemoryError: 3 GiB" and not found["plain_jax"].reached
     assert [each["name"] for each in json.loads((tmp_path / "c" / REACHED).read_text())] == list(
         dict.fromkeys(["plain_jax", "torch_eager", "panax"])
     )
-    shown = table(list(found.values()), Until(loss=0.0, every=5, steps=12), "tokens", 100, None, "USD")
+    shown = format_race_table(
+        list(found.values()), StopCondition(loss=0.0, every=5, steps=12), "tokens", 100, None, "USD"
+    )
     assert "Plain JAX: OutOfMemoryError" in shown and "cost" not in shown
 
 
 def test_a_column_that_does_other_work_does_not_begin(played, tmp_path):
     played["panax"] = {"losses": {"losses": [2.5, 1.9], "seconds": [3.0, 1.0], "first_at": 9.0}}
     said = []
-    found = race(tmp_path / "c", Until(loss=3.0, every=5, steps=60), said).run_to_loss()
+    found = race(tmp_path / "c", StopCondition(loss=3.0, every=5, steps=60), said).run_to_loss()
     assert [each.name for each in found] == ["torch_eager", "plain_jax"]
     assert any(line.startswith("Panax: does other work: the loss of step 1 is 2.5") for line in said)
 

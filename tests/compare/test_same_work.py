@@ -15,10 +15,10 @@ from panax_compare.columns import select_columns
 from panax_compare.measure import measuring
 from panax_compare.published import Published, measure_published
 from panax_compare.results import read_comparison
-from panax_compare.verdict import rows_of
+from panax_compare.verdict import compute_rows
 from panax_compare.work.making import make_work
 from panax_compare.work.settings import Settings
-from panax_compare.work.work import decays, read_work
+from panax_compare.work.work import read_work, use_weight_decay
 
 COLUMNS = ("torch_eager", "torch_compile", "plain_jax", "flax", "adapted", "panax")
 
@@ -48,7 +48,7 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
     task = VitTask(model=config) if isinstance(config, VitConfig) else DecoderTask(model=config)
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     here = sum(leaf.size for _, leaf, axes in pair_axes(params, task.parameter_axes(params)) if decays_by_axes(axes))
-    there = sum(tensor.size for name, tensor in kept.items() if decays(name))
+    there = sum(tensor.size for name, tensor in kept.items() if use_weight_decay(name))
     assert here == there > 0
 
 
@@ -67,7 +67,7 @@ def test_every_column_does_the_same_work(tmp_path, kind, more):
     columns = tuple(name for name in COLUMNS if name != "torch_compile" or not more)
     settings = Settings(work=kind, size="tiny", columns=columns, rounds=1, steps=1, checked_steps=3, **more)
     found = measuring.measure(settings, tmp_path, "", print)
-    for row in rows_of(found):
+    for row in compute_rows(found):
         if row.state == "impossible":
             assert (kind, row.name) == ("moe", "flax")
             continue

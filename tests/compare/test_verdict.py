@@ -7,14 +7,14 @@ import math
 import pytest
 from comparing import COMPILED, EAGER, OWN, column, comparison
 
-from panax_compare.questions import another_shape, answers
-from panax_compare.verdict import peak_of, rows_of, verdict
+from panax_compare.questions import answer_questions, describe_new_shape
+from panax_compare.verdict import comparison_peak, compute_rows, describe_verdict
 from panax_compare.work.equality import compare_losses, tolerances
 
 
 def said(found):
-    rows = rows_of(found)
-    return " ".join(verdict(found, rows)), {row.name: row for row in rows}
+    rows = compute_rows(found)
+    return " ".join(describe_verdict(found, rows)), {row.name: row for row in rows}
 
 
 def test_a_slower_panax_is_said_to_be_slower():
@@ -98,7 +98,10 @@ def test_of_a_processor_it_divides_by_what_registers_do():
     one = comparison(EAGER, told)
     _, rows = said(one)
     assert rows["torch_eager"].utilisation == pytest.approx(1e9 / 1.1 / 4e11)
-    assert "on registers alone" in peak_of(one).source and "of any column" in peak_of(comparison(EAGER)).source
+    assert (
+        "on registers alone" in comparison_peak(one).source
+        and "of any column" in comparison_peak(comparison(EAGER)).source
+    )
 
 
 def test_tolerances_are_of_the_precision_and_of_what_a_nudge_does():
@@ -124,11 +127,11 @@ def test_what_rounding_explains_is_the_same_work_and_nothing_else_is():
 def test_answers_come_from_what_was_probed():
     step = {"seconds": 0.01, "finite": True}
     probe = {"another_shape": [{"seconds": 3.0, "finite": True}, step], "wrong": [step]}
-    assert another_shape(probe, 0.01) == ("recompiled, unasked, in 3.00 s; the next such batch took 10 ms", False)
+    assert describe_new_shape(probe, 0.01) == ("recompiled, unasked, in 3.00 s; the next such batch took 10 ms", False)
     probe["another_shape"] = [{"seconds": 0.011, "finite": True}, step]
-    assert another_shape(probe, 0.01) == ("taken as it is (11 ms)", True)
+    assert describe_new_shape(probe, 0.01) == ("taken as it is (11 ms)", True)
     probed = dataclasses.replace(EAGER, probe=probe)
-    found = answers(comparison(probed, OWN), rows_of(comparison(probed, OWN)))
+    found = answer_questions(comparison(probed, OWN), compute_rows(comparison(probed, OWN)))
     assert [answer.question for answer in found] == [
         "Abstraction and extensibility",
         "Performance",

@@ -8,11 +8,11 @@ from test_layouts import Trained, assert_trains_alike, compiled, train
 
 from panax.layers import Latent, Rotary, YarnScaling
 from panax.mesh import Rules
-from panax.mesh.legality import problem
+from panax.mesh.legality import find_problem
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
 from panax.train import Program
-from panax.train.compiled import needs_of
+from panax.train.compiled import mesh_requirements
 
 CONFIG = DecoderConfig(
     vocab_size=96,
@@ -74,7 +74,7 @@ def test_queries_from_the_residual_stream_itself_train_alike():
 @pytest.mark.parametrize("mesh", [{"fsdp": 128, "expert": 8}, {"fsdp": 16, "expert": 8, "stage": 4, "tensor": 2}])
 def test_the_largest_preset_may_lie_on_a_thousand_devices(mesh):
     program = Program.create(DecoderTask(model=PRESETS["kimi_k2"]), AdamW(), num_steps=1)
-    assert problem(needs_of(program), Rules(), mesh) is None
+    assert find_problem(mesh_requirements(program), Rules(), mesh) is None
 
 
 def test_a_rank_rests_split_over_the_axes_that_divide_it():

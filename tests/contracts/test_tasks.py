@@ -99,7 +99,7 @@ class Trained:
         second: The same after it.
         keys: What the model draws from in each step.
         compiled_late: What was compiled in the second step.
-        halfway: The state after `SAVED` steps.
+        halfway: The state after `SAVED_EXIT_CODES` steps.
     """
 
     step: Any

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from panax.core.task import ADAPTERS, Task
-from panax.system.files import usual_mode
+from panax.system.files import apply_umask
 
 SOURCE = Path(__file__).parents[2] / "src"
 NO_NAMES = {"panax.run_id": "a tag of MLflow"}
@@ -68,7 +68,7 @@ def test_a_file_of_a_library_gets_the_usual_mode(tmp_path):
     before = os.umask(0o027)
     try:
         (tmp_path / "file").touch(mode=0o600)
-        usual_mode(tmp_path / "file")
+        apply_umask(tmp_path / "file")
         assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
     finally:
         os.umask(before)

@@ -50,7 +50,7 @@ def test_a_copy_from_an_index_a_clone_a_wheel_and_a_repository(monkeypatch, tmp_
     assert shlex.split(command(monkeypatch, text)) == words[:4]
     monkeypatch.delenv("VIRTUAL_ENV")
     monkeypatch.setattr(sys, "executable", "/an interpreter/python")
-    assert install_hints.package("a", "b[c]") == "'/an interpreter/python' -m pip install a 'b[c]'"
+    assert install_hints.package_install_command("a", "b[c]") == "'/an interpreter/python' -m pip install a 'b[c]'"
 
 
 def test_hints_name_extras_that_there_are_and_come_from_one_function():

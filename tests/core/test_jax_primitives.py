@@ -23,7 +23,7 @@ from panax.core.jax_primitives import (
     scan_length,
     while_arity,
 )
-from panax.plan.walk.operations import work_of
+from panax.plan.walk.operations import measure_work
 from panax.plan.walk.program import read_program
 
 SOURCES = sorted(Path(panax.__file__).parent.rglob("*.py"))
@@ -133,7 +133,7 @@ def test_products_inside_of_an_expanded_primitive_are_counted():
 
     program = jax.make_jaxpr(product)(X, X.T)
     assert [each.primitive.name for each in program.eqns] == ["call_hi_primitive"]
-    assert work_of(read_program(program)).flops == 2 * 3 * 4 * 3
+    assert measure_work(read_program(program)).flops == 2 * 3 * 4 * 3
     (call,) = program.eqns
     assert called_jaxpr(call) is called_jaxpr(call)
 

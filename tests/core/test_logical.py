@@ -9,29 +9,29 @@ import pytest
 from jaxtyping import Array, Float
 
 from panax.core import (
+    DivisibilityPolicy,
     Evaluation,
     LayoutError,
     LogicalAxis,
     Loss,
     Module,
     Task,
-    Undivided,
     logical_axes,
     normal,
     parameter,
 )
-from panax.core.params.logical import LOGICAL_AXES, MESH_AXES, Role, axes_of_rows, axis_of, register_axes
+from panax.core.params.logical import LOGICAL_AXES, MESH_AXES, Role, axis_for_role, batch_row_axes, register_axes
 from panax.mesh import COMPUTE, STORAGE, Rules, assign
-from panax.mesh.legality import MeshRequirements, fitted_rules, problem
+from panax.mesh.legality import MeshRequirements, find_problem, fit_rules
 from panax.spmd import contract, contract_gathered, local_sequence, sum_over_sequence
-from panax.spmd.once import once_dtype
+from panax.spmd.once import step_gather_dtype
 from panax.testing import check_task
 
 SLOTS = LogicalAxis("test_slots", "slots of a memory", compute=("tensor",), parallel=True)
-TWINS = LogicalAxis("test_twins", "replicated", compute=("tensor",), undivided=Undivided.REPLICATED)
-RANK = LogicalAxis("test_rank", "a rank", storage=("fsdp", "expert"), undivided=Undivided.FEWER)
-BREADTH = LogicalAxis("test_breadth", "a width", storage=("fsdp", "stage"), undivided=Undivided.OFF_STAGES)
-PARTS = LogicalAxis("test_parts", "elective", storage=("fsdp", "expert"), undivided=Undivided.ELECTIVE)
+TWINS = LogicalAxis("test_twins", "replicated", compute=("tensor",), undivided=DivisibilityPolicy.REPLICATED)
+RANK = LogicalAxis("test_rank", "a rank", storage=("fsdp", "expert"), undivided=DivisibilityPolicy.FEWER)
+BREADTH = LogicalAxis("test_breadth", "a width", storage=("fsdp", "stage"), undivided=DivisibilityPolicy.OFF_STAGES)
+PARTS = LogicalAxis("test_parts", "elective", storage=("fsdp", "expert"), undivided=DivisibilityPolicy.ELECTIVE)
 CHOICES = LogicalAxis("test_choices", "what is chosen of", in_float32=True)
 ALONE = LogicalAxis("test_alone", "of one axis", compute=("context", "tensor"), single="its kernel takes one")
 
@@ -43,8 +43,8 @@ def mesh(**sizes):
 
 
 def test_every_role_is_taken():
-    assert {role: axis_of(role) for role in Role}.keys() == set(Role)
-    assert axes_of_rows({"x": np.zeros((2, 3))}) == {"x": (axis_of(Role.ROWS), None)}
+    assert {role: axis_for_role(role) for role in Role}.keys() == set(Role)
+    assert batch_row_axes({"x": np.zeros((2, 3))}) == {"x": (axis_for_role(Role.ROWS), None)}
 
 
 def test_the_default_rules_have_what_is_registered():
@@ -57,8 +57,8 @@ def test_the_default_rules_have_what_is_registered():
 
 def fitted(axis, size, **sizes):
     needs = MeshRequirements(arrays=(("w", (axis.name,), (size,)),), splits_residual=True)
-    assert problem(needs, Rules(), mesh(**sizes)) is None
-    rules = fitted_rules(Rules(), needs, mesh(**sizes))
+    assert find_problem(needs, Rules(), mesh(**sizes)) is None
+    rules = fit_rules(Rules(), needs, mesh(**sizes))
     return assign((axis.name,), (size,), rules.storage, mesh(**sizes))[0]
 
 
@@ -67,32 +67,32 @@ def test_what_becomes_of_a_dimension_that_does_not_divide():
     assert fitted(RANK, 8, fsdp=4, expert=2) == ("fsdp", "expert") and fitted(RANK, 4, fsdp=4, expert=2) == ("fsdp",)
     assert fitted(BREADTH, 8, fsdp=4, stage=2) == ("fsdp", "stage") and fitted(BREADTH, 4, fsdp=4, stage=2) == ("fsdp",)
     assert fitted(PARTS, 6, fsdp=4, expert=2) == ("expert",)
-    refused = problem(MeshRequirements(arrays=(("w", ("test_slots",), (6,)),)), Rules(), mesh(tensor=4))
+    refused = find_problem(MeshRequirements(arrays=(("w", ("test_slots",), (6,)),)), Rules(), mesh(tensor=4))
     assert refused == "w: test_slots=6 is not divisible by tensor=4; use tensor in {1, 2, 3, 6} or another test_slots"
 
 
 def test_a_parallel_axis_is_split_as_the_residual_stream_is():
     needs = MeshRequirements(arrays=(("w", ("test_slots",), (8,)),), splits_residual=True)
     whole = Rules(compute={**COMPUTE, "test_slots": ()})
-    assert "test_slots is split over (), and residual over ('tensor',) beyond seq" in problem(
+    assert "test_slots is split over (), and residual over ('tensor',) beyond seq" in find_problem(
         needs, whole, mesh(tensor=2)
     )
     elsewhere = {"test_slots": ("fsdp",)}
     rules = Rules(compute={**COMPUTE, **elsewhere}, storage={**STORAGE, **elsewhere})
-    assert "test_slots is split over fsdp=2, and residual -> ('context', 'tensor') is not" in problem(
+    assert "test_slots is split over fsdp=2, and residual -> ('context', 'tensor') is not" in find_problem(
         needs, rules, mesh(fsdp=2)
     )
 
 
 def test_an_axis_may_be_for_one_mesh_axis():
     needs = MeshRequirements(arrays=(("w", ("test_alone",), (8,)),), splits_residual=True)
-    found = problem(needs, Rules(), mesh(context=2, tensor=2))
+    found = find_problem(needs, Rules(), mesh(context=2, tensor=2))
     assert found == "rules.compute: test_alone is split over context=2·tensor=2; its kernel takes one"
 
 
 def test_what_chooses_is_gathered_in_float32():
-    assert once_dtype(("embed", "test_choices"), jnp.bfloat16) == jnp.float32
-    assert once_dtype(("embed", "test_slots"), jnp.bfloat16) == jnp.bfloat16
+    assert step_gather_dtype(("embed", "test_choices"), jnp.bfloat16) == jnp.float32
+    assert step_gather_dtype(("embed", "test_slots"), jnp.bfloat16) == jnp.bfloat16
 
 
 @pytest.mark.parametrize(

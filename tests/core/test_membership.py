@@ -4,7 +4,7 @@ import pytest
 
 from panax.core import RecipeError
 from panax.job.join import join_seconds, listening_address
-from panax.job.membership import Membership, expand_nodes, membership
+from panax.job.membership import Membership, detect_membership, expand_nodes
 
 PANAX = {"PANAX_COORDINATOR": "10.0.0.1:7733", "PANAX_PROCESSES": "4", "PANAX_PROCESS": "2", "PANAX_LOCAL_PROCESS": "0"}
 TORCHRUN = {
@@ -43,7 +43,7 @@ PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "PANAX_COORDINATOR": "node1:7733"}
     ],
 )
 def test_each_source_says_the_place(environment, host, place):
-    found = membership(environment)
+    found = detect_membership(environment)
     assert found is not None
     assert found.coordinator.rpartition(":")[0] == host
     assert (found.processes, found.index, found.local_index, found.local_devices) == place
@@ -64,12 +64,12 @@ def test_each_source_says_the_place(environment, host, place):
     ],
 )
 def test_a_process_alone(environment):
-    assert membership(environment) is None
+    assert detect_membership(environment) is None
 
 
 def test_processes_and_steps_of_one_job_meet_at_their_own_port():
     def port(**more):
-        found = membership(SLURM | {name: str(value) for name, value in more.items()})
+        found = detect_membership(SLURM | {name: str(value) for name, value in more.items()})
         assert found is not None
         return int(found.coordinator.rpartition(":")[2])
 
@@ -99,7 +99,7 @@ def test_processes_and_steps_of_one_job_meet_at_their_own_port():
 )
 def test_what_contradicts_itself_is_one_message(environment, said):
     with pytest.raises(RecipeError) as raised:
-        membership(environment)
+        detect_membership(environment)
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
-from panax.core import Module, constant, logical_axes, named_leaves, normal, parameter, stack, stacked
+from panax.core import Module, constant, logical_axes, named_leaves, normal, parameter, stack, stacked_modules
 
 
 class Layer(Module):
@@ -18,7 +18,7 @@ class Layer(Module):
 
 class Model(Module):
     table: Float[Array, "vocab embed"] = parameter(normal(std=0.02))
-    layers: tuple[Layer, ...] = stacked("layer")
+    layers: tuple[Layer, ...] = stacked_modules("layer")
 
 
 SIZES = {"embed": 64, "ffn": 128, "vocab": 32}

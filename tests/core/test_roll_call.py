@@ -11,21 +11,21 @@ from launching import free_port
 
 from panax.core import PanaxError, RecipeError
 from panax.job.membership import Membership
-from panax.job.rendezvous import Roll, rendezvous
+from panax.job.rendezvous import RendezvousInfo, rendezvous
 
 FACTS = {"jax": "1"}
 
 
-def job(processes: int, seconds: float = 10.0, **more) -> list[Roll]:
+def job(processes: int, seconds: float = 10.0, **more) -> list[RendezvousInfo]:
     address = f"127.0.0.1:{free_port()}"
     places = [Membership(coordinator=address, processes=processes, index=index) for index in range(processes)]
-    return [Roll(place, FACTS, seconds, **more) for place in places]
+    return [RendezvousInfo(place, FACTS, seconds, **more) for place in places]
 
 
-def outcomes(rolls: list[Roll]) -> list[str]:
+def outcomes(rolls: list[RendezvousInfo]) -> list[str]:
     """The error of each process; "" where it goes on. What answers after the roll call is a server, as JAX's is."""
 
-    def one(roll: Roll) -> str:
+    def one(roll: RendezvousInfo) -> str:
         address = roll.place.coordinator
         try:
             rendezvous(roll, address)
@@ -85,7 +85,7 @@ def test_processes_that_do_not_agree_end_at_once(change, said):
     assert time.monotonic() - start < 9
 
 
-def with_place(roll: Roll, **changes) -> Roll:
+def with_place(roll: RendezvousInfo, **changes) -> RendezvousInfo:
     return dataclasses.replace(roll, place=dataclasses.replace(roll.place, **changes))
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from panax.core import Target, Traits, current_layout, current_target
-from panax.core.layout.layout import arrays_are_local, use_layout, whole_arrays
-from panax.core.layout.target import target_of
+from panax.core import PlatformTraits, Target, current_layout, current_target
+from panax.core.layout.layout import arrays_are_local, use_global_arrays, use_layout
+from panax.core.layout.target import device_target
 from panax.kernels.product import product
 from panax.mesh import MeshShape, Placement
 from panax.plan import parse_target, target_devices
@@ -26,7 +26,7 @@ def test_a_mesh_of_absent_devices_is_a_target(name):
     assert placement.target == hardware.target
     with placement.activate():
         assert current_target() == hardware.target
-        with whole_arrays():
+        with use_global_arrays():
             assert current_target() == hardware.target and current_layout() is None
 
 
@@ -36,9 +36,9 @@ def test_a_vendor_goes_with_its_platform():
 
 
 def test_an_unknown_platform_keeps_its_name_and_has_the_traits_of_an_unknown_chip():
-    target = target_of(Device(), 4)
+    target = device_target(Device(), 4)
     assert target == Target("fakechip", architecture="f1", devices=4)
-    assert target.traits == Traits()
+    assert target.traits == PlatformTraits()
 
 
 def test_arrays_are_local_whatever_is_attached():
@@ -48,7 +48,7 @@ def test_arrays_are_local_whatever_is_attached():
     for placement, local_when_whole in ((one, True), (eight, False)):
         with use_layout(placement):
             assert arrays_are_local()
-            with whole_arrays():
+            with use_global_arrays():
                 assert arrays_are_local() == local_when_whole
 
 
@@ -57,7 +57,10 @@ def test_whole_arrays_on_a_mesh_are_left_to_the_partitioner(library):
     a = jnp.ones((8, 8))
     handed = {}
     for devices in (1, 8):
-        with use_layout(Placement.create(MeshShape(fsdp=devices), devices=jax.devices()[:devices])), whole_arrays():
+        with (
+            use_layout(Placement.create(MeshShape(fsdp=devices), devices=jax.devices()[:devices])),
+            use_global_arrays(),
+        ):
             run = jax.jit(lambda a: product("ab,bc->ac", a, a, jnp.float32))
             handed[devices] = "panax_product" in run.lower(a).as_text()
     assert handed == {1: library != "xla", 8: False}

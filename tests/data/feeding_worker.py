@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from panax.data import Mixture, MixtureComponent, RowSource, TextData, TokenFile
 from panax.mesh import Placement
 from panax.mesh.rules import MESH_AXES
-from panax.run.feed import iterate_on_device
+from panax.run.feed import prefetch_to_device
 from panax.train import CompiledStep, Program
 
 BATCH, LENGTH = 12, tiny.LENGTH
@@ -69,7 +69,7 @@ def main() -> None:
         placement = Placement(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)))
         step = CompiledStep(program, placement, tiny.AXES, shapes_allowed=3)
         source = Watched(source_of(given["folders"], given["cache"]))
-        with contextlib.closing(iterate_on_device(source, step, given["position"], most=given["count"])) as batches:
+        with contextlib.closing(prefetch_to_device(source, step, given["position"], most=given["count"])) as batches:
             fed = list(batches)
         shards = [
             [

@@ -28,7 +28,7 @@ from panax.data import (
     WebDatasetImages,
 )
 from panax.data.images.mixup import MIX, MIXED_LABEL
-from panax.data.images.rand_augment import LEVELS, OPERATIONS
+from panax.data.images.rand_augment import MAX_MAGNITUDE, OPERATIONS
 
 SIZE, COUNT = 16, 11
 ALL = Augmentation(rand_augment=RandAugment(), mixing=Mixing(cutmix=1.0))
@@ -184,7 +184,7 @@ def test_every_operation_changes_more_the_stronger_it_is(name, mode):
         assert changed.size == image.size and changed.mode == mode
         return float(np.abs(np.asarray(changed, np.float32) - np.asarray(image, np.float32)).mean())
 
-    found = [[distance(magnitude, sign) for magnitude in (1, 10, LEVELS)] for sign in (1, -1)]
+    found = [[distance(magnitude, sign) for magnitude in (1, 10, MAX_MAGNITUDE)] for sign in (1, -1)]
     unmoved = name == "identity" or (name == "color" and mode == "L")
     for weak, middle, strong in found:
         assert (strong == 0.0) == unmoved or name == "autocontrast"
@@ -195,7 +195,7 @@ def test_every_operation_changes_more_the_stronger_it_is(name, mode):
 
 def test_operations_are_those_of_the_paper_at_their_ranges():
     assert len(OPERATIONS) == 14
-    strongest = RandAugment(magnitude=LEVELS)
+    strongest = RandAugment(magnitude=MAX_MAGNITUDE)
     image = Image.fromarray(np.full((331, 331), 200, np.uint8))
     shifted = np.asarray(strongest.one(image, "translate_x"))
     assert (shifted[0] == 0).sum() == pytest.approx(150, abs=1) and shifted[0, 0] == 200

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from panax.core import DataError, RecipeError, Source
-from panax.data import Bucketed, IterableSource
+from panax.data import BucketedSource, IterableSource
 
 AXES = {"tokens": ("batch", "seq"), "pairs": ("batch", "seq", None), "label": ("batch",)}
 
@@ -22,7 +22,7 @@ def source(*lengths: int) -> IterableSource:
 
 
 def test_each_batch_gets_the_smallest_bucket_that_holds_it():
-    bucketed = Bucketed(source(1, 4, 5, 8), (8, 4))
+    bucketed = BucketedSource(source(1, 4, 5, 8), (8, 4))
     assert isinstance(bucketed, Source) and bucketed.axes == AXES and bucketed.resume == "replay"
     assert bucketed.buckets == (4, 8)
     for (padded, _), length in zip(bucketed.batches(), (1, 4, 5, 8), strict=True):
@@ -36,7 +36,7 @@ def test_each_batch_gets_the_smallest_bucket_that_holds_it():
 
 
 def test_leaves_are_filled_as_asked_and_a_mask_is_added():
-    bucketed = Bucketed(source(2), (3,), pad={"tokens": -1}, mask="real")
+    bucketed = BucketedSource(source(2), (3,), pad={"tokens": -1}, mask="real")
     ((padded, _),) = bucketed.batches()
     assert padded["tokens"].tolist() == [[1, 2, -1], [3, 4, -1]]
     assert padded["real"].tolist() == [[1, 1, 0]] * 2 and padded["real"].dtype == np.float32
@@ -45,30 +45,30 @@ def test_leaves_are_filled_as_asked_and_a_mask_is_added():
 
 def test_positions_are_those_of_the_source():
     whole = list(source(1, 2, 3).batches())
-    assert [after for _, after in Bucketed(source(1, 2, 3), (4,)).batches()] == [after for _, after in whole]
+    assert [after for _, after in BucketedSource(source(1, 2, 3), (4,)).batches()] == [after for _, after in whole]
     with pytest.warns(UserWarning, match="drawn again"):
-        later = list(itertools.islice(Bucketed(source(1, 2, 3), (4,)).batches(whole[1].position), 9))
+        later = list(itertools.islice(BucketedSource(source(1, 2, 3), (4,)).batches(whole[1].position), 9))
     assert len(later) == 1 and later[0].batch["tokens"].tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]
 
 
 def test_a_batch_longer_than_the_largest_bucket_is_refused():
     with pytest.raises(DataError, match="a batch has 9 along 'seq', more than the largest bucket, 8"):
-        list(Bucketed(source(9), (4, 8)).batches())
+        list(BucketedSource(source(9), (4, 8)).batches())
 
 
 def test_leaves_that_differ_in_length_are_refused():
     uneven = {**batch(3), "pairs": np.ones((2, 4, 3), np.float32)}
     with pytest.raises(DataError, match=r"differ along 'seq': \{'tokens': 3, 'pairs': 4\}"):
-        list(Bucketed(IterableSource([uneven], axes=AXES), (4,)).batches())
+        list(BucketedSource(IterableSource([uneven], axes=AXES), (4,)).batches())
 
 
 def test_what_has_no_effect_is_refused():
     with pytest.raises(RecipeError, match="no leaf has the axis 'time'"):
-        Bucketed(source(1), (4,), axis="time")
+        BucketedSource(source(1), (4,), axis="time")
     with pytest.raises(RecipeError, match="no effect on label"):
-        Bucketed(source(1), (4,), pad={"label": 3})
+        BucketedSource(source(1), (4,), pad={"label": 3})
     with pytest.raises(RecipeError, match="mask='label' is already a leaf"):
-        Bucketed(source(1), (4,), mask="label")
+        BucketedSource(source(1), (4,), mask="label")
     for buckets in ((), (0, 4)):
         with pytest.raises(RecipeError, match="expected one or more sizes"):
-            Bucketed(source(1), buckets)
+            BucketedSource(source(1), buckets)

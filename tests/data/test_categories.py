@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from panax.core import DataError
-from panax.data import Bag, CountVocabulary, ExampleData, Hashed, HashedIds, IntegerIds, Sequences, Table
-from panax.data.tables.categories import Spellings, category_text, is_empty, number_of, whole_number_of
+from panax.data import Bag, CountVocabulary, ExampleData, HashBuckets, HashedIds, IntegerIds, Sequences, Table
+from panax.data.tables.categories import NumberFormats, category_text, is_empty, parse_id, parse_number
 
 
 def write(folder, *columns):
@@ -29,7 +29,7 @@ def opened(folder, **settings):
 BUCKETS = 1_000_003
 WAYS = {
     "categorical": ("categorical", {"categorical": ("c",), "hash_buckets": BUCKETS}),
-    "hashed": ("c", {"bags": (Bag(column="c", ids=Hashed(buckets=BUCKETS)),)}),
+    "hashed": ("c", {"bags": (Bag(column="c", ids=HashBuckets(buckets=BUCKETS)),)}),
     "vocabulary": ("c", {"bags": (Bag(column="c", ids=CountVocabulary()),)}),
     "keys": ("c", {"bags": (Bag(column="c", ids=HashedIds()),)}),
 }
@@ -111,7 +111,7 @@ def test_a_column_whose_name_stands_twice_is_refused(tmp_path):
 
 def test_longer_bags_that_are_cut_are_counted(tmp_path):
     (tmp_path / "a.csv").write_text("c,y\na|b|c,0\na,1\nb|c,1\n")
-    bag = Bag(column="c", ids=Hashed(buckets=9), separator="|", too_long="last")
+    bag = Bag(column="c", ids=HashBuckets(buckets=9), separator="|", too_long="last")
     assert any("2 rows hold more than capacity=1 values" in line for line in opened(tmp_path, bags=(bag,)).account)
 
 
@@ -135,7 +135,7 @@ def test_the_text_of_a_category(value, text):
 
 
 def test_what_is_a_number_and_what_is_missing():
-    assert [whole_number_of(each) for each in (True, "+7", "7.", "1e3", "٣", "9" * 30, None)] == [
+    assert [parse_id(each) for each in (True, "+7", "7.", "1e3", "٣", "9" * 30, None)] == [
         1,
         7,
         7,
@@ -144,11 +144,11 @@ def test_what_is_a_number_and_what_is_missing():
         -1,
         -1,
     ]
-    assert np.isnan([number_of(each) for each in ("nan", "inf", "0x1", "1__0", "", "a")]).all()
+    assert np.isnan([parse_number(each) for each in ("nan", "inf", "0x1", "1__0", "", "a")]).all()
     assert [is_empty(each) for each in (None, "", float("nan"), decimal.Decimal("NaN"), 0, "0")] == [True] * 4 + [
         False
     ] * 2
-    spellings = Spellings()
+    spellings = NumberFormats()
     for value in (3, 0.5, "3.5", "03", "x"):
         spellings.add(value)
     assert spellings.note("c") is None

@@ -6,7 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from panax.data import BytePairTokenizer, ExampleData, Filtered, Jsonl, Sequences, Table, TextData, TextFiles, corpus_of
+from panax.data import (
+    BytePairTokenizer,
+    ExampleData,
+    FilteredCorpus,
+    Jsonl,
+    Sequences,
+    Table,
+    TextData,
+    TextFiles,
+    make_corpus,
+)
 from panax.data.files.skipped_files import describe_skipped_corpus_files, describe_skipped_files
 
 
@@ -29,10 +39,10 @@ SAID = (
 
 
 def test_what_is_left_out_is_counted_by_ending(folder):
-    (line,) = describe_skipped_corpus_files(corpus_of(folder))
+    (line,) = describe_skipped_corpus_files(make_corpus(folder))
     assert line == f"{folder}: {SAID}"
     (line,) = describe_skipped_corpus_files(
-        Filtered(corpus=TextFiles(paths=(str(folder),), pattern="**/*.txt"), min_characters=1)
+        FilteredCorpus(corpus=TextFiles(paths=(str(folder),), pattern="**/*.txt"), min_characters=1)
     )
     assert SAID in line
     # A glob or a file says itself what it takes.
@@ -43,7 +53,7 @@ def test_a_run_says_so_in_its_first_lines(folder, tmp_path):
     for name in ("c.pdf", "f"):
         (folder / name).unlink()
     data = TextData(
-        corpus=corpus_of(folder), tokenizer=BytePairTokenizer(vocab_size=270), held_out=0, sequence_length=8,
+        corpus=make_corpus(folder), tokenizer=BytePairTokenizer(vocab_size=270), held_out=0, sequence_length=8,
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
     assert any(

@@ -8,8 +8,8 @@ from numpy.testing import assert_array_equal
 
 from panax.core.errors import DataError, RecipeError
 from panax.data import Accounting, Arrays, BatchRamp, ExampleSource, IterableSource, PackedRows, PackedSource, RowSource
-from panax.data.loading.batch_ramp import Ramped, apply_batch_ramp
-from panax.run.feed import iterate_on_device
+from panax.data.loading.batch_ramp import RampedSource, apply_batch_ramp
+from panax.run.feed import prefetch_to_device
 
 RAMP = BatchRamp(parts=(4, 2), steps=4)
 SIZES = [2] * 4 + [4] * 4 + [8] * 4
@@ -76,14 +76,14 @@ def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
     assert isinstance(packed(many_documents), RowSource)
     alone = [batch["tokens"] for batch, _ in drawn(apply_batch_ramp(packed(many_documents), RAMP))]
     process = Held(odd=True)
-    with iterate_on_device(apply_batch_ramp(packed(many_documents), RAMP), process, most=len(SIZES)) as batches:
+    with prefetch_to_device(apply_batch_ramp(packed(many_documents), RAMP), process, most=len(SIZES)) as batches:
         fed = list(batches)
     assert [batch["tokens"][1] for batch, _, _ in fed] == SIZES and process.asked == [8, 2, 4, 8]
     assert [number for _, _, number in fed] == list(range(1, 13))
     for (batch, _, _), rows in zip(fed, alone, strict=True):
         assert_array_equal(batch["tokens"][0], rows[1::2])
     # From within a batch of a stage on.
-    with iterate_on_device(
+    with prefetch_to_device(
         apply_batch_ramp(packed(many_documents), RAMP), Held(odd=True), fed[4].position, most=3, drawn=5
     ) as batches:
         again = list(batches)
@@ -93,7 +93,7 @@ def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
 
 
 def test_batches_that_are_left_out_are_numbered_by_step():
-    with iterate_on_device(apply_batch_ramp(iterable(), RAMP), Held(odd=False), left_out=(2, 6), most=8) as batches:
+    with prefetch_to_device(apply_batch_ramp(iterable(), RAMP), Held(odd=False), left_out=(2, 6), most=8) as batches:
         assert [(number, len(batch["x"][0])) for batch, _, number in batches] == [
             (1, 2), (3, 2), (4, 2), (5, 4), (7, 4), (8, 4)
         ]  # fmt: skip
@@ -112,14 +112,14 @@ def test_what_was_seen_is_told_with_the_batch_in_work(many_documents):
 def test_data_that_ends_within_the_ramp_ends():
     short = IterableSource([{"x": np.arange(8)}, {"x": np.arange(8)}], epochs=1)
     assert [len(batch["x"]) for batch, _ in apply_batch_ramp(short, RAMP).batches()] == [2] * 4 + [4] * 2
-    with iterate_on_device(apply_batch_ramp(short, RAMP), Held(odd=False)) as batches:
+    with prefetch_to_device(apply_batch_ramp(short, RAMP), Held(odd=False)) as batches:
         assert len(list(batches)) == 6
 
 
 def test_without_a_ramp_a_source_is_itself():
     source = iterable()
     assert apply_batch_ramp(source, BatchRamp()) is source
-    assert isinstance(apply_batch_ramp(source, RAMP), Ramped)
+    assert isinstance(apply_batch_ramp(source, RAMP), RampedSource)
 
 
 def test_a_position_of_another_ramp_is_refused():
@@ -136,7 +136,7 @@ def test_rows_that_fall_into_no_parts_are_refused():
         list(apply_batch_ramp(odd, RAMP).batches())
     rows = ExampleSource(Arrays({"x": np.arange(56)}), batch_size=6, epochs=1)
     with pytest.raises(DataError, match="a batch of 6 rows does not fall into 4 parts"):
-        iterate_on_device(apply_batch_ramp(rows, RAMP), Held(odd=True))
+        prefetch_to_device(apply_batch_ramp(rows, RAMP), Held(odd=True))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from panax.data import (
     TextData,
     TextFiles,
 )
-from panax.data.loading.class_agreement import align_held_out, classes_of
+from panax.data.loading.class_agreement import align_held_out, find_class_names
 from panax.data.loading.overfit import FirstBatches
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
@@ -65,7 +65,7 @@ def test_held_out_images_take_the_numbers_of_the_training_classes(folders):
             panax.Experiment(task=task(), data=pictures(folders / "train"), held_out=held_out), said.append
         )
         assert labels(opened.held_out) == {COLOURS["cat"]: 0, COLOURS["emu"]: 2}
-        assert classes_of(opened.held_out) == ("cat", "dog", "emu")
+        assert find_class_names(opened.held_out) == ("cat", "dog", "emu")
     assert any("takes the numbers of the training data's 3" in line for line in said)
 
 

@@ -12,7 +12,7 @@ from panax.data import (
     BadRecord,
     BytePairTokenizer,
     Document,
-    Filtered,
+    FilteredCorpus,
     Mixture,
     MixtureComponent,
     PackedSource,
@@ -22,7 +22,7 @@ from panax.data import (
     prefetch,
 )
 from panax.mesh import MeshShape, Placement
-from panax.train.sending import global_array, held_by
+from panax.train.sending import find_held_rows, global_array
 
 BATCH = 24
 PROCESSES = (8, 6, 3, 1)
@@ -47,7 +47,7 @@ class Words:
 
 
 def opened(kind: str, cache: str) -> RowSource:
-    corpus = Filtered(corpus=Words("a", 70), min_characters=12)
+    corpus = FilteredCorpus(corpus=Words("a", 70), min_characters=12)
     if kind == "mixture":
         corpus = Mixture(
             parts=(
@@ -147,7 +147,7 @@ def test_a_process_makes_the_rows_that_its_devices_hold(mesh, processes, rows_ea
     found = set()
     for process in range(processes):
         ours = devices[process * 8 // processes : (process + 1) * 8 // processes]
-        held = held_by(ours, by_row, BATCH)
+        held = find_held_rows(ours, by_row, BATCH)
         assert len(held.rows) == rows_each and held.batch_size == BATCH
         found |= set(held.rows.tolist())
         batch = next(source.batches_of(held.rows)).batch
@@ -162,8 +162,8 @@ def test_a_process_makes_the_rows_that_its_devices_hold(mesh, processes, rows_ea
 def test_an_array_is_made_of_rows_that_are_not_neighbours():
     placement = Placement.create(MeshShape(fsdp=8))
     sharding = placement.sharding("fsdp")
-    held = held_by(placement.devices.devices.ravel()[[0, 1, 5]].tolist(), sharding, BATCH)
+    held = find_held_rows(placement.devices.devices.ravel()[[0, 1, 5]].tolist(), sharding, BATCH)
     assert held.rows.tolist() == [0, 1, 2, 3, 4, 5, 15, 16, 17]
-    whole = held_by(jax.devices(), sharding, BATCH)
+    whole = find_held_rows(jax.devices(), sharding, BATCH)
     leaf = np.arange(BATCH * 4, dtype=np.int32).reshape(BATCH, 4)
     np.testing.assert_array_equal(global_array(leaf, whole, sharding), leaf)

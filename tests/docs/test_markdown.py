@@ -29,18 +29,18 @@ import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
 from panax.cli.commands.inspect import split_flags
 from panax.cli.commands.islands import island_flags
-from panax.cli.commands.train import NO_SETTINGS
+from panax.cli.commands.train import NON_SETTING_FLAGS
 from panax.cli.main import COMMANDS, main
 from panax.cli.overrides import experiment_from
-from panax.cli.recipes import built_in, find_recipe
+from panax.cli.recipes import built_in_recipes, find_recipe
 from panax.kernels import registry
 from panax.mesh import MESH_AXES
 from panax.models import PRESETS, PUBLISHED_PARAMETERS, DecoderConfig
 from panax.parallel.schedules import schedule_table
 from panax.run import EvaluateConfig, Experiment
-from panax.run.recovery.interrupt import TAKEN
+from panax.run.recovery.interrupt import HANDLED_SIGNALS
 from panax.train import StepConfig
-from panax_compare.command import settings_of as comparison_settings
+from panax_compare.command import read_settings as comparison_settings
 
 # README is run whole: test_readme.py.
 WITH_CODE = [page for page in PAGES if page.parent in (ROOT / "docs", ROOT / "docs/launch") and fences(page)]
@@ -78,7 +78,7 @@ def test_code_runs_and_commands_parse(page, here, monkeypatch):
         raise Parsed
 
     for command in (panax.cli.commands.generate, panax.cli.commands.export, panax.cli.commands.evaluate):
-        monkeypatch.setattr(command, "load_trained", stop)
+        monkeypatch.setattr(command, "load_model", stop)
     namespace: dict = {"__name__": page.stem}
     for block in fences(page):
         if block.language == "python":
@@ -125,10 +125,10 @@ def check_command(arguments: list[str], where: str) -> None:
             experiment_from([options.recipe, *flags], "train")
         elif command == "launch":
             own, flags = panax.cli.commands.launch.split_flags(rest[1:])
-            panax.cli.commands.launch.resources_of(own)
+            panax.cli.commands.launch.read_resources(own)
             if own.islands:
                 flags = island_flags(flags, Path("run"), own.islands, own.island or 0)
-            experiment_from([rest[0], *(flag for flag in flags if flag not in NO_SETTINGS)], "train")
+            experiment_from([rest[0], *(flag for flag in flags if flag not in NON_SETTING_FLAGS)], "train")
         elif command == "check":
             flags = panax.cli.commands.check.split_flags(rest)[1]
             experiment_from(flags, "check") if flags else None
@@ -194,7 +194,9 @@ def test_exit_codes_are_those_of_the_errors(page):
     heading = "exit code" if page.name == "README.md" else "code"
     listed = {int(code) for cells in table_rows(page, heading) for code in cells[0].split(", ")}
     errors = [error for error in vars(panax.core.errors).values() if hasattr(error, "exit_code")]
-    assert listed - {0} == {error.exit_code for error in errors} | {128 + number for number in (*TAKEN, signal.SIGTERM)}
+    assert listed - {0} == {error.exit_code for error in errors} | {
+        128 + number for number in (*HANDLED_SIGNALS, signal.SIGTERM)
+    }
 
 
 def test_every_setting_of_a_run_is_described():
@@ -268,4 +270,4 @@ def test_pages_speak_of_the_project_alone():
 
 
 def test_built_in_recipes_exist():
-    assert "quickstart" in built_in()
+    assert "quickstart" in built_in_recipes()

@@ -9,7 +9,7 @@ from pages import ROOT, table_rows
 from test_markdown import check_command
 
 from panax.layers import MoE
-from panax.layers.moe.expert_load import load_figures
+from panax.layers.moe.expert_load import load_statistics
 
 PAGE = ROOT / "docs/moe.md"
 
@@ -21,7 +21,7 @@ def test_every_setting_of_a_mixture_is_described():
 
 def test_every_figure_is_described():
     listed = [cells[0].strip("`") for cells in table_rows(PAGE, "figure")]
-    assert sorted(listed) == sorted([*load_figures(np.ones((1, 2))), "entropy", "router_z", "dropped"])
+    assert sorted(listed) == sorted([*load_statistics(np.ones((1, 2))), "entropy", "router_z", "dropped"])
 
 
 def test_every_line_of_flags_is_understood(tmp_path, monkeypatch):

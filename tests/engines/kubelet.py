@@ -99,6 +99,6 @@ class Kubelet:
 
 def launched(words: list[str], asked, folder: Path) -> Kubelet:
     """The pods of a launch."""
-    from panax.cluster.engines import engine_of
+    from panax.cluster.engines import make_engine
 
-    return Kubelet(json.loads(engine_of("kubernetes", asked).submission(words, folder)), folder.parents[1])
+    return Kubelet(json.loads(make_engine("kubernetes", asked).submission(words, folder)), folder.parents[1])

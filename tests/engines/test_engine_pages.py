@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from panax.cluster.engines import ENGINES, Resources, engine_of
-from panax.cluster.engines.kubernetes import PORT, name_of
-from panax.cluster.engines.resources import EVERYWHERE
+from panax.cluster.engines import ENGINES, Resources, make_engine
+from panax.cluster.engines.kubernetes import PORT, jobset_name
+from panax.cluster.engines.resources import COMMON_RESOURCES
 
 PAGES = Path(__file__).parents[2] / "docs/launch"
 
@@ -46,7 +46,7 @@ def test_commands_are_of_the_page_s_engine(name, tmp_path):
     for command in commands:
         on, resources = resources_of(shlex.split(command.replace("\\\n", " ").partition(" > ")[0]))
         assert on == name
-        engine_of(on, resources, environment={"PATH": str(tmp_path)})
+        make_engine(on, resources, environment={"PATH": str(tmp_path)})
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "kubernetes"])
@@ -62,7 +62,7 @@ def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
     agent = ("/home/me/.venv/bin/python", "-m", "panax.cluster.node.agent")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "HF_TOKEN": "x"}
     on, resources = resources_of(words)
-    engine = engine_of(on, resources, agent=agent, environment=environment)
+    engine = make_engine(on, resources, agent=agent, environment=environment)
     printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
     assert shown.strip() == printed.strip().replace(str(mpirun), "/usr/bin/mpirun")
 
@@ -73,7 +73,7 @@ def test_lines_that_kubernetes_is_shown_to_be_given():
     on, resources = resources_of(
         words := shlex.split(COMMAND.findall(text)[0].replace("\\\n", " ").partition(" > ")[0])
     )
-    engine = engine_of(on, resources, environment={"PATH": ""})
+    engine = make_engine(on, resources, environment={"PATH": ""})
     printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
     (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     parts = shown.strip().removesuffix("...").split("...\n")
@@ -89,9 +89,9 @@ def test_flags_that_are_listed_are_those_that_the_engine_takes(name):
     module = __import__(f"panax.cluster.engines.{name}", fromlist=["USED"])
     rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `--"))
     listed = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", rows)}
-    assert listed - EVERYWHERE == module.USED
+    assert listed - COMMON_RESOURCES == module.USED
 
 
 def test_what_the_page_says_of_kubernetes():
     text = (PAGES / "kubernetes.md").read_text(encoding="utf-8")
-    assert f"port {PORT} of" in text and f"generic {name_of(Path('runs/quickstart'))} " in text
+    assert f"port {PORT} of" in text and f"generic {jobset_name(Path('runs/quickstart'))} " in text

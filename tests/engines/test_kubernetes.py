@@ -14,11 +14,11 @@ import pytest
 from engine_runs import command, equals, steps
 from kubelet import launched
 
-from panax.cluster.engines import Resources, engine_of
-from panax.cluster.engines.client import Followed
-from panax.cluster.engines.kubernetes import FINAL_CODES, name_of
-from panax.cluster.engines.pod import command_of
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.engines import Resources, make_engine
+from panax.cluster.engines.client import ClientProcess
+from panax.cluster.engines.kubernetes import FINAL_CODES, jobset_name
+from panax.cluster.engines.pod import pod_command
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.core import errors
 from panax.core.errors import LaunchError
 
@@ -39,7 +39,7 @@ def published(kind: str) -> jsonschema.Draft7Validator:
 
 
 def manifest(**more) -> dict:
-    engine = engine_of(
+    engine = make_engine(
         "kubernetes", Resources(**{**GIVEN, **more}), environment={"HF_TOKEN": TOKEN, "HOME": "/home/me"}
     )
     return json.loads(engine.submission(LAUNCH, Path("runs/gpt2")))
@@ -117,7 +117,7 @@ def test_the_jobset_says_what_was_asked_for():
     assert found["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
     # The first pod's host name is made by Kubernetes of these, and has 63 characters at most.
     assert container["env"][0]["value"] == "panax-gpt2-nodes-0-0.panax-gpt2:7733"
-    assert len(f"{name_of(Path('x' * 200))}-nodes-0-99999") <= 63
+    assert len(f"{jobset_name(Path('x' * 200))}-nodes-0-99999") <= 63
 
 
 def test_no_error_of_a_user_is_tried_again():
@@ -160,7 +160,7 @@ def kubectl(tmp_path):
         (tmp_path / "kubectl").write_text(KUBECTL.format(folder=tmp_path, **usual | answers))
         (tmp_path / "kubectl").chmod(0o755)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HF_TOKEN": TOKEN}
-        return engine_of(
+        return make_engine(
             "kubernetes", Resources(**GIVEN, env=("HF_TOKEN",), namespace="train"), environment=environment
         )
 
@@ -211,7 +211,7 @@ def test_a_job_of_the_same_name_and_a_secret_that_is_refused(kubectl, tmp_path):
 
 def test_kubectl_that_is_not_there(tmp_path):
     with pytest.raises(LaunchError, match="kubectl is not on PATH; install kubectl"):
-        engine_of("kubernetes", Resources(**GIVEN), environment={"PATH": str(tmp_path)}).check()
+        make_engine("kubernetes", Resources(**GIVEN), environment={"PATH": str(tmp_path)}).check()
 
 
 @pytest.mark.slow
@@ -219,13 +219,13 @@ def test_the_real_kubectl_without_a_context_or_a_server(tmp_path):
     assert shutil.which("kubectl"), "the test needs kubectl: tests/engines/install.sh kubernetes"
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
     with pytest.raises(LaunchError, match="kubectl has no context"):
-        engine_of("kubernetes", Resources(**GIVEN), environment=environment).check()
+        make_engine("kubernetes", Resources(**GIVEN), environment=environment).check()
     server = {"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}
     context = {"name": "x", "context": {"cluster": "x", "user": ""}}
     config = {"apiVersion": "v1", "kind": "Config", "current-context": "x", "clusters": [server], "contexts": [context]}
     (tmp_path / "none").write_text(json.dumps(config))
     with pytest.raises(LaunchError, match=r"kubectl api-resources.*127.0.0.1:9.*refused"):
-        engine_of("kubernetes", Resources(**GIVEN), environment=environment).check()
+        make_engine("kubernetes", Resources(**GIVEN), environment=environment).check()
 
 
 AGENT = """
@@ -245,14 +245,14 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         given = {**os.environ, "PANAX_SECRET": "s" * 64, "PANAX_SUPERVISOR": address, "PANAX_POD_IP": "127.0.0.1"}
         first, second = ({**given, "JOB_COMPLETION_INDEX": index} for index in "01")
-        engine = engine_of("kubernetes", Resources(**GIVEN), agent=agent, environment=first)
+        engine = make_engine("kubernetes", Resources(**GIVEN), agent=agent, environment=first)
         engine.check()
         assert not engine.submits() and engine.secret() == "s" * 64 and engine.listen_address() == ("127.0.0.1", 7733)
-        assert command_of(LAUNCH, first) == [sys.executable, "-m", "panax", *LAUNCH]
-        assert command_of(LAUNCH, second)[1:] == ["-m", "panax.cluster.node.agent"]
+        assert pod_command(LAUNCH, first) == [sys.executable, "-m", "panax", *LAUNCH]
+        assert pod_command(LAUNCH, second)[1:] == ["-m", "panax.cluster.node.agent"]
         # That was the look whether somebody listens.
         listener.accept()[0].close()
-        placed, other = engine.place(address, engine.secret()), Followed(agent, second)
+        placed, other = engine.place(address, engine.secret()), ClientProcess(agent, second)
         connections = [listener.accept()[0] for _ in range(2)]
         assert sorted(connection.recv(99).decode() for connection in connections) == ["s" * 64 + " 0", "s" * 64 + " 1"]
         placed.replace(1)
@@ -268,7 +268,7 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
 
 def test_a_pod_without_a_number_or_a_first_one():
     with pytest.raises(LaunchError, match="JOB_COMPLETION_INDEX=''; expected a pod's number"):
-        command_of(LAUNCH, {})
+        pod_command(LAUNCH, {})
     run = subprocess.run(
         [sys.executable, "-m", "panax.cluster.engines.pod", *LAUNCH],
         capture_output=True,
@@ -281,7 +281,7 @@ def test_a_pod_without_a_number_or_a_first_one():
 def test_the_first_pod_does_not_come(monkeypatch):
     monkeypatch.setattr("panax.cluster.engines.pod.FIRST_SECONDS", 0.1)
     with pytest.raises(LaunchError, match=r"the job's first pod did not listen at 127.0.0.1:9"):
-        command_of(LAUNCH, {"JOB_COMPLETION_INDEX": "1", "PANAX_SUPERVISOR": "127.0.0.1:9"})
+        pod_command(LAUNCH, {"JOB_COMPLETION_INDEX": "1", "PANAX_SUPERVISOR": "127.0.0.1:9"})
 
 
 FLAGS = ("--on", "kubernetes", "--nodes", "2", "--processes", "2", "--devices", "1", "--image", "x", "--claim", "runs")
@@ -324,7 +324,7 @@ def test_evicted_pods_save_and_the_run_resumes_from_that_very_step(tmp_path):
     assert logged(folder) == list(range(1, 901)), "each step is taken once"
     said = (folder / "job/logs/process_0000.log").read_text()
     assert set(saved) <= set(map(int, re.findall(r"resuming from step (\d+)", said)))
-    assert {one["cause"] for one in incidents(folder / "job")} == {"new layout"}
+    assert {one["cause"] for one in read_incidents(folder / "job")} == {"new layout"}
 
 
 def logged(folder: Path) -> list[int]:

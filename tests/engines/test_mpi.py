@@ -9,7 +9,7 @@ import pytest
 from engine_runs import command, environment, equals, run, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
 
-from panax.cluster.engines import Engine, Resources, engine_of
+from panax.cluster.engines import Engine, Resources, make_engine
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def mpi(simulated):
     environment = with_token() | simulated
 
     def make(**asked) -> Engine:
-        return engine_of("mpi", Resources(address="127.0.0.1", **asked), agent=AGENT, environment=environment)
+        return make_engine("mpi", Resources(address="127.0.0.1", **asked), agent=AGENT, environment=environment)
 
     return make
 

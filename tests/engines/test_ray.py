@@ -13,8 +13,8 @@ import pytest
 from engine_runs import command, environment, equals, losses, run, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
 
-from panax.cluster.engines import Engine, Resources, engine_of
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.engines import Engine, Resources, make_engine
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def ray(cluster):
     def make(**asked) -> Engine:
-        return engine_of(
+        return make_engine(
             "ray", Resources(**asked), agent=AGENT, environment={**with_token(), "RAY_ADDRESS": cluster.address}
         )
 
@@ -90,7 +90,7 @@ def test_what_the_cluster_does_not_have(ray, asked, expected):
 )
 def test_no_cluster_is_there(address, expected):
     with pytest.raises(LaunchError, match=expected):
-        engine_of("ray", Resources(), environment={**os.environ, "RAY_ADDRESS": address}).check()
+        make_engine("ray", Resources(), environment={**os.environ, "RAY_ADDRESS": address}).check()
 
 
 def test_a_lost_node_is_told_and_replaced_when_there_is_another(ray, cluster):
@@ -212,7 +212,7 @@ def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(clus
     finally:
         launch.kill()
         launch.wait()
-    causes = [one["cause"] for one in incidents(folder / "job")]
+    causes = [one["cause"] for one in read_incidents(folder / "job")]
     assert causes == ["lost host", "new layout"], (tmp_path / "said").read_text()
     taken = sorted(losses(folder))
     assert taken == list(range(1, len(taken) + 1)), "no step is missing"

@@ -12,7 +12,7 @@ from engine_runs import command, environment, equals, losses, steps
 from placing import AGENT, Supervised, ended, is_alive, until, with_token
 from slurm_here import answer, cluster, job_is, submit
 
-from panax.cluster.engines import Engine, Resources, engine_of
+from panax.cluster.engines import Engine, Resources, make_engine
 from panax.core.errors import LaunchError
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def slurm(conf, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(conf))
 
     def make(**asked) -> Engine:
-        return engine_of("slurm", Resources(**asked), agent=AGENT, environment=with_token())
+        return make_engine("slurm", Resources(**asked), agent=AGENT, environment=with_token())
 
     return make
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from panax.cluster.engines import Resources, engine_of
-from panax.cluster.engines.slurm_agent import queue_again, without_script
+from panax.cluster.engines import Resources, make_engine
+from panax.cluster.engines.slurm_agent import has_lost_script, requeue
 
 GONE = "JobId=7 JobState=RUNNING BatchHost=a NodeList=b,c NumNodes=2"
 SECRET = "5ecre7" * 8
@@ -50,7 +50,7 @@ def told(tmp_path: Path, name: str) -> list[str]:
     ],
 )
 def test_a_job_whose_batch_script_is_lost(job, expected, clients):
-    assert without_script(job, clients()) is expected
+    assert has_lost_script(job, clients()) is expected
 
 
 def test_an_agent_waits_until_slurm_knows(clients, tmp_path):
@@ -62,7 +62,7 @@ def test_an_agent_waits_until_slurm_knows(clients, tmp_path):
         if len(looks) == 2:
             clients()
 
-    assert queue_again("7", environment, later)
+    assert requeue("7", environment, later)
     assert len(looks) == 2 and told(tmp_path, "scontrol")[-1] == "scontrol requeue 7"
 
 
@@ -74,7 +74,7 @@ def placed(clients):
         environment = clients(scontrol="case $2 in hostnames) echo $3 | tr ',' '\\n' ;; esac", **more)
         given = {"SLURM_JOB_NODELIST": "a,b,c", "PANAX_SLURM_FOLDER": "/runs/50% of it/job", "HOME": "/home/me"}
         asked = Resources(nodes=3, processes=6, memory="8G", partition="long", time="01:00:00")
-        return engine_of("slurm", asked, environment=environment | given).place("10.0.0.1:1", SECRET)
+        return make_engine("slurm", asked, environment=environment | given).place("10.0.0.1:1", SECRET)
 
     found = []
     yield lambda **more: found.append(make(**more)) or found[-1]
@@ -141,7 +141,7 @@ def test_slurm_that_does_not_answer_leaves_it_at_the_same_machine(placed, tmp_pa
 
 def test_an_allocation_of_a_person_has_no_job_to_queue_again(clients):
     environment = clients() | {"SLURM_JOB_NODELIST": "a,b,c"}
-    engine = engine_of("slurm", Resources(nodes=3, processes=3), environment=environment)
+    engine = make_engine("slurm", Resources(nodes=3, processes=3), environment=environment)
     here = engine.place("10.0.0.1:1", SECRET)
     try:
         assert here.start_over() is None

@@ -14,7 +14,7 @@ from engine_runs import command, environment, losses, steps
 from placing import is_alive, until
 from slurm_here import answer, cluster, fact, job_is, submit, tell
 
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -84,7 +84,7 @@ def test_a_drained_node_whose_agent_is_lost_and_one_that_goes_down_come_back(con
     # Slurm gives a node that is drained to no other job; this one may still use it.
     answer("scontrol", "update", "nodename=panax2", "state=drain", "reason=test")
     os.kill(agent_of(folder, 1).pid, signal.SIGKILL)
-    until(lambda: len(incidents(folder / "job")) >= 1 and status(folder)["state"] != "running", "the loss is seen")
+    until(lambda: len(read_incidents(folder / "job")) >= 1 and status(folder)["state"] != "running", "the loss is seen")
     trains(folder, 3)
     answer("scontrol", "update", "nodename=panax2", "state=resume")
 
@@ -100,7 +100,7 @@ def test_a_drained_node_whose_agent_is_lost_and_one_that_goes_down_come_back(con
     until(lambda: not job_is(job, "RUNNING"), "the job ends", 900.0)
     log = (folder / f"job/slurm-{job}.out").read_text()
     assert job_is(job, "COMPLETED") and "launch: done" in log, log
-    causes = [one["cause"] for one in incidents(folder / "job")]
+    causes = [one["cause"] for one in read_incidents(folder / "job")]
     assert causes[0] == "lost host" and causes[-2:] == ["lost host", "new layout"], causes
     assert sorted(losses(folder)) == list(range(1, 1501)), "no step is missing"
     resumed = [int(step) for step in re.findall(r"resuming from step (\d+)", log)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from panax.cluster.engines import ENGINES, Engine, Resources, engine_of
-from panax.cluster.engines.client import Followed, answer, local_address
+from panax.cluster.engines import ENGINES, Engine, Resources, make_engine
+from panax.cluster.engines.client import ClientProcess, local_address, run_client
 from panax.cluster.engines.slurm import check_allocation
 from panax.core.errors import LaunchError
 
@@ -67,28 +67,28 @@ def test_what_is_asked_for_is_checked(given, expected):
 def test_engines_have_one_interface_and_refuse_what_they_do_not_use(name, clients):
     environment = clients()
     needed = {"image": "x", "claim": "x"} if name == "kubernetes" else {}
-    assert isinstance(engine_of(name, Resources(**needed), environment=environment), Engine)
+    assert isinstance(make_engine(name, Resources(**needed), environment=environment), Engine)
     other = "partition" if name != "slurm" else "hosts"
     with pytest.raises(LaunchError, match=f"{other}='x' has no effect on {name}; it takes "):
-        engine_of(name, Resources(**needed, **{other: "x"}), environment=environment)
+        make_engine(name, Resources(**needed, **{other: "x"}), environment=environment)
 
 
 def test_an_unknown_engine_is_named():
     with pytest.raises(LaunchError, match="there is no engine 'slrum'; did you mean 'slurm'"):
-        engine_of("slrum", Resources())
+        make_engine("slrum", Resources())
 
 
 @pytest.mark.parametrize(("name", "program"), [("slurm", "sbatch"), ("mpi", "mpirun")])
 def test_an_engine_that_is_not_installed(name, program, tmp_path):
     with pytest.raises(LaunchError, match=f"{program} is not on PATH; .*apt install"):
-        engine_of(name, Resources(), environment={"PATH": str(tmp_path)}).check()
+        make_engine(name, Resources(), environment={"PATH": str(tmp_path)}).check()
 
 
 def test_ray_that_is_not_installed(tmp_path):
     (tmp_path / "ray.py").write_text("raise ImportError('not here')")
     environment = HOME | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with pytest.raises(LaunchError, match=r"Ray is not installed here .*pip install ray"):
-        engine_of("ray", Resources(), environment=environment).check()
+        make_engine("ray", Resources(), environment=environment).check()
 
 
 OPEN_MPI, HYDRA = "echo 'mpirun (Open MPI) 4.1.4'", "echo HYDRA build details:"
@@ -98,7 +98,7 @@ OPEN_MPI, HYDRA = "echo 'mpirun (Open MPI) 4.1.4'", "echo HYDRA build details:"
     ("version", "words"), [(OPEN_MPI, "-x HOME -x JAX_PLATFORMS"), (HYDRA, "-genvlist HOME,JAX_PLATFORMS")]
 )
 def test_mpirun_is_given_names_and_no_values(version, words, clients):
-    engine = engine_of("mpi", Resources(nodes=2, processes=2, hosts="a,b,c"), environment=clients(mpirun=version))
+    engine = make_engine("mpi", Resources(nodes=2, processes=2, hosts="a,b,c"), environment=clients(mpirun=version))
     shown = engine.submission((), Path("runs/x"))
     assert words in shown and "PANAX_SECRET" in shown and "a,b " in shown
     for value in ("token of mine", "HF_TOKEN", "/home/me", "old"):
@@ -106,7 +106,7 @@ def test_mpirun_is_given_names_and_no_values(version, words, clients):
 
 
 def test_what_a_launch_names_is_passed_too(clients):
-    engine = engine_of("mpi", Resources(env=("HF_TOKEN",)), environment=clients(mpirun=OPEN_MPI))
+    engine = make_engine("mpi", Resources(env=("HF_TOKEN",)), environment=clients(mpirun=OPEN_MPI))
     shown = engine.submission((), Path())
     assert "-x HF_TOKEN" in shown and "token of mine" not in shown
 
@@ -115,15 +115,15 @@ def test_mpi_sees_what_is_wrong_before_it_starts(clients, monkeypatch):
     environment = clients(mpirun=OPEN_MPI)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(LaunchError, match=r"Open MPI refuses to run as root by default; .*OMPI_ALLOW_RUN_AS_ROOT"):
-        engine_of("mpi", Resources(), environment=environment).check()
+        make_engine("mpi", Resources(), environment=environment).check()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LaunchError, match="nodes=2, and hosts names 1: a"):
-        engine_of("mpi", Resources(nodes=2, processes=2, hosts="a"), environment=environment).check()
+        make_engine("mpi", Resources(nodes=2, processes=2, hosts="a"), environment=environment).check()
 
 
 def test_an_mpirun_that_fails_says_why(clients):
     environment = clients(mpirun=f"[ $1 = --version ] && {OPEN_MPI} && exit; echo no such host: a; exit 3")
-    placed = engine_of("mpi", Resources(nodes=2, processes=2), environment=environment).place("127.0.0.1:1", SECRET)
+    placed = make_engine("mpi", Resources(nodes=2, processes=2), environment=environment).place("127.0.0.1:1", SECRET)
     deadline = time.monotonic() + 10
     while not placed.failure() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -135,7 +135,7 @@ def test_an_mpirun_that_fails_says_why(clients):
 
 
 def slurm(given: dict, environment: dict[str, str]) -> Engine:
-    return engine_of("slurm", Resources(**given), environment=environment)
+    return make_engine("slurm", Resources(**given), environment=environment)
 
 
 def test_the_batch_script(tmp_path, clients, monkeypatch):
@@ -263,12 +263,12 @@ def test_in_an_allocation_srun_is_given_names_and_no_values(tmp_path, clients):
 def test_a_client_that_does_not_answer(monkeypatch):
     monkeypatch.setattr("panax.cluster.engines.client.ANSWER_SECONDS", 0.2)
     with pytest.raises(LaunchError, match="`sleep 60` gave no answer in 0 s"):
-        answer(["sleep", "60"], HOME)
+        run_client(["sleep", "60"], HOME)
 
 
 def test_a_followed_client_ends_in_any_case(monkeypatch):
     monkeypatch.setattr("panax.cluster.engines.client.END_SECONDS", 0.2)
-    client = Followed(["/bin/sh", "-c", "trap '' TERM; echo here; exec sleep 60"], HOME)
+    client = ClientProcess(["/bin/sh", "-c", "trap '' TERM; echo here; exec sleep 60"], HOME)
     deadline = time.monotonic() + 10
     while client.said() != "here":
         assert time.monotonic() < deadline

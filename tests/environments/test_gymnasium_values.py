@@ -12,8 +12,14 @@ from gymnasium import spaces
 
 from panax.core import RecipeError
 from panax.environments import Box, EnvironmentBatch, Gymnasium
-from panax.environments.host_values import action_of, first_observation, flag_of, observation_of, reward_of
-from panax.environments.spaces import bounds_of
+from panax.environments.host_values import (
+    first_observation,
+    to_bool_flag,
+    to_device_observation,
+    to_float_reward,
+    to_host_action,
+)
+from panax.environments.spaces import normalize_bounds
 
 WIDE = spaces.Box(0, 2**40, (2,), np.int64)
 FLOATS = spaces.Box(-1, 1, (2,), np.float32)
@@ -33,7 +39,7 @@ BYTES = spaces.Box(0, 255, (2,), np.uint8)
     ],
 )
 def test_observations_are_cast_where_no_value_changes(space, given, expected):
-    found = observation_of(space, given)
+    found = to_device_observation(space, given)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == expected.dtype and not np.shares_memory(found, np.asarray(given))
 
@@ -53,21 +59,21 @@ def test_observations_are_cast_where_no_value_changes(space, given, expected):
 )
 def test_observations_that_would_change_are_refused(space, given, message):
     with pytest.raises(TypeError, match=message):
-        observation_of(space, given)
+        to_device_observation(space, given)
 
 
 def test_rewards_and_flags_are_one_number_each():
     for given in (1, 1.0, True, np.uint8(1), np.array([1.0]), np.array([[1]], np.uint8), np.float64(1)):
-        assert reward_of(given) == np.float32(1) and reward_of(given).dtype == np.float32
-        assert flag_of("terminated", given) is True
+        assert to_float_reward(given) == np.float32(1) and to_float_reward(given).dtype == np.float32
+        assert to_bool_flag("terminated", given) is True
     for given in (None, "1", np.ones(2), [], {"a": 1.0}, 1j):
         with pytest.raises(TypeError, match="step returned a reward that is"):
-            reward_of(given)
+            to_float_reward(given)
         with pytest.raises(TypeError, match="step returned truncated="):
-            flag_of("truncated", given)
+            to_bool_flag("truncated", given)
     for given in (0.5, 2, "False"):
         with pytest.raises(TypeError, match="expected True or False"):
-            flag_of("terminated", given)
+            to_bool_flag("terminated", given)
 
 
 @pytest.mark.parametrize("given", [np.zeros(2, np.float32), (np.zeros(2), None), (0.0, 0.0), [np.zeros(2), {}]])
@@ -83,22 +89,27 @@ def test_the_reset_before_gymnasium_is_refused_in_words(given):
 
 
 def test_actions_are_of_the_environments_own_space():
-    assert action_of(spaces.Discrete(3), np.int32(2)) == 2 and type(action_of(spaces.Discrete(3), np.int32(2))) is int
+    assert (
+        to_host_action(spaces.Discrete(3), np.int32(2)) == 2
+        and type(to_host_action(spaces.Discrete(3), np.int32(2))) is int
+    )
     scalar = spaces.Box(-1, 1, ())
-    assert scalar.contains(action_of(scalar, np.float32(0.75))) and action_of(scalar, np.float32(0.75)) == 0.75
+    assert (
+        scalar.contains(to_host_action(scalar, np.float32(0.75))) and to_host_action(scalar, np.float32(0.75)) == 0.75
+    )
     tenth = spaces.Box(-0.1, 0.1, (2,), np.float64)
     # 0.1 in float32 is above 0.1: it is the bound, and what is really outside is not hidden.
-    assert tenth.contains(action_of(tenth, np.array([0.1, -0.1], np.float32)))
-    assert action_of(tenth, np.array([0.2, 0.0], np.float32))[0] == pytest.approx(0.2)
+    assert tenth.contains(to_host_action(tenth, np.array([0.1, -0.1], np.float32)))
+    assert to_host_action(tenth, np.array([0.2, 0.0], np.float32))[0] == pytest.approx(0.2)
 
 
 def test_bounds_are_of_each_element():
     low, high = [[-1, -1], [-9, -9]], [[1, 1], [9, 9]]
-    box = Box(low=bounds_of(low, (2, 2)), high=bounds_of(high, (2, 2)), shape=(2, 2))
-    assert hash(box) == hash(Box(low=bounds_of(low, (2, 2)), high=bounds_of(high, (2, 2)), shape=(2, 2)))
+    box = Box(low=normalize_bounds(low, (2, 2)), high=normalize_bounds(high, (2, 2)), shape=(2, 2))
+    assert hash(box) == hash(Box(low=normalize_bounds(low, (2, 2)), high=normalize_bounds(high, (2, 2)), shape=(2, 2)))
     np.testing.assert_array_equal(box.upper, high)
     assert not box.contains(jnp.full((2, 2), 9.0)) and box.contains(jnp.asarray(high, jnp.float32))
-    assert bounds_of([[3, 3], [3, 3]], (2, 2)) == 3.0 and bounds_of([-2.0], ()) == -2.0
+    assert normalize_bounds([[3, 3], [3, 3]], (2, 2)) == 3.0 and normalize_bounds([-2.0], ()) == -2.0
     drawn = jax.vmap(box.sample)(jax.random.split(jax.random.key(0), 64))
     assert jax.vmap(box.contains)(drawn).all() and jnp.abs(drawn[:, 1]).max() > 1
     np.testing.assert_array_equal(box.clip(jnp.full((3, 2, 2), 20.0)), np.broadcast_to(high, (3, 2, 2)))

@@ -24,7 +24,7 @@ from panax.core import named_leaves
 from panax.hooks import Hook
 from panax.mesh import MeshShape
 from panax.run.recovery import rewinding
-from panax.run.reporting.report import Report
+from panax.run.reporting.report import RunReporter
 
 PLACES = {
     "restore": (rewinding, "newest_start"),
@@ -32,7 +32,7 @@ PLACES = {
     "forget": (Checkpointer, "forget"),
     "remove": (checkpointer_module, "remove"),
     "memory": (MemoryTier, "forget"),
-    "tell": (Report, "rewound"),
+    "tell": (RunReporter, "rewound"),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from panax.checkpoint import open_checkpoint
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.cluster.supervisor.job_layout import JobLayout
 
 TESTS = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def test_shrunk_and_grown_again(tmp_path):
         done(job)
     finally:
         job.kill()
-    shrunk, grown = (one["step"] for one in incidents(folder / "job"))
+    shrunk, grown = (one["step"] for one in read_incidents(folder / "job"))
     assert 0 < shrunk < grown < STEPS
 
     ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"]["3"]

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from endurance import Launched, arguments, committed, environment, finished, partial, workers
 
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.metrics.goodput import read_life
 
 KILLS = int(os.environ.get("PANAX_TEST_KILLS", "50"))
@@ -69,7 +69,7 @@ def test_fifty_kills(tmp_path):
     assert finished(folder, STEPS) == finished(planned, STEPS)
 
     # Each kill is an incident, with its cause and what going on took.
-    found = incidents(folder / "job")
+    found = read_incidents(folder / "job")
     assert [one["cause"] for one in found] == ["killed"] * KILLS, said
     assert [one["attempt"] for one in found] == [*range(1, KILLS + 1)]
     early = [one for one in found if one["step"] < 0]
@@ -155,7 +155,7 @@ def grown(samples) -> dict[str, tuple[float, float, float, float]]:
 def restarts(folder: Path) -> str:
     """Seconds from the last sign of life to the next step, of failures that no other one followed before that."""
     parts = ("detect", "teardown", "restart", "restore", "first_step")
-    sums = [sum(one[part] for part in parts) for one in incidents(folder / "job") if one["first_step"] is not None]
+    sums = [sum(one[part] for part in parts) for one in read_incidents(folder / "job") if one["first_step"] is not None]
     return f"{statistics.median(sums):.1f} s ({min(sums):.1f} to {max(sums):.1f}), {len(sums)} of {KILLS}"
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from endurance import Launched, arguments, committed, finished, partial
 
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 
 STEPS = 300
 
@@ -27,13 +27,13 @@ def test_sigterm_to_the_launch_and_to_an_agent(tmp_path):
         job.done(143)
         assert {one["exit_code"] for one in job.status()["processes"]} == {143}
     first = committed(folder)
-    assert first > 5 and partial(folder) == [] and incidents(folder / "job") == []
+    assert first > 5 and partial(folder) == [] and read_incidents(folder / "job") == []
     with Launched(folder, *flags) as job:
         steps_beyond(job, first + 5, 1)
         job.agents()[3].terminate()
         steps_beyond(job, first + 6, 2)
         job.done()
-    [incident] = incidents(folder / "job")
+    [incident] = read_incidents(folder / "job")
     assert incident["cause"] == "new layout" and incident["message"] == "node 3 was told to end"
     said = (folder / "job/logs/process_0000.log").read_text()
     assert re.findall(r"resuming from step (\d+)", said) == [str(first), str(incident["step"])]

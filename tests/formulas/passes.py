@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from panax.parallel.schedules import Pipeline, PipelineSchedule, build
+from panax.parallel.schedules import Pipeline, PipelineSchedule, build_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def pipeline_ticks(pipeline: Pipeline, stages: int, micro_batches: int) -> Ticks
 
 @functools.lru_cache(maxsize=1024)
 def _built(pipeline: Pipeline, stages: int, micro_batches: int) -> Ticks:
-    return Ticks.of(build(pipeline, stages=stages, micro_batches=micro_batches))
+    return Ticks.of(build_schedule(pipeline, stages=stages, micro_batches=micro_batches))
 
 
 def _count(schedule: PipelineSchedule, *what: str) -> int:

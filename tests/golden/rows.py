@@ -11,15 +11,15 @@ import numpy as np
 
 import panax
 from panax.core import named_leaves
-from panax.kernels.cpu.choice import choice_of_environment, use
+from panax.kernels.cpu.choice import read_environment_choice, use_choice
 
 Row = tuple[int, str, str]
 STEPS = 3
 
 # All work on CPU is done by the kernels that the environment names, also outside of `fit`.
-_kernels = choice_of_environment()
+_kernels = read_environment_choice()
 assert _kernels is not None, "the environment should pin the kernels by PANAX_CPU_KERNELS"
-use(_kernels)
+use_choice(_kernels)
 
 
 def rows_of_step(step: Any, batches: Iterable[Any]) -> list[Row]:
@@ -46,7 +46,7 @@ def parameters_row(number: int, state: Any) -> Row:
 def rows_of_fit(experiment: Any, *, devices: int = 1) -> list[Row]:
     """Run an experiment to its end: the training and evaluation metrics it logged, and a sum over the parameters."""
     # Measuring the peak of the device takes longer than these runs.
-    panax.run.reporting.report.find_peak = lambda prepared: panax.metrics.Peak(1e9, "not measured")
+    panax.run.reporting.report.measure_peak = lambda prepared: panax.metrics.Peak(1e9, "not measured")
     result = panax.fit(experiment, quiet=True, devices=jax.devices()[:devices])
     return [*logged_rows(Path(experiment.directory)), parameters_row(result.step, result.state)]
 

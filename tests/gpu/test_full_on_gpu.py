@@ -5,13 +5,13 @@ import os
 import accelerators
 import pytest
 
-from panax.cluster.node.accelerators import visible_gpus
+from panax.cluster.node.accelerators import list_visible_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(4000)]
 
 
 def is_here() -> bool:
-    return bool(visible_gpus({key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}))
+    return bool(list_visible_gpus({key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from panax.kernels.grouped.grouped import Groups, aligned_rows
+from panax.kernels.grouped.grouped import Groups, aligned_row_count
 
 SIZES = {
     "balanced": [25, 25, 25, 25, 25, 25, 25, 25],
@@ -18,7 +18,7 @@ ROWS, GROUPS = 200, 8
 
 def groups_of(sizes, tile: int, *, unused_tiles: int = 0) -> Groups:
     total = max(ROWS, sum(sizes))
-    rows = aligned_rows(total, len(sizes), tile) + unused_tiles * tile
+    rows = aligned_row_count(total, len(sizes), tile) + unused_tiles * tile
     return Groups(sizes=jnp.asarray(sizes, jnp.int32), rows=rows, tile=tile)
 
 

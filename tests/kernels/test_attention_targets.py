@@ -13,7 +13,7 @@ from panax.core import Target
 from panax.kernels import AttentionCase, attention, choose
 from panax.kernels.attention.gpu import AttentionTiles, gpu_attention
 from panax.kernels.attention.tpu import tpu_attention
-from panax.kernels.registry import _log_once, check_name, note
+from panax.kernels.registry import _log_once, check_name, log_choice
 
 CASE = AttentionCase(
     batch=8,
@@ -132,7 +132,7 @@ def test_says_once_what_runs_and_why_nothing_faster(caplog):
     _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for changes in ({"packed": True}, {"packed": True, "batch": 9}, {}, {"dtype": "float64"}):
-            note(choose("attention", with_(**changes), Target("gpu"), lacking={}), Target("gpu"))
+            log_choice(choose("attention", with_(**changes), Target("gpu"), lacking={}), Target("gpu"))
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
     assert "runs 'pallas': cudnn can't run here: it has no packed segments" in caplog.messages[0]
     assert caplog.messages[1] == "attention on gpu runs 'cudnn': the fastest on gpu"

@@ -9,8 +9,8 @@ import pytest
 
 from panax.core.layout.target import Target
 from panax.kernels.quantized import FLOAT8, INT4, INT8, SIGN
-from panax.kernels.quantized.rest import WORK, RestCase, quantize_with_residual, reference
-from panax.kernels.quantized.rest_gpu import gpu_with_rest
+from panax.kernels.quantized.rest import WORK, ResidualCase, quantize_with_residual, reference
+from panax.kernels.quantized.rest_gpu import gpu_quantize_with_residual
 from panax.kernels.registry import choose
 from panax.plan import parse_target, target_devices
 
@@ -32,7 +32,7 @@ def arrays(rows, seed=0):
 def test_the_kernel_is_its_definition_bit_by_bit(name, rows):
     x, owed = arrays(rows)
     wanted, left = jax.jit(reference, static_argnums=2)(x, owed, FORMATS[name])
-    codes, scales, rest = gpu_with_rest(x, owed, FORMATS[name], interpret=True)
+    codes, scales, rest = gpu_quantize_with_residual(x, owed, FORMATS[name], interpret=True)
     bad = np.isnan(np.asarray(wanted.scales)[:, 0])
     assert bad.tolist() == [number in (3, 4, 5) for number in range(rows)]
     np.testing.assert_array_equal(scales, wanted.scales[:, 0])
@@ -45,10 +45,14 @@ def test_the_kernel_is_its_definition_bit_by_bit(name, rows):
 
 def test_it_is_chosen_where_it_can_do_the_case():
     gpu = Target("cuda", architecture="h100")
-    assert choose(WORK, RestCase(INT8, 256), gpu).name == "pallas"
-    for case, target in ((RestCase(INT8, 256, True), gpu), (RestCase(SIGN, 256), gpu), (RestCase(INT8, 250), gpu)):
+    assert choose(WORK, ResidualCase(INT8, 256), gpu).name == "pallas"
+    for case, target in (
+        (ResidualCase(INT8, 256, True), gpu),
+        (ResidualCase(SIGN, 256), gpu),
+        (ResidualCase(INT8, 250), gpu),
+    ):
         assert choose(WORK, case, target).name == "xla"
-    assert choose(WORK, RestCase(INT8, 256), Target("cpu")).name == "xla"
+    assert choose(WORK, ResidualCase(INT8, 256), Target("cpu")).name == "xla"
     x, owed = arrays(8)
     found, rest = quantize_with_residual(x.reshape(2, 4, 256), owed.reshape(2, 4, 256), INT8)
     assert found.codes.shape == rest.shape == (2, 4, 256) and found.scales.shape == (2, 4, 1)
@@ -93,7 +97,7 @@ def test_one_pass_over_the_gradient_for_h100s(name):
         return jax.jit(both, donate_argnums=1).lower(x, x).compile().as_text()
 
     numbers = rows * 256
-    pallas = choose(WORK, RestCase(format, 256), Target("cuda", architecture="h100")).kernel
+    pallas = choose(WORK, ResidualCase(format, 256), Target("cuda", architecture="h100")).kernel
     fused = run(lambda x, owed: pallas.run(x, owed, format))
     assert fused.count("panax_codes_and_rest") >= 1
     once = 8 + 4 + 1 / format.packed + 4 / 256

@@ -14,22 +14,25 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
-from panax.kernels.cpu.native import OWN, missing
+from panax.kernels.cpu.native import OWN, unavailable_reason
 from panax.kernels.grouped.grouped import (
     GroupedCase,
     Groups,
-    aligned_rows,
+    aligned_row_count,
     choose_tile,
     grouped_outer,
     grouped_product,
     map_groups,
 )
-from panax.kernels.registry import _log_once, check_name, choose, note
+from panax.kernels.registry import _log_once, check_name, choose, log_choice
 
 K, N = 40, 24
 
 needs_library = pytest.param(
-    OWN, marks=pytest.mark.skipif(missing(OWN, "float32") is not None, reason=str(missing(OWN, "float32")))
+    OWN,
+    marks=pytest.mark.skipif(
+        unavailable_reason(OWN, "float32") is not None, reason=str(unavailable_reason(OWN, "float32"))
+    ),
 )
 
 
@@ -190,7 +193,7 @@ def test_the_smallest_buffer_that_holds_any_distribution():
             for sizes in itertools.product(range(rows + 1), repeat=num_groups)
             if sum(sizes) == rows
         ]
-        assert aligned_rows(rows, num_groups, tile) == max(taken)
+        assert aligned_row_count(rows, num_groups, tile) == max(taken)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
@@ -247,7 +250,7 @@ def test_says_once_that_it_is_slow(caplog):
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for platform, tile in (("gpu", 8), ("gpu", 8), ("gpu", 64), ("cpu", 8)):
             case = GroupedCase(tile=tile, dtype="bfloat16")
-            note(choose("grouped matmul", case, Target(platform)), Target(platform))
+            log_choice(choose("grouped matmul", case, Target(platform)), Target(platform))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
     assert "on gpu runs 'blocked': triton can't run here: tile=8" in caplog.messages[0]
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.kernels.grouped.feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
-from panax.kernels.grouped.grouped import Groups, aligned_rows
+from panax.kernels.grouped.feed_forward import FeedForwardMatrices, chunked_feed_forward, chunked_feed_forward_gradients
+from panax.kernels.grouped.grouped import Groups, aligned_row_count
 
 EMBED, FFN, TILE = 12, 20, 8
 
@@ -26,7 +26,7 @@ def plain(rows, weight, matrices, expert):
 @pytest.mark.parametrize("sizes", [[5, 0, 30, 1], [0, 0, 36, 0], [9, 9, 9, 9]], ids=["skewed", "all to one", "even"])
 def test_equals_each_expert_alone(gated, sizes):
     count, rng = sum(sizes), np.random.default_rng(0)
-    groups = Groups(jnp.asarray(sizes, jnp.int32), aligned_rows(count, len(sizes), TILE), TILE)
+    groups = Groups(jnp.asarray(sizes, jnp.int32), aligned_row_count(count, len(sizes), TILE), TILE)
     expert = np.full(groups.rows, -1)
     for e, (start, size) in enumerate(zip(groups.starts.tolist(), sizes)):
         expert[start : start + size] = e
@@ -39,7 +39,7 @@ def test_equals_each_expert_alone(gated, sizes):
     weight = normal(groups.rows) * filled
     shapes = ((len(sizes), EMBED, FFN), (len(sizes), EMBED, FFN), (len(sizes), FFN, EMBED))
     gate, up, down = (normal(*shape) for shape in shapes)
-    matrices = Matrices(gate if gated else None, up, down)
+    matrices = FeedForwardMatrices(gate if gated else None, up, down)
 
     y, inner = chunked_feed_forward(jax.nn.silu, rows, weight, matrices, groups)
     # Rows of unused tiles are unspecified.

@@ -8,10 +8,10 @@ import pytest
 from grouped_cases import GROUPS, SIZES, assert_outer, assert_product, groups_of, matrices, sorted_rows
 
 from panax.kernels.grouped.gpu import GroupedTileSizes, gpu_outer, gpu_product
-from panax.kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
+from panax.kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
 from panax.kernels.grouped.tpu import tpu_outer, tpu_product
 from panax.plan import parse_target, target_devices
-from panax.plan.step import nothing_kept
+from panax.plan.step import disable_compilation_cache
 
 SMALL = GroupedTileSizes(rows=16, columns=16, inner=16, together=2)
 
@@ -19,7 +19,7 @@ SMALL = GroupedTileSizes(rows=16, columns=16, inner=16, together=2)
 @pytest.fixture(autouse=True)
 def nothing_in_the_compilation_cache():
     """Programs for absent devices can be written there, and not read back."""
-    with nothing_kept():
+    with disable_compilation_cache():
         yield
 
 
@@ -54,7 +54,7 @@ def compiled(target: str, dtype, rows: int, k: int, n: int):
     chosen = parse_target(target)
     on = jax.sharding.SingleDeviceSharding(target_devices(chosen)[0])
     tile = choose_tile(chosen.target, rows=rows, groups=GROUPS)
-    rows = aligned_rows(rows, GROUPS, tile)
+    rows = aligned_row_count(rows, GROUPS, tile)
 
     def program(function, left, right, **options):
         def run(left, right, sizes):

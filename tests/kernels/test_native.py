@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from panax.core.errors import RecipeError
-from panax.kernels.cache import is_whole
-from panax.kernels.cpu.choice import CpuKernels, choice_of_environment
-from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, detect
-from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, compile_library, manifest_of, sources_digest
+from panax.kernels.cache import is_intact
+from panax.kernels.cpu.choice import CpuKernels, read_environment_choice
+from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, ISA_VARIABLE, detect
+from panax.kernels.cpu.library import MANIFEST, OPTIONS, PACKAGE, build_manifest, compile_library, sources_digest
 from panax.system import cpu_info
 
 PROGRAM = """
@@ -50,13 +50,13 @@ def test_a_torn_library_is_made_again(made):
     whole = file.read_bytes()
     for torn in (b"", whole[:5000], bytes(len(whole))):
         file.write_bytes(torn)
-        assert not is_whole(file)
+        assert not is_intact(file)
     said = run(made)
-    assert is_whole(file) and said == "whole"
+    assert is_intact(file) and said == "whole"
     file.with_suffix(".sha256").unlink()
-    assert not is_whole(file)
+    assert not is_intact(file)
     file.with_suffix(".sha256").write_text("")
-    assert not is_whole(file)
+    assert not is_intact(file)
 
 
 def test_what_others_may_have_put_there_is_not_loaded(made):
@@ -64,11 +64,11 @@ def test_what_others_may_have_put_there_is_not_loaded(made):
     [file] = folder.glob("*.so")
     run(made)
     file.chmod(0o722)
-    assert not is_whole(file), "others may write to it"
+    assert not is_intact(file), "others may write to it"
     file.chmod(0o700)
     away = file.rename(made / "elsewhere.so")
     file.symlink_to(away)
-    assert not is_whole(file), "it is a link"
+    assert not is_intact(file), "it is a link"
     file.unlink()
     away.rename(file)
     for mode, why in ((0o777, "others may write to"), (0o700, "")):
@@ -102,7 +102,7 @@ def wheel(tmp_path_factory) -> Path:
     least = detect()[0].name
     file = package / f"kernels-{least}.so"
     compile_library(file, (*OPTIONS, *INSTRUCTION_SETS[least].options))
-    (package / MANIFEST).write_text(manifest_of([file]))
+    (package / MANIFEST).write_text(build_manifest([file]))
     return folder
 
 
@@ -112,7 +112,7 @@ def test_without_a_compiler_a_wheel_multiplies(wheel, tmp_path):
     assert not list(tmp_path.glob("**/*.so")), "nothing is compiled"
     best = detect()[-1].name
     if best != detect()[0].name:
-        assert "has nothing for this processor" in run(tmp_path, **environment, **{LIMIT: best})
+        assert "has nothing for this processor" in run(tmp_path, **environment, **{ISA_VARIABLE: best})
 
 
 def test_a_wheel_of_other_sources_is_not_loaded(wheel, tmp_path):
@@ -142,19 +142,19 @@ def test_a_wheel_that_is_torn_is_said(wheel, tmp_path):
 def test_without_proc_cpuinfo_the_compiler_knows_the_processor(monkeypatch, tmp_path):
     monkeypatch.setattr("panax.system.cpu_info.CPUINFO", tmp_path / "absent")
     assert detect() == () or sys.platform == "darwin"
-    assert cpu_info.processor().endswith("; ")
+    assert cpu_info.describe_processor().endswith("; ")
 
 
 def test_a_kernel_that_is_named_but_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mlk")
     with pytest.raises(RecipeError, match="did you mean 'mkl'"):
-        choice_of_environment()
+        read_environment_choice()
     monkeypatch.setattr("panax.kernels.cpu.choice.missing", lambda kernel, dtype: "not installed")
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mkl")
     with pytest.raises(RecipeError, match="PANAX_CPU_KERNELS=mkl: not installed"):
-        choice_of_environment()
+        read_environment_choice()
     monkeypatch.setenv("PANAX_CPU_KERNELS", "xla")
-    assert choice_of_environment() == CpuKernels()
+    assert read_environment_choice() == CpuKernels()
     with pytest.raises(ValueError, match="product_float32='mk': did you mean"):
         CpuKernels(product_float32="mk")
     with pytest.raises(ValueError):

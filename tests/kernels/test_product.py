@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from panax.kernels.product import _matrices, fusion_barrier, product, sum_of_rows
+from panax.kernels.product import _matrices, fusion_barrier, product, sum_rows
 from panax.layers.feed_forward import ACTIVATIONS
 from panax.parallel import scan_layers
 from panax.spmd import add_bias, contract
@@ -103,7 +103,7 @@ def test_on_a_mesh_each_device_multiplies_its_own(check, library):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_sum_of_rows(dtype, library):
     x = jax.random.normal(jax.random.key(0), (300, 7)).astype(dtype)
-    found = jax.jit(sum_of_rows)(x)
+    found = jax.jit(sum_rows)(x)
     assert found.dtype == jnp.float32
     wide = np.asarray(x, np.float64)
     np.testing.assert_array_less(np.abs(np.asarray(found) - wide.sum(0)), np.abs(wide).sum(0) * ROUNDING * 18)

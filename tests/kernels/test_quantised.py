@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchao.optim import quant_utils
 
-from panax.core.params.counter_rng import bits_of_places
+from panax.core.params.counter_rng import element_bits
 from panax.kernels.quantized import (
     DYNAMIC,
     DYNAMIC_UNSIGNED,
@@ -73,7 +73,7 @@ def test_rounding_by_chance_gives_a_neighbour_and_the_mean_is_right(name):
     if format is not DYNAMIC_UNSIGNED:
         x[0] = -4.0
     many = jnp.broadcast_to(jnp.asarray(x), (4096, 32))
-    bits = bits_of_places("x", jnp.int32(1), [jnp.arange(4096)[:, None], jnp.arange(32)[None]])
+    bits = element_bits("x", jnp.int32(1), [jnp.arange(4096)[:, None], jnp.arange(32)[None]])
     back = np.asarray(BACK(QUANTISE(many, format, 32, bits)), np.float64)
     # The signed map ends before -1, and is scaled so that it holds the least number.
     values = values_of(format) * (4.0 if format is DYNAMIC_UNSIGNED else 4.0 / min(1.0, -values_of(format).min()))

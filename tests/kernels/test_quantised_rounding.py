@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from panax.core.params.counter_rng import bits_of_places
+from panax.core.params.counter_rng import element_bits
 from panax.kernels.quantized import round_stochastically
 
 
 def bits(name, count, rows, columns):
-    return bits_of_places(name, jnp.int32(count), [jnp.arange(rows)[:, None], jnp.arange(columns)[None]])
+    return element_bits(name, jnp.int32(count), [jnp.arange(rows)[:, None], jnp.arange(columns)[None]])
 
 
 def test_it_gives_one_of_the_two_neighbours_and_the_mean_is_right():

@@ -10,8 +10,18 @@ import tiny
 
 from panax.core import RecipeError, Target
 from panax.core.layout.layout import use_layout
-from panax.core.layout.target import target_of
-from panax.kernels import AttentionCase, Kernel, Kernels, attention, choose, kernels_of, register, registry, use_kernels
+from panax.core.layout.target import device_target
+from panax.kernels import (
+    AttentionCase,
+    Kernel,
+    Kernels,
+    attention,
+    choose,
+    list_kernels,
+    register,
+    registry,
+    use_kernels,
+)
 from panax.kernels.product import MatmulCase, product
 from panax.mesh import Placement
 
@@ -104,7 +114,7 @@ def test_a_recipe_names_a_kernel_for_products_and_it_does_those_that_it_can(own,
     with use_kernels(Kernels(matmul="mine").names) as lines:
         assert product("ab,bc->ac", x, w, jnp.float32)[0, 0] == 3.0
         assert not lines
-        monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
+        monkeypatch.setattr("panax.kernels.product.MIN_PRODUCTS", 1)
         assert product("ab,bc->ac", x, w, jnp.float32)[0, 0] == 1.5
         assert product("ab,cb->ac", x, w.T, jnp.float32)[0, 0] == 1.5
     assert lines == {"matmul on cpu runs 'mine': it is named": "matmul"}
@@ -128,22 +138,22 @@ class Fake:
 class Elsewhere(Placement):
     @property
     def target(self) -> Target:
-        return target_of(Fake())
+        return device_target(Fake())
 
 
 @pytest.fixture
 def fakechip():
     """A plug-in's platform, known to JAX by its name; there is no such device, so programs are only lowered for it."""
     jax.extend.backend.register_backend_factory(Fake.platform, lambda: None, priority=-100, fail_quietly=True)
-    return target_of(Fake())
+    return device_target(Fake())
 
 
 def test_a_chip_of_an_unknown_plug_in_gets_portable_kernels(fakechip, caplog):
     with caplog.at_level(logging.WARNING, "panax.kernels"):
         for work in registry._kernels:
-            assert all(not kernel.platforms for kernel in kernels_of(work, fakechip)), work
+            assert all(not kernel.platforms for kernel in list_kernels(work, fakechip)), work
         assert choose("attention", CASE, fakechip) == (
-            next(k for k in kernels_of("attention") if k.name == "blockwise"),
+            next(k for k in list_kernels("attention") if k.name == "blockwise"),
             "the fastest on fakechip",
         )
     assert not caplog.records
@@ -151,7 +161,7 @@ def test_a_chip_of_an_unknown_plug_in_gets_portable_kernels(fakechip, caplog):
 
 @pytest.mark.parametrize("task", [tiny.task(), tiny.task(compute_dtype="bfloat16")], ids=["float32", "bfloat16"])
 def test_a_step_is_lowered_for_a_chip_of_an_unknown_plug_in(fakechip, task, monkeypatch):
-    monkeypatch.setattr("panax.kernels.product.LEAST_PRODUCTS", 1)
+    monkeypatch.setattr("panax.kernels.product.MIN_PRODUCTS", 1)
     params, state = jax.eval_shape(task.init, jax.random.key(0))
     rows = jax.ShapeDtypeStruct((2, 16), jnp.int32)
     batch = {"tokens": rows, "targets": rows, "loss_mask": jax.ShapeDtypeStruct((2, 16), jnp.float32)}

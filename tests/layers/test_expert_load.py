@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from panax.core import HeatMap, MetricMonitor, Watched
-from panax.layers import ExpertWatch
-from panax.layers.moe.expert_load import load_figures, relative_loads
+from panax.core import HeatMap, MetricMonitor, MonitorReport
+from panax.layers import ExpertLoadMonitor
+from panax.layers.moe.expert_load import load_statistics, relative_loads
 
 
 def step(load, **others):
@@ -13,7 +13,7 @@ def step(load, **others):
 
 
 def test_figures_of_an_even_and_of_a_collapsed_layer():
-    figures = load_figures(
+    figures = load_statistics(
         relative_loads(np.array([[5.0, 5.0, 5.0, 5.0], [20.0, 0.0, 0.0, 0.0], [1.0, 1.0, 3.0, 3.0]]))
     )
     np.testing.assert_allclose(figures["load_min"], [1.0, 0.0, 0.5])
@@ -24,7 +24,7 @@ def test_figures_of_an_even_and_of_a_collapsed_layer():
 
 
 def test_a_record_is_of_all_steps_since_the_last():
-    watch = ExpertWatch((1, 3))
+    watch = ExpertLoadMonitor((1, 3))
     watch.add(step([[4, 0], [1, 3]], entropy=[0.2, 0.4], dropped=[0.0, 0.5]))
     watch.add(step([[0, 4], [1, 3]], entropy=[0.4, 0.8], dropped=[0.0, 0.1]))
     assert isinstance(watch, MetricMonitor)
@@ -40,13 +40,13 @@ def test_a_record_is_of_all_steps_since_the_last():
         "experts/layer_3/dropped": 0.3, "experts/dropped": 0.15,
     }  # fmt: skip
     assert {name: scalars[name] for name in expected} == pytest.approx(expected)
-    assert watch.take() == Watched()
+    assert watch.take() == MonitorReport()
 
 
 def test_a_dense_model_has_no_figures():
-    watch = ExpertWatch(())
+    watch = ExpertLoadMonitor(())
     watch.add({"other": np.zeros((2, 2))})
-    assert watch.take() == Watched()
+    assert watch.take() == MonitorReport()
 
 
 def warnings_of(watch, *loads):
@@ -58,7 +58,7 @@ EVEN, STARVING = (10.0, 10.0, 10.0), (15.0, 0.0, 15.0)
 
 
 def test_a_starving_expert_is_warned_of_once_by_layer_and_number():
-    watch = ExpertWatch((1, 3))
+    watch = ExpertLoadMonitor((1, 3))
     found = [warnings_of(watch, EVEN, STARVING) for _ in range(6)]
     assert [len(lines) for lines in found] == [0, 0, 1, 0, 0, 0]
     assert found[2][0].startswith(
@@ -67,13 +67,13 @@ def test_a_starving_expert_is_warned_of_once_by_layer_and_number():
 
 
 def test_experts_that_starve_for_a_moment_are_not_warned_of():
-    watch = ExpertWatch((0,))
+    watch = ExpertLoadMonitor((0,))
     for load in (STARVING, STARVING, EVEN, STARVING, STARVING, EVEN):
         assert warnings_of(watch, load) == []
 
 
 def test_an_expert_that_recovered_is_warned_of_again():
-    watch = ExpertWatch((0,))
+    watch = ExpertLoadMonitor((0,))
     crumbs = (15.0, 0.2, 15.0)
     loads = [STARVING] * 3 + [crumbs] + [STARVING] * 3 + [EVEN] + [STARVING] * 3
     found = [index for index, load in enumerate(loads) if warnings_of(watch, load)]
@@ -81,6 +81,6 @@ def test_an_expert_that_recovered_is_warned_of_again():
 
 
 def test_many_starving_experts_are_counted():
-    watch = ExpertWatch((0,))
+    watch = ExpertLoadMonitor((0,))
     (found,) = [line for _ in range(3) for line in warnings_of(watch, [1.0] + [0.0] * 15)]
     assert "1, 2, 3, 4, 5, 6, 7, 8 and 7 more got" in found

@@ -14,7 +14,7 @@ from panax.core.errors import LayoutError, RecipeError
 from panax.layers import Attention, Block, Norm, StagedTask
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask
-from panax.models.decoder.blocks import transformer_block
+from panax.models.decoder.blocks import build_transformer_block
 from panax.optim import Schedule, Sgd
 from panax.spmd import gather
 from panax.train import CompiledStep, Program, StepConfig
@@ -62,7 +62,7 @@ class Config(DecoderConfig):
     kind: type = Pointwise
 
     def block(self, key, kind):
-        layer = transformer_block(key, self, kind)
+        layer = build_transformer_block(key, self, kind)
         if self.kind is Attending:
             return Attending(layer.attention_norm, layer.attention)
         sizes = {"embed": self.embed, "norm": self.embed, "tap": 3}

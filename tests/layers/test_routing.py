@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from panax.core import RecipeError
-from panax.layers import MixtureOfExperts, MoE, Tokens, register_router, router_measures
+from panax.layers import MixtureOfExperts, MoE, Tokens, register_router, router_metrics
 from panax.layers.moe.routing import Router, rank_by_expert
 
 BATCH, LENGTH, EMBED, EXPERTS = 2, 24, 8, 8
@@ -170,7 +170,7 @@ def test_the_balancing_loss_is_one_where_all_are_loaded_alike_and_grows_with_the
     for x, least, most in ((even, 0.999, 1.001), (even[:, :1].repeat(LENGTH, 1), 3.9, 4.0)):
         router = dataclasses.replace(Router.create(jax.random.key(0), {"embed": 4, "router": 4}, moe=moe), w=jnp.eye(4))
         _, terms = router(x, Tokens())
-        losses, metrics = router_measures(moe, jax.tree.map(lambda t: t[None], terms), terms.tokens)
+        losses, metrics = router_metrics(moe, jax.tree.map(lambda t: t[None], terms), terms.tokens)
         assert least <= float(losses["balance"].mean) <= most
         assert float(metrics["experts/load"].value.sum()) == BATCH * LENGTH
 

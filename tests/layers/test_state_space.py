@@ -16,13 +16,13 @@ from transformers.models.mamba2 import modeling_mamba2
 from panax.core import Evaluation, LayoutError, Loss, Task, logical_axes, named_leaves
 from panax.layers import StateSpace
 from panax.mesh import Rules
-from panax.mesh.legality import problem
+from panax.mesh.legality import find_problem
 from panax.optim import Sgd
 from panax.optim.decay import uses_weight_decay
 from panax.spmd import local_sequence, sum_over_sequence
 from panax.testing import check_task
 from panax.train import Program
-from panax.train.compiled import needs_of
+from panax.train.compiled import mesh_requirements
 
 EMBED, HEADS, HEAD_DIM, STATE, TAPS = 16, 8, 4, 6, 4
 
@@ -260,5 +260,5 @@ def test_parts_shorter_than_the_convolution_are_refused():
 
 
 def test_heads_that_do_not_divide_are_refused():
-    needs = needs_of(Program.create(Fit(), num_steps=1, optimizer=Sgd()))
-    assert "ssm_heads=8 is not divisible by tensor=16" in (problem(needs, Rules(), {"tensor": 16}) or "")
+    needs = mesh_requirements(Program.create(Fit(), num_steps=1, optimizer=Sgd()))
+    assert "ssm_heads=8 is not divisible by tensor=16" in (find_problem(needs, Rules(), {"tensor": 16}) or "")

@@ -14,10 +14,18 @@ import tiny_recipe
 
 from panax.cli.main import main
 from panax.core import LayoutError
-from panax.core.layout.requirements import Pipelined
-from panax.layers.attention.attention import heads_exchanged
+from panax.core.layout.requirements import PipelineRequirement
+from panax.layers.attention.attention import ulysses_requirement
 from panax.mesh import MESH_AXES, MeshShape, Placement, Rules
-from panax.mesh.legality import MeshRequirements, check, neighbours, problem, remarks, resolve_mesh, suggest_meshes
+from panax.mesh.legality import (
+    MeshRequirements,
+    check,
+    find_problem,
+    list_remarks,
+    neighboring_meshes,
+    resolve_mesh,
+    suggest_meshes,
+)
 from panax.mesh.rules import COMPUTE, STORAGE
 from panax.models import DecoderTask
 from panax.parallel import Pipeline
@@ -30,7 +38,7 @@ NEEDS = MeshRequirements(
         ("w_k", ("layer", "embed", "kv_heads", "head_dim"), (6, 48, 2, 8)),
         ("w_up", ("layer", "embed", "ffn"), (6, 48, 96)),
     ),
-    pipelined=Pipelined(6, 1, 6),
+    pipelined=PipelineRequirement(6, 1, 6),
     splits_residual=True,
 )
 
@@ -94,12 +102,12 @@ ILLEGAL = {
     ),
     "stages": (NEEDS, {"stage": 8}, "mesh.stage=8 is more than the 6 layers; use stage up to 6"),
     "chunks": (
-        dataclasses.replace(NEEDS, pipelined=Pipelined(6, 2, 6)),
+        dataclasses.replace(NEEDS, pipelined=PipelineRequirement(6, 2, 6)),
         {"stage": 4},
         "mesh.stage=4 x pipeline.chunks=2 = 8 is more than the 6 layers; use stage up to 3, or chunks up to 1",
     ),
     "ulysses": (
-        dataclasses.replace(NEEDS, exchanges=(heads_exchanged(12),)),
+        dataclasses.replace(NEEDS, exchanges=(ulysses_requirement(12),)),
         {"context": 4, "tensor": 2},
         "heads=12 / tensor=2 = 6 on each device is not divisible by context=4; use context in {1, 2, 3, 6}, or",
     ),
@@ -120,7 +128,7 @@ def test_a_refusal_has_the_numbers_and_legal_meshes_of_the_same_devices(case):
     assert 1 <= len(found) <= 3
     for other in found:
         assert math.prod(other.values()) == math.prod(sizes.values())
-        assert problem(needs, Rules(), other) is None
+        assert find_problem(needs, Rules(), other) is None
 
 
 @pytest.mark.parametrize(
@@ -134,15 +142,15 @@ def test_a_refusal_has_the_numbers_and_legal_meshes_of_the_same_devices(case):
     ],
 )
 def test_what_can_be_laid_out_otherwise_is_legal(sizes):
-    assert problem(NEEDS, Rules(), mesh(**sizes)) is None
+    assert find_problem(NEEDS, Rules(), mesh(**sizes)) is None
 
 
 def test_uneven_stages_of_a_published_model_are_legal():
     needs = MeshRequirements(
         arrays=(("w_up", ("layer", "embed", "ffn"), (126, 16384, 53248)),),
-        pipelined=Pipelined(126, 1, 126),
+        pipelined=PipelineRequirement(126, 1, 126),
     )
-    assert problem(needs, Rules(), mesh(stage=16, fsdp=128, tensor=8)) is None
+    assert find_problem(needs, Rules(), mesh(stage=16, fsdp=128, tensor=8)) is None
 
 
 def test_rules_that_collide_are_refused():
@@ -175,13 +183,13 @@ def test_rules_that_no_layer_computes_are_refused(compute: dict, message: str):
     storage = {name: axes for name, axes in storage.items() if name != "residual"}
     rules = Rules(storage={**STORAGE, **storage}, compute={**COMPUTE, **compute})
     assert re.search(message, refusal(NEEDS, rules, fsdp=2, context=2, tensor=2))
-    assert problem(NEEDS, rules, mesh(replica=8)) is None
+    assert find_problem(NEEDS, rules, mesh(replica=8)) is None
 
 
 def test_what_is_computed_split_must_rest_split():
     rules = Rules(storage={**STORAGE, "kv_heads": ()})
     assert "kv_heads rests whole, and rules.compute has kv_heads -> ('tensor',)" in refusal(NEEDS, rules, tensor=2)
-    assert problem(NEEDS, rules, mesh(fsdp=8)) is None
+    assert find_problem(NEEDS, rules, mesh(fsdp=8)) is None
 
 
 def test_the_nearest_mesh_changes_least():
@@ -189,12 +197,12 @@ def test_the_nearest_mesh_changes_least():
     assert meshes_of(refusal(NEEDS, tensor=8, replica=2))[0] == mesh(replica=2, fsdp=2, tensor=4)
     nearest = meshes_of(refusal(dataclasses.replace(NEEDS, batch=batch(4, 64)), fsdp=8, tensor=2))
     assert nearest[0] == mesh(fsdp=4, tensor=4)
-    first = [other for other, _ in zip(neighbours(mesh(fsdp=4, tensor=2), 8), range(2))]
+    first = [other for other, _ in zip(neighboring_meshes(mesh(fsdp=4, tensor=2), 8), range(2))]
     assert first == [mesh(fsdp=4, tensor=2), mesh(replica=2, fsdp=2, tensor=2)]
 
 
 def test_fewer_devices_are_proposed_where_all_of_them_fit_nothing():
-    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), pipelined=Pipelined(1, 1, 1))
+    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), pipelined=PipelineRequirement(1, 1, 1))
     message = refusal(needs, fsdp=8)
     assert "Nearest layouts of 1 device (of 8, none is legal): --mesh.fsdp 1" in message
 
@@ -216,8 +224,8 @@ def test_a_mesh_that_is_no_mesh_of_the_devices_names_those_nearest():
 
 def test_a_pipeline_that_waits_is_remarked_upon():
     needs = dataclasses.replace(NEEDS, micro_batches=2)
-    assert remarks(needs, mesh(stage=2)) == []
-    (remark,) = remarks(needs, mesh(stage=4))
+    assert list_remarks(needs, mesh(stage=2)) == []
+    (remark,) = list_remarks(needs, mesh(stage=4))
     assert remark.startswith(
         "mesh.stage=4 with step.micro_batches=2: each stage waits for 60% of a step; use 4 micro-batches"
     )

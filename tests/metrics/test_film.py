@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image, ImageSequence
 
-from panax.metrics.film import GAP, animated_png, sheet
+from panax.metrics.film import GAP, contact_sheet, encode_animated_png
 
 
 def frames(count: int = 5) -> np.ndarray:
@@ -20,17 +20,19 @@ def frames(count: int = 5) -> np.ndarray:
 
 def test_an_animated_png_is_read_as_it_was_drawn():
     film = frames()
-    image = Image.open(io.BytesIO(animated_png(film, 0.04)))
+    image = Image.open(io.BytesIO(encode_animated_png(film, 0.04)))
     assert image.format == "PNG" and image.n_frames == 5  # pyright: ignore
     for drawn, read in zip(film, ImageSequence.Iterator(image)):
         np.testing.assert_array_equal(np.asarray(read.convert("RGB")), drawn)
         assert read.info["duration"] == 40
-    assert len(animated_png(film, 0.04)) < 1.3 * len(animated_png(film[:1], 0.04)), "a frame holds what changed"
+    assert len(encode_animated_png(film, 0.04)) < 1.3 * len(encode_animated_png(film[:1], 0.04)), (
+        "a frame holds what changed"
+    )
 
 
 def test_a_sheet_has_the_first_and_the_last_frame():
     film = np.stack([np.full((4, 6, 3), at, np.uint8) for at in range(50)])
-    picture = sheet(film, columns=4, most=8)
+    picture = contact_sheet(film, columns=4, most=8)
     assert picture.shape == (2 * 4 + GAP, 4 * 6 + 3 * GAP, 3)
     assert picture[0, 0, 0] == 0 and picture[-1, -1, 0] == 49 and picture[4, 0, 0] == 255
-    assert sheet(film[:1]).shape == (4, 6, 3)
+    assert contact_sheet(film[:1]).shape == (4, 6, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from panax.metrics import ledger as ledgers
 from panax.metrics.energy import EnergyMeter, _of_packages
-from panax.metrics.goodput import FILE, KINDS, Interval, life_of, read_intervals, read_life
+from panax.metrics.goodput import FILE, KINDS, Interval, read_intervals, read_life, summarize_life
 from panax.metrics.ledger import Ledger
 
 
@@ -284,4 +284,4 @@ def test_the_lines_of_one_session_are_those_of_one_writer(tmp_path, clock):
     for line, text in zip(lines, (tmp_path / FILE).read_text().splitlines(), strict=True):
         assert sum(line.seconds.values()) == pytest.approx(line.end - line.begin, abs=1e-3)
         assert json.loads(text)["session"] == 1
-    assert life_of(lines[:3]).sessions[0].failed
+    assert summarize_life(lines[:3]).sessions[0].failed

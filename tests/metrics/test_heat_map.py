@@ -8,7 +8,7 @@ import pytest
 
 from panax.core import HeatMap
 from panax.metrics import heat_map
-from panax.metrics.heat_map import LETTERS, png
+from panax.metrics.heat_map import GLYPHS, encode_png
 
 
 def drawn(values, numbers):
@@ -16,7 +16,7 @@ def drawn(values, numbers):
 
 
 def decoded(data: bytes) -> np.ndarray:
-    """The pixels of a picture as `png` writes it."""
+    """The pixels of a picture as `encode_png` writes it."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
     while at < len(data):
@@ -33,7 +33,7 @@ def decoded(data: bytes) -> np.ndarray:
 
 def test_a_picture_comes_back():
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(decoded(png(image)), image)
+    np.testing.assert_array_equal(decoded(encode_png(image)), image)
 
 
 def count(image, colour):
@@ -59,8 +59,8 @@ def test_the_heat_map_has_a_cell_for_each_layer_and_expert(layers, experts):
 
 
 def test_every_letter_has_its_dots():
-    assert {len(dots) for dots in LETTERS.values()} == {15}
-    assert set(string.ascii_lowercase + string.digits) < set(LETTERS)
-    assert len({*LETTERS.values()}) == len(LETTERS) - 1, "letters look alike that are not 0 and o"
+    assert {len(dots) for dots in GLYPHS.values()} == {15}
+    assert set(string.ascii_lowercase + string.digits) < set(GLYPHS)
+    assert len({*GLYPHS.values()}) == len(GLYPHS) - 1, "letters look alike that are not 0 and o"
     strange = heat_map(HeatMap(np.ones((1, 1)), (0,), "größe", "x"))
     assert strange.shape[2] == 3

@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from panax.cluster.supervisor.job_folder import INCIDENTS, incidents
+from panax.cluster.supervisor.job_folder import INCIDENTS, read_incidents
 from panax.metrics.facts import RunFacts
 from panax.metrics.lane import BackgroundReporter
 from panax.metrics.services import CsvTracker
 from panax.metrics.trackers import JsonlTracker
-from panax.run.loop import RESERVED
-from panax.run.recovery.skipped_batches import list_rewinds
+from panax.run.loop import RESERVED_NAMES
+from panax.run.recovery.skipped_batches import append_rollback_log
 from panax.run.reporting.history import read_history
 from panax.system.files import append_lines
 
@@ -29,7 +29,7 @@ def test_a_name_can_not_take_the_place_of_a_lines_own(tmp_path):
     with open(tmp_path / "metrics.csv", newline="") as file:
         [row] = csv.DictReader(file)
     assert row == {"run": "id", "step": "10", "mine": "1.0"}
-    assert {"step", "run"} == RESERVED
+    assert {"step", "run"} == RESERVED_NAMES
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_other_lists_are_mended_too(tmp_path):
     path = tmp_path / INCIDENTS
     path.write_bytes(b'{"at": 1, "attempt": 1}\n{"at": 2, "att')
     append_lines(path, [json.dumps({"at": 3, "attempt": 3})])
-    assert [one["at"] for one in incidents(tmp_path)] == [1, 3]
+    assert [one["at"] for one in read_incidents(tmp_path)] == [1, 3]
     (tmp_path / "rewinds.jsonl").write_bytes(b"\xff half")
-    list_rewinds(tmp_path, [])
+    append_rollback_log(tmp_path, [])
     assert (tmp_path / "rewinds.jsonl").read_bytes() == b""
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError):
@@ -84,7 +84,7 @@ def test_runs_that_share_a_table_lose_no_row(tmp_path):
 
 
 def test_what_waits_for_a_place_that_blocks_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr("panax.metrics.lane.MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("panax.metrics.lane.MAX_PENDING_BYTES", 1_000_000)
     warned: list[str] = []
     go, got = threading.Event(), []
     lane = BackgroundReporter("a service", warned.append)

@@ -17,10 +17,10 @@ from test_page import Balanced
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax.metrics.report.costs import device_hours_of
+from panax.metrics.report.costs import compute_device_hours
 from panax.metrics.report.curves import read_curves
-from panax.metrics.report.figures import figures_of, state_of
-from panax.metrics.report.reading import ANY, read_run
+from panax.metrics.report.figures import compute_figures, run_status
+from panax.metrics.report.reading import RUN_MARKER_FILES, read_run
 from panax.system.lock import open_locked
 
 
@@ -44,7 +44,7 @@ def text_of(page: Path) -> str:
 
 
 def test_every_incident_is_there_with_its_cause_and_cost(failed_twice):
-    found = figures_of(read_run(failed_twice))
+    found = compute_figures(read_run(failed_twice))
     assert [mishap.cause for mishap in found.mishaps] == ["lost host", "no word"]
     lost, died = found.mishaps
     # 5 s of lost work on 4 devices, then 10 s of restarting, which the next session counts, on 2.
@@ -81,7 +81,7 @@ def test_failures_before_the_run_had_begun_its_ledger_have_a_cost_too(tmp_path):
     failures = enumerate(((2, -1), (6, -1), (30, 10), (34, -1)), start=1)
     incidents = [{"attempt": attempt, "at": BEGAN + at, "step": step, **killed} for attempt, (at, step) in failures]
     write_lines(tmp_path / "job/incidents.jsonl", incidents)
-    found = figures_of(read_run(tmp_path)).mishaps
+    found = compute_figures(read_run(tmp_path)).mishaps
     assert [mishap.restart_seconds for mishap in found] == pytest.approx([18.0, 14.0, 10.0, 6.0])
     assert [mishap.lost_steps for mishap in found] == [0, 0, 5, 0]
     # What two of them waited for is booked once: 4 s, 14 s, 5 s of lost work and 4 s, 6 s.
@@ -98,7 +98,7 @@ def test_the_top_says_what_matters(failed_twice):
         "optimizer.schedule.peak 0.003", "fsdp 2", "params.w embed -&gt; fsdp",
     ):  # fmt: skip
         assert said in text, said
-    assert device_hours_of(read_run(failed_twice)).total == pytest.approx(hours / 3600)
+    assert compute_device_hours(read_run(failed_twice)).total == pytest.approx(hours / 3600)
 
 
 def test_steps_that_were_taken_again_count_as_they_went_the_last_time(tmp_path):
@@ -116,7 +116,7 @@ def test_times_of_steps_are_those_of_the_last_session_that_took_them(failed_twic
     assert times.at([0, 15, 20, 25, 40]).tolist() == pytest.approx([10, 40, 45, 65.5, 80])
 
 
-@pytest.mark.parametrize("kept", [(name,) for name in ANY] + [(), ("goodput.jsonl", "metrics.jsonl")])
+@pytest.mark.parametrize("kept", [(name,) for name in RUN_MARKER_FILES] + [(), ("goodput.jsonl", "metrics.jsonl")])
 def test_a_poor_folder_says_what_is_missing(failed_twice, kept, tmp_path):
     poor = tmp_path / "poor"
     for name in kept:
@@ -143,7 +143,7 @@ def test_states(tmp_path):
         if status:
             write_lines(folder / "job/status.json", [status])
         with open_locked(folder / ".lock") if held else contextlib.nullcontext():
-            return state_of(read_run(folder if fresh else aged(folder))).word
+            return run_status(read_run(folder if fresh else aged(folder))).word
 
     going = interval(1, 0, 5, 3)
     assert state() == "unknown" and state(fresh=True) == "running" and state(held=True) == "running"
@@ -161,16 +161,18 @@ def test_a_run_that_was_killed_on_this_host_is_dead_at_once(tmp_path):
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 5, 3)])
     write_lines(tmp_path / "sessions.jsonl", [session(1, 0, hosts=[socket.gethostname()])])
     with open_locked(tmp_path / ".lock"):
-        assert figures_of(read_run(tmp_path)).mishaps == []
-    found = figures_of(read_run(tmp_path))
+        assert compute_figures(read_run(tmp_path)).mishaps == []
+    found = compute_figures(read_run(tmp_path))
     assert found.state.word == "died" and [mishap.cause for mishap in found.mishaps] == ["no word"]
 
 
 def test_an_error_that_no_supervisor_saw_is_an_incident_and_a_stop_is_not(tmp_path):
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 5, 3, end="error: DataError: x is y")])
-    assert [(m.cause, m.message) for m in figures_of(read_run(tmp_path)).mishaps] == [("error", "DataError: x is y")]
+    assert [(m.cause, m.message) for m in compute_figures(read_run(tmp_path)).mishaps] == [
+        ("error", "DataError: x is y")
+    ]
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 5, 3, end="stopped by SIGTERM")])
-    assert figures_of(read_run(tmp_path)).mishaps == []
+    assert compute_figures(read_run(tmp_path)).mishaps == []
 
 
 def test_several_runs_side_by_side(failed_twice, tmp_path):

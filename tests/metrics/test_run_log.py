@@ -2,7 +2,7 @@
 
 import re
 
-from panax.metrics.run_log import NAME, RunLog, both
+from panax.metrics.run_log import NAME, RunLog, tee
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 
@@ -48,7 +48,7 @@ def test_the_second_place_gets_what_the_first_one_fails_on():
         raise OSError("full")
 
     try:
-        both(fails, told.append)("line")
+        tee(fails, told.append)("line")
     except OSError:
         told.append("raised")
     assert told == ["line", "raised"]

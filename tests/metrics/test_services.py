@@ -12,7 +12,7 @@ import pytest
 from panax.core import RecipeError
 from panax.core.install_hints import install_command
 from panax.metrics import CsvTracker, MlflowTracker, Peak, RunFacts, WandbTracker
-from panax.metrics.histogram import fetch_histogram, histogram
+from panax.metrics.histogram import compute_histogram, fetch_histogram
 
 FACTS = RunFacts("tiny", "abc123", "", {"type": "Experiment", "seed": 1, "optimizer": {"type": "AdamW", "peak": 0.1}})
 PEAK = Peak(1.0, "a guess")
@@ -92,7 +92,7 @@ def test_weights_and_biases_gets_the_settings_the_id_and_every_kind(wandb, tmp_p
     tracker.record(3, {"train/loss": 2.0})
     tracker.text(3, "samples", "<b>")
     tracker.picture(3, "map", np.zeros((2, 2, 3), np.uint8))
-    tracker.histogram(3, "weights", fetch_histogram(histogram(jnp.arange(4.0, dtype=jnp.float32))))
+    tracker.histogram(3, "weights", fetch_histogram(compute_histogram(jnp.arange(4.0, dtype=jnp.float32))))
     tracker.close()
     logged = [arguments[0] for name, arguments, _ in wandb.calls if name == "log"]
     assert logged == [

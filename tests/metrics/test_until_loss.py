@@ -13,7 +13,7 @@ from panax.core.errors import DataError, RecipeError
 def test_steps_samples_time_and_cost_of_a_run_that_failed_twice(tmp_path):
     write_failed_twice(tmp_path / "a")
     # Held-out losses of 0.55, 0.275, 0.1833, 0.1375 at steps 10, 20, 30, 40.
-    [found] = panax.until_loss(tmp_path / "a", loss=0.2, price_per_hour=3.0)
+    [found] = panax.time_to_loss(tmp_path / "a", loss=0.2, price_per_hour=3.0)
     assert (found.step, found.unit, found.note) == (30, "tokens", "")
     assert found.loss == pytest.approx(5.5 / 30)
     # A line a step: 1000 + its number tokens a second, half a second each.
@@ -25,14 +25,14 @@ def test_steps_samples_time_and_cost_of_a_run_that_failed_twice(tmp_path):
     hours = (30 * 4 + (65 - 30) * 2 + (at - 65) * 4) / 3600
     assert found.device_hours == pytest.approx(hours)
     assert found.cost == pytest.approx(3.0 * hours)
-    whole = panax.until_loss(tmp_path / "a", loss=0.1375)[0]
+    whole = panax.time_to_loss(tmp_path / "a", loss=0.1375)[0]
     assert whole.step == 40 and whole.seconds == pytest.approx(80) and whole.cost is None
 
 
 def test_between_evaluations_only_where_that_is_said(tmp_path):
     write_metrics(tmp_path / "a")
-    [plain] = panax.until_loss(tmp_path / "a", loss=0.4)
-    [between] = panax.until_loss(tmp_path / "a", loss=0.4, interpolate=True)
+    [plain] = panax.time_to_loss(tmp_path / "a", loss=0.4)
+    [between] = panax.time_to_loss(tmp_path / "a", loss=0.4, interpolate=True)
     assert plain.step == 20
     assert between.step == pytest.approx(10 + 10 * (0.55 - 0.4) / (0.55 - 0.275))
     assert between.units is not None and plain.units is not None and between.units < plain.units
@@ -45,17 +45,17 @@ def test_runs_that_never_come_there_say_so(tmp_path):
     write_metrics(tmp_path / "far")
     write_lines(tmp_path / "blind/metrics.jsonl", [{"step": 1, "train/loss": 2.0}])
     write_metrics(tmp_path / "soon")
-    far, blind = panax.until_loss(tmp_path / "far", tmp_path / "blind", loss=0.01)
+    far, blind = panax.time_to_loss(tmp_path / "far", tmp_path / "blind", loss=0.01)
     assert far.step is None and far.seconds is None and "not reached: 0.1375 at best, at step 40" in far.note
     assert blind.step is None and blind.loss is None and "never evaluated: set evaluate.every" in blind.note
-    [soon] = panax.until_loss(tmp_path / "soon", loss=9.0, interpolate=True)
+    [soon] = panax.time_to_loss(tmp_path / "soon", loss=9.0, interpolate=True)
     assert soon.step == 10 and "by its first evaluation" in soon.note
 
 
 def test_an_evaluation_that_is_not_finite_does_not_count(tmp_path):
     rows = [{"step": step, "evaluation/loss": loss} for step, loss in ((1, 3.0), (2, None), (3, 2.0))]
     write_lines(tmp_path / "a/metrics.jsonl", rows)
-    [found] = panax.until_loss(tmp_path / "a", loss=2.5, interpolate=True)
+    [found] = panax.time_to_loss(tmp_path / "a", loss=2.5, interpolate=True)
     assert found.step == pytest.approx(2.0) and found.units is None and found.seconds is None
 
 
@@ -110,9 +110,9 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys, arguments, expected):
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataError, match="is not a run's folder"):
-        panax.until_loss(tmp_path, loss=2.0)
+        panax.time_to_loss(tmp_path, loss=2.0)
     with pytest.raises(RecipeError, match="expected the folder of a run"):
-        panax.until_loss(loss=2.0)
+        panax.time_to_loss(loss=2.0)
 
 
 def test_other_units_are_counted_by_their_name(tmp_path):
@@ -120,5 +120,5 @@ def test_other_units_are_counted_by_their_name(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", lines)
     line = {"session": 1, "from": BEGAN, "to": BEGAN + 10, "step": 5, "seconds": {"training": 10.0}}
     (tmp_path / "goodput.jsonl").write_text(json.dumps(line) + "\n")
-    [found] = panax.until_loss(tmp_path, loss=1.0)
+    [found] = panax.time_to_loss(tmp_path, loss=1.0)
     assert (found.unit, found.units, found.seconds) == ("images", pytest.approx(50.0), pytest.approx(10.0))

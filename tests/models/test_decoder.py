@@ -23,7 +23,7 @@ from panax.models import (
     PUBLISHED_PARAMETERS,
     Decoder,
     DecoderConfig,
-    active_parameters,
+    count_active_parameters,
     count_parameters,
     training_flops_per_token,
 )
@@ -38,7 +38,7 @@ def test_presets_have_the_published_number_of_parameters(name):
 @pytest.mark.parametrize("name", PUBLISHED_ACTIVE)
 def test_a_token_meets_the_published_number_of_parameters(name):
     config, published = PRESETS[name], PUBLISHED_ACTIVE[name]
-    most = active_parameters(config)
+    most = count_active_parameters(config)
     least = most - config.vocab_size * config.embed  # the embedding, which is looked up; some papers leave it out
     places = len(published.partition(".")[2])
     assert round(least / 1e9, places) <= float(published) <= round(most / 1e9, places)
@@ -47,7 +47,7 @@ def test_a_token_meets_the_published_number_of_parameters(name):
 @pytest.mark.parametrize("name", PUBLISHED_ACTIVE)
 def test_flops_count_what_a_token_meets(name):
     config = PRESETS[name]
-    products = active_parameters(config) - (0 if config.tied else config.vocab_size * config.embed)
+    products = count_active_parameters(config) - (0 if config.tied else config.vocab_size * config.embed)
     width = config.head_size + (config.head_size if config.latent is None else config.latent.value_dim)
     attention = 3 * 2 * config.num_layers * config.heads * width  # one position, which sees itself
     # Norms and selection biases are all that is met and not multiplied.
@@ -159,7 +159,7 @@ def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_ste
     original = FeedForward.__call__
 
     def watched(self, x):
-        if panax.debugging():
+        if panax.is_debugging():
             values.append(float(np.asarray(x).mean()))
         builtins.breakpoint()
         return original(self, x)

@@ -13,8 +13,8 @@ from drawing import drawn
 
 from panax.core import RecipeError
 from panax.layers import Context, Rotary, StateSpace, TransformerBlock
-from panax.models import PRESETS, Decoder, DecoderTask, HybridConfig, count_parameters, logits_of, sample
-from panax.run.folder.description import describe
+from panax.models import PRESETS, Decoder, DecoderTask, HybridConfig, compute_logits, count_parameters, sample
+from panax.run.folder.description import serialize_config
 
 SIZES = {
     "vocab_size": 50,
@@ -81,7 +81,7 @@ def test_generation_takes_what_the_whole_pass_finds_likeliest(config) -> None:
     rows = jnp.concatenate([prompt, found], axis=1)
     position = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
     hidden, _ = jax.jit(lambda m, t: m(t, Context(position), dtype=jnp.float32))(model, rows)
-    np.testing.assert_array_equal(jnp.argmax(logits_of(model, hidden), axis=-1)[:, 4:-1], found)
+    np.testing.assert_array_equal(jnp.argmax(compute_logits(model, hidden), axis=-1)[:, 4:-1], found)
 
 
 def test_flops_are_of_all_matrices_and_the_recurrence() -> None:
@@ -97,6 +97,10 @@ def test_a_checkpoint_names_the_settings() -> None:
     task = DecoderTask(model=HYBRID)
     code = "import sys; from panax.run.folder.description import read_task; print(repr(read_task(sys.stdin.read(), 'here')))"
     done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(describe(task)), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        input=json.dumps(serialize_config(task)),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == repr(task)

@@ -13,7 +13,7 @@ from panax.core import DataFacts, RocHistogram
 from panax.core.errors import DataError, RecipeError
 from panax.core.measures import merge_measures
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
-from panax.layers.attention.pointwise_attention import pointwise, time_buckets
+from panax.layers.attention.pointwise_attention import attend_pointwise, time_buckets
 from panax.layers.perceptron import dot_interaction
 from panax.layers.tables.ranking import ranking_metrics, target_ranks
 from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retrieval_metrics, write_vectors
@@ -213,7 +213,7 @@ def test_an_event_changes_nothing_before_it(make):
 def test_pointwise_attention_by_hand():
     q, k, v = (jax.random.normal(jax.random.key(i), (1, 3, 1, 2)) for i in range(3))
     bias = np.arange(9.0, dtype=np.float32).reshape(1, 3, 3)
-    found = pointwise(q, k, v, jnp.array(bias), q.shape[1])
+    found = attend_pointwise(q, k, v, jnp.array(bias), q.shape[1])
     for at in range(3):
         scores = np.array([q[0, at, 0] @ k[0, j, 0] + bias[0, at, j] for j in range(at + 1)])
         weights = scores / (1 + np.exp(-scores)) / 3

@@ -9,7 +9,7 @@ from panax.adapters import huggingface
 from panax.core.errors import DataError
 from panax.mesh import MeshShape
 from panax.models import DecoderConfig, DecoderTask
-from panax.models.decoder.transformers_batch import own_batch
+from panax.models.decoder.transformers_batch import to_decoder_batch
 from panax.optim import Sgd
 
 ROWS, LENGTH, VOCAB = 4, 12, 64
@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_a_transformers_model(tmp_path):
 
 
 def test_labels_are_shifted_and_minus_100_counts_nothing():
-    found = own_batch(batch())
+    found = to_decoder_batch(batch())
     assert (
         found["targets"][0, :-1].tolist()
         == np.where(batch()["labels"][0, 1:] == -100, 0, batch()["labels"][0, 1:]).tolist()

@@ -16,7 +16,7 @@ from panax.core.errors import DataError, LayoutError, RecipeError
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, Vit, VitConfig, VitTask
 from panax.models.vision.vit import normalize_images
-from panax.models.vision.vit_task import class_surprise
+from panax.models.vision.vit_task import mixed_cross_entropy
 from panax.optim import Chained, Schedule, Sgd
 from panax.plan.collectives import count_collectives
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
@@ -107,7 +107,7 @@ def test_the_loss_is_optax_cross_entropy_with_the_same_targets(smoothing):
     targets = share * np.eye(7, dtype=np.float32)[given["label"]] + (1 - share) * np.eye(7)[given["label_mixed"]]
     targets = jnp.asarray((1 - smoothing) * targets + smoothing / 7, jnp.float32)
     given = {name: jnp.asarray(leaf) for name, leaf in given.items()}
-    ours = class_surprise(scores, given["label"], given["label_mixed"], given["mix"], smoothing)
+    ours = mixed_cross_entropy(scores, given["label"], given["label_mixed"], given["mix"], smoothing)
     np.testing.assert_allclose(ours, optax.softmax_cross_entropy(scores, targets), rtol=1e-5)
 
 

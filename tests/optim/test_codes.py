@@ -17,7 +17,7 @@ from panax.core import LayoutError, RecipeError, named_leaves
 from panax.kernels.quantized import DynamicMap, Format, QuantizedArray
 from panax.mesh import MeshShape, Placement
 from panax.optim import AdamW, Schedule, Sgd
-from panax.optim.sharded.codes import block_of
+from panax.optim.sharded.codes import block_shape
 from panax.optim.sharded.shard import ParameterShard
 from panax.train import CompiledStep, Program, StepConfig
 
@@ -75,7 +75,7 @@ def test_fifty_steps_are_torchao_s(monkeypatch):
     given, count = arrays(0), 50
     steps = [arrays(seed) for seed in range(1, count + 1)]
     found, state = run(optimizer, given, steps, axes=AXES, num_steps=count)
-    blocks = {name: block_of(SHAPES[name], AXES[name]) for name in SHAPES}
+    blocks = {name: block_shape(SHAPES[name], AXES[name]) for name in SHAPES}
     assert [name for name, block in blocks.items() if block] == list(IN_CODES)
     assert (blocks["latent"], blocks["long"]) == ((1, 256), (256,))
 

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from panax.core import RecipeError
-from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
+from panax.optim import AdamW, CustomSchedule, Schedule, Sgd
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
@@ -103,18 +103,18 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
 
 def test_a_run_tells_the_rate_that_its_batch_gives():
     import panax
-    from panax.run.preparation import with_rate_for_batch
+    from panax.run.preparation import scale_learning_rate
 
     rule = Schedule(peak=1e-3, decay="constant", per_batch="sqrt", base_batch=16)
     experiment = panax.Experiment(
         name="told", task=tiny.task(), data=[tiny.batch()], optimizer=AdamW(schedule=rule), num_steps=2
     )
     said = []
-    told = with_rate_for_batch(experiment, lambda: {"tokens": np.zeros((64, 8))}, said.append)
+    told = scale_learning_rate(experiment, lambda: {"tokens": np.zeros((64, 8))}, said.append)
     assert said == ["learning rate  peak 0.002 for 64 rows a batch: 0.001 times the root of 64 / 16"]
     assert told.optimizer.schedule == Schedule(peak=2e-3, decay="constant")
     plain = dataclasses.replace(experiment, optimizer=AdamW())
-    assert with_rate_for_batch(plain, lambda: pytest.fail("nobody asks for its rows"), said.append) is plain
+    assert scale_learning_rate(plain, lambda: pytest.fail("nobody asks for its rows"), said.append) is plain
 
 
 def test_a_constant_rate_may_rise_for_longer_than_the_run():
@@ -122,7 +122,7 @@ def test_a_constant_rate_may_rise_for_longer_than_the_run():
 
 
 def test_any_function_of_the_step_is_a_schedule():
-    triangle = OwnSchedule(function=lambda step: 0.1 * jnp.minimum(step, 10 - step))
+    triangle = CustomSchedule(function=lambda step: 0.1 * jnp.minimum(step, 10 - step))
     np.testing.assert_allclose(rates(triangle, 11)[:3], [0.0, 0.1, 0.2], rtol=1e-6)
     tx = Sgd(schedule=triangle).build({"w": ("embed",)}, 11)
     params, state = {"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)})
@@ -142,7 +142,7 @@ def test_any_function_of_the_step_is_a_schedule():
 )
 def test_what_is_no_function_of_the_step_is_an_error(function, message):
     with pytest.raises(RecipeError, match=message):
-        OwnSchedule(function=function).build(10)
+        CustomSchedule(function=function).build(10)
 
 
 def test_a_bare_function_is_told_how_it_is_given(monkeypatch):

@@ -20,10 +20,10 @@ from panax.kernels.attention.blockwise import blockwise_attention
 from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.registry import _log_once
-from panax.parallel.context import sequence_places, zigzag_inverse, zigzag_order
+from panax.parallel.context import sequence_positions, zigzag_inverse, zigzag_order
 from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_attention, ring_bytes
-from panax.parallel.ring_chunks import shifts_with_work
+from panax.parallel.ring_chunks import active_shifts
 from panax.parallel.ulysses import ulysses_attention, ulysses_bytes
 
 KINDS = ("ring", "ulysses")
@@ -64,7 +64,7 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"length=20 is not divisible by 2 \* context=8.*use a length of 16 or 24"):
         zigzag_order(20, 4)
     with pytest.raises(ValueError, match=r"5 tokens, can't be cut into two.*divisible by 2 \* context=4"):
-        sequence_places(5, context=2)
+        sequence_positions(5, context=2)
 
 
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
@@ -74,12 +74,12 @@ def test_places_are_those_of_the_order(context, tensor, order):
     sizes = {name: size for name, size in (("context", context), ("tensor", tensor)) if size > 1}
     expected = zigzag_order(length, context) if order == "zigzag" else np.arange(length)
     if not sizes:
-        assert sequence_places(length, context=1).tolist() == expected.tolist()
+        assert sequence_positions(length, context=1).tolist() == expected.tolist()
         return
     devices = jax.devices()[: context * tensor]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
     places = jax.shard_map(
-        lambda: sequence_places(length // context // tensor, context=context, tensor=tensor, order=order),
+        lambda: sequence_positions(length // context // tensor, context=context, tensor=tensor, order=order),
         mesh=mesh,
         in_specs=(),
         out_specs=P(tuple(sizes)),
@@ -234,9 +234,9 @@ def test_a_short_window_leaves_steps_out():
                 np.asarray(rule.allows(places[i][:, None], places[(i - shift) % n][None, :])).any() for i in range(n)
             )
         )
-        assert shifts_with_work(n, chunk, rule) == needed
-    assert shifts_with_work(8, 8, rule) == (1, 7)
-    assert shifts_with_work(8, 8, dataclasses.replace(rule, window=10)) == (1, 2, 6, 7)
+        assert active_shifts(n, chunk, rule) == needed
+    assert active_shifts(8, 8, rule) == (1, 7)
+    assert active_shifts(8, 8, dataclasses.replace(rule, window=10)) == (1, 2, 6, 7)
 
 
 # ---- what is computed and kept

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from panax.parallel.exchange import ExchangePlan
-from panax.parallel.rows import RowMap, collect, spread
+from panax.parallel.rows import RowMap, copy_to_rows, sum_by_token
 
 WAYS, EXPERTS, ROWS = 4, 3, 24
 """Devices, experts of each, rows of each."""
@@ -110,9 +110,9 @@ def test_gathers_are_each_others_gradients(uses):
             if token < 8:
                 matrix[row, token] = 1.0
         assert matrix.sum() == 8 * uses - 1
-        spread_, pull = jax.vjp(lambda x, p=places: spread(x, p), x)
+        spread_, pull = jax.vjp(lambda x, p=places: copy_to_rows(x, p), x)
         np.testing.assert_allclose(spread_, matrix @ np.asarray(x), atol=1e-6)
         np.testing.assert_allclose(pull(rows)[0], matrix.T @ np.asarray(rows), atol=1e-6)
-        collected, pull = jax.vjp(lambda rows, p=places: collect(rows, p), rows)
+        collected, pull = jax.vjp(lambda rows, p=places: sum_by_token(rows, p), rows)
         np.testing.assert_allclose(collected, matrix.T @ np.asarray(rows), atol=1e-6)
         np.testing.assert_allclose(pull(x)[0], matrix @ np.asarray(x), atol=1e-6)

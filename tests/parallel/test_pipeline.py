@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from panax.core.measures import Loss, Maximum, Mean, Sum
 from panax.mesh import MeshShape, Placement
 from panax.parallel import Pipeline
-from panax.parallel.pipeline import AXIS, LastStageShare, PipelineWork, run
-from panax.parallel.schedules import build
+from panax.parallel.pipeline import AXIS, LastStageShare, PipelineWork, run_pipeline
+from panax.parallel.schedules import build_schedule
 from panax.spmd import merge_over_devices
 
 MICRO_BATCHES, LENGTH, WIDTH = 6, 4, 8
@@ -103,7 +103,7 @@ def share_of(leaf: jax.Array, share: LastStageShare) -> jax.Array:
 def in_a_pipeline(pipeline: Pipeline, outer, layers, batches, *, replica: int = 1, forward_only: bool = False):
     """As `one_after_the_other`, on a mesh."""
     stages = layers.shape[0]
-    schedule = build(pipeline, stages=stages, micro_batches=MICRO_BATCHES, forward_only=forward_only)
+    schedule = build_schedule(pipeline, stages=stages, micro_batches=MICRO_BATCHES, forward_only=forward_only)
     shape = MeshShape(stage=stages, replica=replica, fsdp=1)
     placement = Placement.create(shape, devices=jax.devices()[: stages * replica])
 
@@ -118,7 +118,7 @@ def in_a_pipeline(pipeline: Pipeline, outer, layers, batches, *, replica: int = 
         return head(outer["out"], share.output, share_of(batch["target"], share), share_of(batch["weight"], share))
 
     def local(outer, layers, batches):
-        outcome = run(schedule, PipelineWork(embed, layers_of, None, loss), outer, layers[0], batches)
+        outcome = run_pipeline(schedule, PipelineWork(embed, layers_of, None, loss), outer, layers[0], batches)
         measures = (outcome.layer_measures, outcome.loss_measures)
         if replica > 1:
             measures = merge_over_devices(measures, ("replica",))

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from panax.core.errors import RecipeError
-from panax.parallel.schedules import Pipeline, PipelineSchedule, build, layers_by_stage, schedule_table
+from panax.parallel.schedules import Pipeline, PipelineSchedule, build_schedule, layers_by_stage, schedule_table
 
 PIPELINES = [
     Pipeline(),
@@ -88,7 +88,7 @@ class Played:
 
 @pytest.mark.parametrize("pipeline, stages, micro_batches", GRID, ids=name_of)
 def test_every_unit_runs_once_each_way_on_its_own_input(pipeline, stages, micro_batches):
-    schedule = build(pipeline, stages=stages, micro_batches=micro_batches)
+    schedule = build_schedule(pipeline, stages=stages, micro_batches=micro_batches)
     played = Played(schedule)
     units = dict.fromkeys(itertools.product(range(micro_batches), range(stages * pipeline.chunks)), 1)
     assert played.forwards == units and played.backwards == units
@@ -98,7 +98,7 @@ def test_every_unit_runs_once_each_way_on_its_own_input(pipeline, stages, micro_
 
 @pytest.mark.parametrize("pipeline, stages, micro_batches", GRID, ids=name_of)
 def test_an_evaluation_goes_forward_only(pipeline, stages, micro_batches):
-    schedule = build(pipeline, stages=stages, micro_batches=micro_batches, forward_only=True)
+    schedule = build_schedule(pipeline, stages=stages, micro_batches=micro_batches, forward_only=True)
     played = Played(schedule)
     assert played.forwards == dict.fromkeys(itertools.product(range(micro_batches), range(stages * pipeline.chunks)), 1)
     assert played.losses == dict.fromkeys(range(micro_batches), 1)
@@ -107,7 +107,7 @@ def test_an_evaluation_goes_forward_only(pipeline, stages, micro_batches):
 
 def test_the_player_sees_a_wrong_table():
     """A slot that two live inputs share, and a unit that runs before its input is there."""
-    schedule = build(Pipeline(), stages=2, micro_batches=4)
+    schedule = build_schedule(Pipeline(), stages=2, micro_batches=4)
     crowded = [tuple({**row, "arrival_slot": 0 * row["arrival_slot"]} for row in rows) for rows in schedule.rows]
     early = [schedule.rows[1], schedule.rows[0], *schedule.rows[2:]]
     for rows in (crowded, early):
@@ -119,7 +119,7 @@ def test_the_player_sees_a_wrong_table():
 @pytest.mark.parametrize("stages, rounds", [(s, r) for s in (2, 4, 8) for r in (1, 2, 5)])
 def test_the_bubble_is_the_published_one(pipeline, stages, rounds):
     count = rounds * stages
-    schedule = build(pipeline, stages=stages, micro_batches=count)
+    schedule = build_schedule(pipeline, stages=stages, micro_batches=count)
     published = (stages - 1) / (count * pipeline.chunks + stages - 1)
     assert schedule.bubble() == pytest.approx(published, rel=1e-12)
     # However much a backward pass costs: no tick mixes stages that wait with stages that need not.
@@ -127,13 +127,13 @@ def test_the_bubble_is_the_published_one(pipeline, stages, rounds):
 
 
 def test_one_stage_never_waits():
-    assert build(Pipeline(), stages=1, micro_batches=5).bubble() == 0.0
+    assert build_schedule(Pipeline(), stages=1, micro_batches=5).bubble() == 0.0
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_only_gpipe_keeps_more_for_more_micro_batches(stages):
     def kept(pipeline: Pipeline) -> list[int]:
-        return [build(pipeline, stages=stages, micro_batches=n * stages).slots for n in (3, 4, 8)]
+        return [build_schedule(pipeline, stages=stages, micro_batches=n * stages).slots for n in (3, 4, 8)]
 
     assert kept(Pipeline()) == [2 * stages - 1] * 3
     assert kept(Pipeline(schedule="gpipe")) == [n * stages for n in (3, 4, 8)]

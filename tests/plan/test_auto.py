@@ -20,7 +20,7 @@ from panax.mesh import MeshShape, Rules
 from panax.mesh.rules import MESH_AXES, divisors
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan.search.auto import BUBBLE, MARGIN, LayoutChoice, bubble, choose_mesh
+from panax.plan.search.auto import MAX_BUBBLE, MEMORY_MARGIN, LayoutChoice, bubble_share, choose_mesh
 from panax.run.preparation import prepare
 from panax.train import Program, StepConfig
 
@@ -53,7 +53,7 @@ def fewest_bytes(model: DecoderConfig, count: int) -> int:
     for mesh in every_mesh(count):
         rows, rest = divmod(ROWS, mesh["replica"] * mesh["fsdp"])
         for parts in divisors(rows) if not rest else ():
-            if bubble(mesh["stage"], parts) <= BUBBLE:
+            if bubble_share(mesh["stage"], parts) <= MAX_BUBBLE:
                 task = DecoderTask(model=model, compute_dtype="bfloat16")
                 length = min(model.max_length, 8192)
                 try:
@@ -69,7 +69,7 @@ def test_sends_at_most_a_fifth_more_than_the_best():
     """A small model fits everywhere, so that the best of all layouts is one that fits."""
     choice = chosen(SMALL, 4)
     assert math.prod(choice.mesh.resolve(4).values()) == 4
-    assert choice.memory_bytes * MARGIN <= H100
+    assert choice.memory_bytes * MEMORY_MARGIN <= H100
     assert choice.wire_bytes <= 1.2 * fewest_bytes(SMALL, 4)
 
 
@@ -85,7 +85,7 @@ def test_sends_at_most_a_fifth_more_than_the_best():
 )
 def test_larger_models_get_about_the_best_of_an_enumeration(name, count, expected):
     choice = chosen(PRESETS[name], count)
-    assert choice.memory_bytes * MARGIN <= H100
+    assert choice.memory_bytes * MEMORY_MARGIN <= H100
     assert choice.wire_bytes <= 1.2 * expected
 
 
@@ -99,7 +99,7 @@ def test_less_memory_means_more_is_split_or_computed_again():
     needed = []
     for memory in (H100, H100 // 4, H100 // 8):
         choice = chosen(PRESETS["gpt2_xl"], 64, memory=memory)
-        assert choice.memory_bytes * MARGIN <= memory
+        assert choice.memory_bytes * MEMORY_MARGIN <= memory
         needed.append(choice.memory_bytes)
     assert needed == sorted(needed, reverse=True)
 
@@ -108,7 +108,7 @@ def test_less_memory_means_more_is_split_or_computed_again():
 def test_rules_are_those_of_the_recipe():
     """Weights that are kept whole for a step take memory that the choice has to find."""
     kept = chosen(PRESETS["llama3_8b"], 64, memory=H100 // 2, rules=Rules(zero="1"))
-    assert kept.memory_bytes * MARGIN <= H100 // 2
+    assert kept.memory_bytes * MEMORY_MARGIN <= H100 // 2
 
 
 def tiny_experiment(*flags: str):

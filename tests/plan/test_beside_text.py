@@ -2,7 +2,7 @@
 
 import pytest
 
-from panax.plan.overlap import overlapped_flops, schedule_tells
+from panax.plan.overlap import has_async_schedule, overlapped_flops
 
 PROGRAM = """HloModule jit_step, is_scheduled=true, num_partitions=4
 
@@ -52,7 +52,7 @@ def test_products_between_start_and_done_are_counted_with_loops_and_fusions():
 
 
 def test_what_does_not_tell_is_not_read():
-    assert schedule_tells(PROGRAM)
-    assert not schedule_tells(PROGRAM.replace("-start(", "("))
+    assert has_async_schedule(PROGRAM)
+    assert not has_async_schedule(PROGRAM.replace("-start(", "("))
     with pytest.raises(ValueError, match="not scheduled"):
         overlapped_flops(PROGRAM.replace("is_scheduled=true", "is_scheduled=false"), {"replica": 2, "fsdp": 2})

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from panax.plan import Total, count_collectives, summary
+from panax.plan import CollectiveTotal, count_collectives, summarize_collectives
 
 SHAPE = {"a": 2, "b": 2, "c": 2}
 
@@ -79,7 +79,9 @@ def test_the_partitioners_own_collectives():
     w = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=place("b", "c"))
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=place(("a", "b"), None))
     compiled = jax.jit(jax.grad(loss), out_shardings=place("b", "c")).lower(w, x).compile()
-    totals = {(total.kind, total.axes): total for total in summary(count_collectives(compiled.as_text(), SHAPE))}
+    totals = {
+        (total.kind, total.axes): total for total in summarize_collectives(count_collectives(compiled.as_text(), SHAPE))
+    }
     # The weight is gathered over b; its gradient, 64 x 64 on each device, is summed over a and b.
     assert totals["all-gather", ("b",)].wire_bytes == 64 * 64 * 4 // 2
     assert sum(total.wire_bytes for (kind, _), total in totals.items() if kind == "all-reduce") >= 64 * 64 * 4
@@ -146,9 +148,9 @@ def test_summary_adds_up_by_kind_and_axes():
     found = counted(mesh_of(SHAPE), [("all-reduce", "b"), ("all-gather", "a"), ("all-reduce", "b")], loops=(4,))
     gather, reduce = known("all-gather", 2)[1], known("all-reduce", 2)[1]
     assert gather == reduce
-    assert summary(found) == [
-        Total("all-reduce", ("b",), 8, 8 * reduce, True),
-        Total("all-gather", ("a",), 4, 4 * gather, True),
+    assert summarize_collectives(found) == [
+        CollectiveTotal("all-reduce", ("b",), 8, 8 * reduce, True),
+        CollectiveTotal("all-gather", ("a",), 4, 4 * gather, True),
     ]
 
 

@@ -11,7 +11,7 @@ from panax.core.errors import LayoutError
 from panax.mesh import Rules
 from panax.models import DecoderConfig, DecoderTask
 from panax.parallel import Pipeline
-from panax.parallel.schedules import build
+from panax.parallel.schedules import build_schedule
 
 LAYERS, EMBED, HEADS, KV_HEADS, WIDTH, FFN, VOCAB, LENGTH = 4, 256, 8, 4, 32, 512, 1024, 512
 MODEL = DecoderConfig(
@@ -172,7 +172,7 @@ def test_one_layer_on_a_stage_is_not_run_before_it_is_run_again():
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_long_schedules_are_continued_from_short_ones(pipeline, stages):
     for count in (1, stages, 5 * stages + 1, 6 * stages, 9 * stages + 2, 41):
-        whole = Ticks.of(build(pipeline, stages=stages, micro_batches=count))
+        whole = Ticks.of(build_schedule(pipeline, stages=stages, micro_batches=count))
         assert pipeline_ticks(pipeline, stages, count) == whole, count
 
 

@@ -10,7 +10,7 @@ from formulas.decoder_step import DecoderStep
 
 from panax.layers import Latent, MoE
 from panax.models import DecoderConfig, DecoderTask
-from panax.parallel.exchange import ExchangePlan, Plan
+from panax.parallel.exchange import ExchangePlan, RoutingCounts
 
 LAYERS, EMBED, FFN, LENGTH, EXPERTS, ACTIVE = 4, 256, 512, 512, 16, 4
 MODEL = DecoderConfig(
@@ -124,7 +124,7 @@ def test_the_plan_sends_each_row_once(load):
         for source in range(ways):
             counts[source] = rng.multinomial(rows, rng.dirichlet(np.full(ways * experts, 0.3))).reshape(ways, experts)
     exchange = ExchangePlan(("expert",), ways, buffer=144, ragged=True)
-    plan = Plan(jnp.asarray(counts))
+    plan = RoutingCounts(jnp.asarray(counts))
     rounds = int(exchange.rounds(plan))
     windows = [exchange.window(plan, jnp.int32(number)) for number in range(rounds)]
     sent = np.array(sum(window.high - window.low for window in windows))

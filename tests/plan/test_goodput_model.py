@@ -6,7 +6,7 @@ import math
 import pytest
 
 from panax.core.errors import RecipeError
-from panax.plan.goodput import Fleet, StageTimes, best_every, forecast, live_many, young_daly_seconds
+from panax.plan.goodput import Fleet, StageTimes, best_every, forecast, simulate_lives, young_daly_seconds
 
 TIMES = StageTimes(
     step=10.0, every=60, stall=5.0, detect=30.0, teardown=10.0, restart=60.0, restore=60.0, first_step=90.0
@@ -21,7 +21,7 @@ CHANGED = [
 
 def check_lives(changed: dict, devices: int, days: float) -> None:
     times, fleet = dataclasses.replace(TIMES, **changed), dataclasses.replace(FLEET, devices=devices, days=days)
-    lives, found = live_many(times, fleet, count=8, seed=1), forecast(times, fleet)
+    lives, found = simulate_lives(times, fleet, count=8, seed=1), forecast(times, fleet)
     # A life's ends shift it by up to one interval.
     ends = times.interval / (lives.days * 86400)
     assert abs(lives.goodput - found.goodput) < 3.5 * lives.standard_error + ends
@@ -47,7 +47,7 @@ def test_long_lives_agree_with_the_closed_form(changed, devices):
 def check_with_copies(every: int, lost: float, days: float) -> None:
     times = dataclasses.replace(TIMES, every=every, copy_every=6, copy_stall=0.5, commit=100.0)
     fleet = dataclasses.replace(FLEET, days=days, copies_lost=lost)
-    lives = live_many(times, fleet, count=8, seed=2)
+    lives = simulate_lives(times, fleet, count=8, seed=2)
     assert abs(lives.goodput - forecast(times, fleet).goodput) < 3.5 * lives.standard_error + 1e-3
 
 
@@ -71,7 +71,7 @@ OTHERWISE = [
 
 def check_otherwise(changed: dict, devices: int, days: float) -> None:
     fleet = dataclasses.replace(FLEET, devices=devices, days=days, **changed)
-    lives = live_many(TIMES, fleet, count=8, seed=3)
+    lives = simulate_lives(TIMES, fleet, count=8, seed=3)
     assert abs(lives.goodput - forecast(TIMES, fleet).goodput) < 3.5 * lives.standard_error + 3e-3
 
 
@@ -94,7 +94,7 @@ def test_shrinking_beats_waiting_for_a_late_replacement():
 
 def test_lives_are_those_of_their_seed():
     fleet = dataclasses.replace(FLEET, days=3)
-    first, again, other = (live_many(TIMES, fleet, count=4, seed=seed) for seed in (4, 4, 5))
+    first, again, other = (simulate_lives(TIMES, fleet, count=4, seed=seed) for seed in (4, 4, 5))
     assert first == again != other
 
 
@@ -130,7 +130,7 @@ def test_nothing_fails():
     found = forecast(TIMES, fleet)
     assert found.goodput == pytest.approx(600 / 605) and found.shares["restart"] == found.shares["lost work"] == 0
     assert found.seconds_between_failures == young_daly_seconds(TIMES, fleet) == math.inf
-    assert live_many(TIMES, fleet, count=2).goodput == pytest.approx(600 / 605, rel=0.01)
+    assert simulate_lives(TIMES, fleet, count=2).goodput == pytest.approx(600 / 605, rel=0.01)
     assert best_every(TIMES, fleet) == (86400 - 5) // 10
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_never_advances_has_no_goodput(rate):
     fleet = dataclasses.replace(FLEET, failures_per_device_day=rate)
     found = forecast(TIMES, fleet)
     assert found.goodput == found.ettr == 0 and not found.advances and sum(found.shares.values()) == pytest.approx(1)
-    assert best_every(TIMES, fleet) == 1 and live_many(TIMES, fleet, count=2).goodput == 0
+    assert best_every(TIMES, fleet) == 1 and simulate_lives(TIMES, fleet, count=2).goodput == 0
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,6 @@ def test_times_and_fleet_must_fit_each_other():
     with pytest.raises(RecipeError, match=r"planned stops of 220 s each take 1.27 days out of every day"):
         forecast(TIMES, dataclasses.replace(FLEET, planned_stops_per_day=500.0))
     with pytest.raises(RecipeError, match="lives=1"):
-        live_many(TIMES, FLEET, count=1)
+        simulate_lives(TIMES, FLEET, count=1)
     with pytest.raises(RecipeError, match="seed=-1"):
-        live_many(TIMES, FLEET, seed=-1)
+        simulate_lives(TIMES, FLEET, seed=-1)

@@ -12,7 +12,7 @@ import tiny_recipe
 from panax.cli.main import main
 from panax.data import TextData
 from panax.mesh import MeshShape, Placement
-from panax.plan import plan_step, summary, text_batch
+from panax.plan import plan_step, summarize_collectives, text_batch
 from panax.train import CompiledStep, Program
 
 RECIPE = str(Path(tiny_recipe.__file__))
@@ -107,4 +107,4 @@ def test_a_plan_holds_what_the_compiler_says():
     # The state is donated: the next one lies in its place.
     assert plan.memory.reused > plan.memory.arguments * 0.8
     assert plan.compile_seconds > 0
-    assert {axes for total in summary(plan.collectives) for axes in total.axes} == {"fsdp"}
+    assert {axes for total in summarize_collectives(plan.collectives) for axes in total.axes} == {"fsdp"}

@@ -3,7 +3,7 @@
 import pytest
 
 from panax.plan import count_collectives
-from panax.plan.groups import axes_of, axes_of_pairs, read_groups
+from panax.plan.groups import group_axes, permutation_axes, read_groups
 
 SHAPE = {"a": 2, "b": 4}
 OVER_B = "replica_groups={{0,1,2,3},{4,5,6,7}}"
@@ -44,13 +44,13 @@ def test_groups_are_read_in_every_notation(written, groups):
 
 def test_groups_become_axes():
     shape = {"a": 2, "b": 4, "c": 2}
-    assert axes_of([tuple(range(16))], shape) == ("a", "b", "c")
-    assert axes_of([(0, 2, 4, 6), (1, 3, 5, 7), (8, 10, 12, 14), (9, 11, 13, 15)], shape) == ("b",)
-    assert axes_of([(0, 2), (4, 6)], shape) == ("b[2 of 4]",)
-    assert axes_of([(0,), (1,)], shape) == ()
-    assert axes_of_pairs([(0, 8), (8, 0)], shape) == ("a",)
-    assert axes_of_pairs([(i, (i + 1) % 4) for i in range(4)], {"a": 2, "b": 2}) == ("a", "b")
-    assert axes_of_pairs([(0, 0), (1, 1)], shape) == ()
+    assert group_axes([tuple(range(16))], shape) == ("a", "b", "c")
+    assert group_axes([(0, 2, 4, 6), (1, 3, 5, 7), (8, 10, 12, 14), (9, 11, 13, 15)], shape) == ("b",)
+    assert group_axes([(0, 2), (4, 6)], shape) == ("b[2 of 4]",)
+    assert group_axes([(0,), (1,)], shape) == ()
+    assert permutation_axes([(0, 8), (8, 0)], shape) == ("a",)
+    assert permutation_axes([(i, (i + 1) % 4) for i in range(4)], {"a": 2, "b": 2}) == ("a", "b")
+    assert permutation_axes([(0, 0), (1, 1)], shape) == ()
 
 
 def test_starts_give_operands_and_results():

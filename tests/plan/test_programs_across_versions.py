@@ -28,15 +28,15 @@ from panax.comms import Comms
 from panax.core.layout.target import Target
 from panax.core.task import Task
 from panax.kernels.cpu import choice
-from panax.kernels.grouped.rows import aligned_rows, choose_tile
+from panax.kernels.grouped.rows import aligned_row_count, choose_tile
 from panax.layers import FeatureConfig, TableConfig, TablesConfig
 from panax.layers.moe.moe_config import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, DlrmConfig, DlrmTask
 from panax.optim import AdamW, Muon, Schedule, Soap
-from panax.plan.walk.operations import work_of
+from panax.plan.walk.operations import measure_work
 from panax.plan.walk.program import read_program
-from panax.plan.walk.traffic import traffic_of, traffic_totals
+from panax.plan.walk.traffic import list_traffic, traffic_totals
 from panax.train import CompiledStep, Program, StepConfig
 
 RECORDED = Path(__file__).with_name("programs_across_versions.json")
@@ -124,9 +124,9 @@ def figures_of(case: Case) -> dict[str, Any]:
     """Trace a step, which checks its sums over devices too, and count."""
     step, batch = step_of(case)
     read = read_program(step.trace(batch).jaxpr)
-    work = work_of(read)
+    work = measure_work(read)
     assert work.flops.is_integer() and not work.unknown
-    sent = traffic_totals(traffic_of(read, step.placement.sizes))
+    sent = traffic_totals(list_traffic(read, step.placement.sizes))
     return {
         "sent_bytes": {f"{kind} over {', '.join(over)}": size for (kind, over), size in sorted(sent.items())},
         "flops": int(work.flops),
@@ -154,7 +154,7 @@ def test_grouped_kernels_count_every_row_and_no_more_than_the_buffer(kernels, mo
     router = 2 * 3 * tokens * embed * experts * layers
     counted = figures_of(CASES["experts"])["flops"] - other - router
     tile = choose_tile(Target("cpu"), rows=tokens * active, groups=experts)
-    assert tokens * active * of_a_row <= counted <= aligned_rows(tokens * active, experts, tile) * of_a_row
+    assert tokens * active * of_a_row <= counted <= aligned_row_count(tokens * active, experts, tile) * of_a_row
 
 
 def test_nothing_is_recorded_that_is_not_traced():

@@ -12,7 +12,7 @@ from panax.plan.search.profile import (
     LinkRates,
     ProcessFacts,
 )
-from panax.preflight.links import links_of
+from panax.preflight.links import neighbor_links
 
 VERSIONS = {"jax": "0.10.2", "numpy": "2.4.6", "kernel": "6.1"}
 
@@ -20,7 +20,7 @@ VERSIONS = {"jax": "0.10.2", "numpy": "2.4.6", "kernel": "6.1"}
 def healthy(hosts: int = 4, platform: str = "cpu", kind: str = "cpu", one_host: bool = False) -> HardwareProfile:
     """A process with one device on each host, all along fsdp; figures differ by a few percent."""
     names = ["a"] * hosts if one_host else [chr(ord("a") + index) for index in range(hosts)]
-    links = links_of([("fsdp", hosts)], list(range(hosts)), between_processes=True)
+    links = neighbor_links([("fsdp", hosts)], list(range(hosts)), between_processes=True)
     both = [(link.source, link.target) for link in links] + [(link.target, link.source) for link in links]
     return HardwareProfile(
         made="2026-11-23T02:00:00+00:00",

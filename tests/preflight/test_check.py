@@ -15,8 +15,8 @@ from panax.core import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.plan.search.profile import read_profile
 from panax.preflight import HardwareFinding, devices, disks
-from panax.preflight.clocks import offset_of
-from panax.preflight.links import links_of, rounds_of
+from panax.preflight.clocks import estimate_offset
+from panax.preflight.links import neighbor_links, schedule_rounds
 from panax.run.tools import check
 from panax.stores import LocalStore
 
@@ -90,7 +90,7 @@ def test_as_json_for_programs(here, capsys):
 
 def test_strict_ends_with_a_message_of_every_finding(monkeypatch, capsys):
     odd = HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")
-    monkeypatch.setattr(check, "findings_of", lambda profile: [odd])
+    monkeypatch.setattr(check, "find_problems", lambda profile: [odd])
     one = MeshShape(fsdp=1)
     result = panax.check(mesh=one)
     assert result.findings == (odd,) and not result.healthy and "1 finding" in str(result)
@@ -141,9 +141,9 @@ def test_python_checks_what_the_command_line_checks(here):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 64])
 def test_links_take_as_many_rounds_as_a_process_has_neighbours(count):
-    links = links_of([("replica", 2), ("fsdp", count)], list(range(2 * count)), between_processes=True)
+    links = neighbor_links([("replica", 2), ("fsdp", count)], list(range(2 * count)), between_processes=True)
     assert len({frozenset((link.source, link.target)) for link in links}) == len(links) <= 2 * 2 * count
-    rounds = rounds_of(links, list(range(2 * count)))
+    rounds = schedule_rounds(links, list(range(2 * count)))
     assert sum(map(len, rounds)) == len(links) and len(rounds) <= 5
     for each in rounds:
         ends = [end for link in each for end in (link.source, link.target)]
@@ -154,9 +154,9 @@ def test_a_clocks_offset_is_bounded_from_both_sides():
     # True offsets of 5 s, barriers that are left between 1 and 3 ms after they were entered.
     reference = [(float(i), i + 0.001) for i in range(10)]
     ahead = [(5.0 + i - 0.0005 * i, 5.0 + i + 0.003) for i in range(10)]
-    offset, error = offset_of(ahead, reference)
+    offset, error = estimate_offset(ahead, reference)
     assert abs(offset - 5.0) <= error + 1e-9 and error <= 0.002
-    assert math.isclose(offset_of(reference, ahead)[0], -offset)
+    assert math.isclose(estimate_offset(reference, ahead)[0], -offset)
 
 
 def test_a_profile_is_a_frozen_value():

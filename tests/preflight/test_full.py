@@ -11,10 +11,20 @@ import pytest
 from panax.cli.main import main
 from panax.core import RecipeError
 from panax.kernels import registry
-from panax.kernels.registry import Kernel, kernels_of, register, works
+from panax.kernels.registry import Kernel, list_kernels, list_works, register
 from panax.preflight import full
-from panax.preflight.full import Case, CheckOutcome, Differs, LeftOut, cases, kernels, run_case, running, training
-from panax.preflight.full.comparing import here, made_by, refuse_beyond, worst_share
+from panax.preflight.full import (
+    Case,
+    CaseSkipped,
+    CheckOutcome,
+    ResultMismatch,
+    cases,
+    kernels,
+    run_case,
+    running,
+    training,
+)
+from panax.preflight.full.comparing import local_target, run_kernel, select_supported, worst_error_share
 from panax.preflight.full.layouts import LAYOUTS, MIXTURE_LAYOUTS
 from panax.run.tools import check
 
@@ -49,9 +59,9 @@ def broken(monkeypatch):
 
 def test_every_kernel_for_this_platform_is_a_part():
     names = {case.name for case in kernels.kernel_cases(SMALL)}
-    for work in works():
+    for work in list_works():
         assert work in kernels.CHECKS
-        for kernel in kernels_of(work, here()):
+        for kernel in list_kernels(work, local_target()):
             assert {f"{work}, {kernel.name}, {dtype}" for dtype in ("float32", "bfloat16")} <= names
     assert not any("cudnn" in name or "megablox" in name for name in names)
     groups = [case.group for case in cases(SMALL)]
@@ -86,8 +96,8 @@ def test_errors_reasons_and_interrupts():
     crashed = raising(RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS\n" + "x" * 10000))
     assert crashed.outcome is CheckOutcome.FAILED and crashed.why.startswith("RuntimeError: CUDA_ERROR")
     assert len(crashed.why) < 5000
-    assert raising(LeftOut("it takes 2 devices")).outcome is CheckOutcome.LEFT_OUT
-    assert raising(Differs("off by 3")).why == "off by 3"
+    assert raising(CaseSkipped("it takes 2 devices")).outcome is CheckOutcome.LEFT_OUT
+    assert raising(ResultMismatch("off by 3")).why == "off by 3"
     with pytest.raises(KeyboardInterrupt):
         raising(KeyboardInterrupt())
 
@@ -101,23 +111,25 @@ def test_errors_reasons_and_interrupts():
     ],
 )
 def test_what_is_not_the_definition_is_refused(found, said):
-    with pytest.raises(Differs, match=said):
-        worst_share(["out"], [np.asarray(found)], [np.asarray([1.0, 2.0])], [0.05])
-    assert worst_share(["out"], [np.asarray([1.0, 2.025])], [np.asarray([1.0, 2.0])], [0.05]) == pytest.approx(0.5)
+    with pytest.raises(ResultMismatch, match=said):
+        worst_error_share(["out"], [np.asarray(found)], [np.asarray([1.0, 2.0])], [0.05])
+    assert worst_error_share(["out"], [np.asarray([1.0, 2.025])], [np.asarray([1.0, 2.0])], [0.05]) == pytest.approx(
+        0.5
+    )
 
 
 def test_a_kernel_that_silently_is_another_one_is_found():
     x = np.ones((8, 8), np.float32)
     # By its name it is Panax's custom call for CPUs; what it compiles to is XLA's own sum.
     impostor = Kernel(work="row sums", name="c", platforms=("cpu",), run=lambda x: x.sum(axis=0))
-    with pytest.raises(Differs, match="has no custom call: something else would run"):
-        made_by(impostor, impostor.run, (x,), "float32")
-    named = next(kernel for kernel in kernels_of("matmul") if kernel.run is None)
-    with pytest.raises(Differs, match=r"was to run 'xla'; what was traced ran none of it"):
-        made_by(named, lambda x: x, (x,), "float32", named={"matmul": "xla"})
+    with pytest.raises(ResultMismatch, match="has no custom call: something else would run"):
+        run_kernel(impostor, impostor.run, (x,), "float32")
+    named = next(kernel for kernel in list_kernels("matmul") if kernel.run is None)
+    with pytest.raises(ResultMismatch, match=r"was to run 'xla'; what was traced ran none of it"):
+        run_kernel(named, lambda x: x, (x,), "float32", named={"matmul": "xla"})
     absent = dataclasses.replace(impostor, missing=lambda: "no compiler here")
-    with pytest.raises(LeftOut, match="no compiler here"):
-        refuse_beyond(absent, [None], here())
+    with pytest.raises(CaseSkipped, match="no compiler here"):
+        select_supported(absent, [None], local_target())
 
 
 def test_results_are_never_written_over(current):
@@ -153,7 +165,7 @@ def test_as_many_layers_as_fit():
         asked.append(count)
         return count <= 19
 
-    assert training.largest(32, fits) == 19 and len(asked) <= 7
+    assert training.find_largest(32, fits) == 19 and len(asked) <= 7
 
 
 def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
@@ -168,11 +180,11 @@ def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
     sizes = dataclasses.replace(full.CPU, trained=dataclasses.replace(full.CPU.trained, num_layers=32), seconds=None)
     monkeypatch.setattr(training, "_timed", timed)
     monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
-    monkeypatch.setattr(training.Needed, "of", lambda *arguments: training.Needed(without=20.0, each=3.0))
+    monkeypatch.setattr(training.MemoryModel, "of", lambda *arguments: training.MemoryModel(without=20.0, each=3.0))
     figures = training.benchmark(sizes)
     assert tried == [13, 11, 9] and "13 layers were planned" in figures["note"]
     monkeypatch.setattr(training, "_free_bytes", lambda device, share: 22.0)
-    with pytest.raises(LeftOut, match=r"one layer of .* takes"):
+    with pytest.raises(CaseSkipped, match=r"one layer of .* takes"):
         training.benchmark(sizes)
     monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
     monkeypatch.setattr(training, "_timed", lambda *arguments: 1 / 0)

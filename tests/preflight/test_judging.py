@@ -5,19 +5,19 @@ import dataclasses
 import pytest
 from profiles import VERSIONS, healthy, with_one
 
-from panax.preflight.judging import findings_of
+from panax.preflight.judging import find_problems
 
 
 def only(profile):
-    [found] = findings_of(profile)
+    [found] = find_problems(profile)
     return found
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4, 8])
 def test_alike_hosts_give_no_finding(hosts):
-    assert findings_of(healthy(hosts)) == []
-    assert findings_of(healthy(hosts, one_host=True)) == []
-    assert findings_of(healthy(hosts, "gpu", "NVIDIA H100 80GB HBM3")) == []
+    assert find_problems(healthy(hosts)) == []
+    assert find_problems(healthy(hosts, one_host=True)) == []
+    assert find_problems(healthy(hosts, "gpu", "NVIDIA H100 80GB HBM3")) == []
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 8])
@@ -59,7 +59,7 @@ def test_a_slow_device_is_named():
 
 def test_devices_that_are_all_slow_are_named_by_their_data_sheet():
     profile = healthy(2, "gpu", "NVIDIA H100 80GB HBM3")
-    found = findings_of(with_one(profile, "devices", lambda each: True, matrix_flops=200e12))
+    found = find_problems(with_one(profile, "devices", lambda each: True, matrix_flops=200e12))
     assert len(found) == 2 and "20% of the 989 TFLOP/s of its data sheet" in found[0].said
 
 
@@ -96,7 +96,7 @@ def test_a_difference_that_the_clocks_error_explains_is_not_named():
     off = with_one(
         healthy(4), "processes", lambda each: each.index == 1, clock_offset_seconds=0.4, clock_error_seconds=0.5
     )
-    assert findings_of(off) == []
+    assert find_problems(off) == []
 
 
 def test_an_odd_version_is_named():
@@ -117,4 +117,4 @@ def test_several_faults_are_all_named():
     profile = dataclasses.replace(
         with_one(profile, "processes", lambda each: each.index == 3, clock_offset_seconds=9.0)
     )
-    assert [each.kind for each in findings_of(profile)] == ["link", "disk", "clock"]
+    assert [each.kind for each in find_problems(profile)] == ["link", "disk", "clock"]

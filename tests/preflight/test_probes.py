@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from profiles import healthy
 
-from panax.preflight.probes import MatrixProbe, axis_uses, crossing, matches_hosts, peers
+from panax.preflight.probes import MatrixProbe, axes_across_processes, axis_peers, axis_uses, is_same_hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ def mesh_of(**sizes: int) -> Mesh:
 
 def test_an_axis_inside_of_processes_is_not_measured():
     mesh = mesh_of(replica=2, fsdp=2, tensor=2)
-    assert crossing(mesh) == ["replica", "fsdp"]
-    assert peers(mesh, "fsdp", 0) == [0, 1] and peers(mesh, "replica", 3) == [1, 3]
+    assert axes_across_processes(mesh) == ["replica", "fsdp"]
+    assert axis_peers(mesh, "fsdp", 0) == [0, 1] and axis_peers(mesh, "replica", 3) == [1, 3]
     assert [(use.axis, use.kind, use.expected_seconds) for use in axis_uses(mesh, None)] == [
         ("replica", "all-gather", None),
         ("fsdp", "all-gather", None),
@@ -46,9 +46,9 @@ def test_a_profile_says_what_is_expected_and_of_which_kind():
 
 def test_a_profile_of_other_hosts_or_another_mesh_is_none_of_this_run():
     profile = healthy(4)
-    assert matches_hosts(profile, ["a", "b", "c", "d"], {"replica": 1, "fsdp": 4})
-    assert not matches_hosts(profile, ["a", "b", "c", "e"], {"fsdp": 4})
-    assert not matches_hosts(profile, ["a", "b", "c", "d"], {"replica": 2, "fsdp": 2})
+    assert is_same_hosts(profile, ["a", "b", "c", "d"], {"replica": 1, "fsdp": 4})
+    assert not is_same_hosts(profile, ["a", "b", "c", "e"], {"fsdp": 4})
+    assert not is_same_hosts(profile, ["a", "b", "c", "d"], {"replica": 2, "fsdp": 2})
 
 
 def test_a_burst_of_multiplications_takes_time():

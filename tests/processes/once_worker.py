@@ -12,7 +12,7 @@ import tiny_recipe
 from launching import join_job
 
 from panax import fit
-from panax.compiling.cache import compilations
+from panax.compiling.cache import compilation_stats
 from panax.run import EvaluateConfig
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     experiment = dataclasses.replace(base, directory=folder, num_steps=2, evaluate=EvaluateConfig(every=0, batches=1))
     result = fit(experiment, say=said.append)
     print(
-        json.dumps({**dataclasses.asdict(compilations()), "loss": result.evaluation["loss"], "said": said}), flush=True
+        json.dumps({**dataclasses.asdict(compilation_stats()), "loss": result.evaluation["loss"], "said": said}),
+        flush=True,
     )
 
 

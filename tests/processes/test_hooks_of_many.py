@@ -4,7 +4,7 @@ import hooks_worker
 import pytest
 from launching import run_job
 
-from panax.run.reporting.hook_runner import ELSEWHERE
+from panax.run.reporting.hook_runner import REQUESTED_ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def test_one_process_asks_and_all_end_at_the_next_report(what, tmp_path):
     assert list(first["texts"]) == ["2", "4"] and not last["texts"]
     if what == "stop":
         assert first["step"] == last["step"] == 4
-        assert (first["stopped"], last["stopped"]) == (ELSEWHERE, "one process has enough")
+        assert (first["stopped"], last["stopped"]) == (REQUESTED_ELSEWHERE, "one process has enough")
     else:
         assert "hook Asks raised in after_step after step 3" in last["error"] and "ZeroDivisionError" in last["error"]
         assert "another process" in first["error"] and "step_00000004" in first["error"]

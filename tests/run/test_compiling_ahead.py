@@ -11,11 +11,11 @@ from panax.core.errors import PanaxError
 from panax.run.compile_ahead import expected_shapes
 from panax.run.preparation import prepare
 from panax.train import CompiledStep
-from panax.train.ahead import Ahead
+from panax.train.ahead import BackgroundBuilder
 
 
 def test_errors_come_to_whoever_asks():
-    ahead, here = Ahead(), threading.current_thread()
+    ahead, here = BackgroundBuilder(), threading.current_thread()
 
     def fail():
         raise ValueError("no program")

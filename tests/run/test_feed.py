@@ -20,7 +20,7 @@ from panax.core import SourcedBatch
 from panax.core.errors import DataError
 from panax.data import Mixture, MixtureComponent, TextFiles
 from panax.metrics import Tracker
-from panax.run.feed import BATCHES_AHEAD, iterate_on_device
+from panax.run.feed import PREFETCH_BATCHES, prefetch_to_device
 from panax.train.sending import HeldRows
 
 SECONDS = 20
@@ -76,11 +76,11 @@ class Recorded:
 
 def test_batches_are_sent_while_a_step_runs_and_so_the_loop_never_waits():
     step = Recorded()
-    with contextlib.closing(iterate_on_device(Numbers(), step)) as batches:
+    with contextlib.closing(prefetch_to_device(Numbers(), step)) as batches:
         next(batches)
         for number in range(1, 20):
             # "Step number - 1" runs here, and does not end before the next two batches have been sent.
-            for ahead in range(BATCHES_AHEAD):
+            for ahead in range(PREFETCH_BATCHES):
                 assert step.put_events[number + ahead].wait(SECONDS)
             waited = batches.seconds_waited
             batch, position, _ = next(batches)
@@ -92,17 +92,17 @@ def test_batches_are_sent_while_a_step_runs_and_so_the_loop_never_waits():
 def test_no_more_than_two_batches_lie_ahead_of_the_one_in_use():
     drawn = []
     step = Recorded()
-    with contextlib.closing(iterate_on_device(Numbers(drawn.append), step)) as batches:
+    with contextlib.closing(prefetch_to_device(Numbers(drawn.append), step)) as batches:
         for number in range(10):
             next(batches)
-            assert step.put_events[number + BATCHES_AHEAD].wait(SECONDS)
-            assert max(drawn) <= number + BATCHES_AHEAD
+            assert step.put_events[number + PREFETCH_BATCHES].wait(SECONDS)
+            assert max(drawn) <= number + PREFETCH_BATCHES
 
 
 def test_a_slow_source_is_waited_for_and_the_wait_is_told():
     may_draw = threading.Semaphore(0)
     with contextlib.closing(
-        iterate_on_device(Numbers(lambda number: may_draw.acquire(timeout=SECONDS)), Recorded())
+        prefetch_to_device(Numbers(lambda number: may_draw.acquire(timeout=SECONDS)), Recorded())
     ) as batches:
         threading.Timer(0.1, may_draw.release, (50,)).start()
         next(batches)
@@ -110,7 +110,7 @@ def test_a_slow_source_is_waited_for_and_the_wait_is_told():
 
 
 def test_going_on_from_a_position_and_drawing_only_some():
-    with contextlib.closing(iterate_on_device(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
+    with contextlib.closing(prefetch_to_device(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
         assert [(int(batch["x"][0]), number) for batch, _, number in batches] == [(7, 1), (8, 2), (9, 3)]
 
 
@@ -118,7 +118,7 @@ def test_going_on_from_a_position_and_drawing_only_some():
 def test_batches_that_are_left_out_are_drawn_and_not_sent(source):
     step = Recorded(HeldRows(np.arange(4), 4) if isinstance(source, NumbersByRow) else None)
     with contextlib.closing(
-        iterate_on_device(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})
+        prefetch_to_device(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})
     ) as batches:
         found = [(int(batch["x"][0]), position["next"], number) for batch, position, number in batches]
     assert found == [(8, 9, 9), (10, 11, 11)] and not step.put_events[7].is_set()
@@ -134,7 +134,7 @@ def test_an_error_comes_at_its_step_with_the_traceback_of_the_thread(where):
     if where == "sending":
         step.put = lambda batch, held=None: fail_at_third(int(batch["x"][0])) or dict(batch)
     source = Numbers(fail_at_third) if where == "drawing" else Numbers()
-    batches = iterate_on_device(source, step)
+    batches = prefetch_to_device(source, step)
     assert [int(next(batches).batch["x"][0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError, match="line 3 is torn") as caught:
         next(batches)
@@ -146,7 +146,7 @@ def test_a_process_asks_for_the_rows_it_holds_where_the_source_can_make_them():
     held = HeldRows(np.array([1, 3]), 4)
     for source, rows, told in ((NumbersByRow(), 2, held), (Numbers(), 4, None)):
         step = Recorded(held)
-        with contextlib.closing(iterate_on_device(source, step, most=2)) as batches:
+        with contextlib.closing(prefetch_to_device(source, step, most=2)) as batches:
             assert len(list(batches)) == 2
         assert [(len(part), with_) for part, with_ in step.parts] == [(rows, told)] * 2
 

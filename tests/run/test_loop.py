@@ -19,7 +19,7 @@ from panax.mesh import MeshShape
 from panax.metrics import Tracker
 from panax.metrics.goodput import read_life
 from panax.optim import AdamW, Schedule
-from panax.run.reporting.report import Report
+from panax.run.reporting.report import RunReporter
 from panax.train import StepConfig
 
 STEADY = AdamW(schedule=Schedule(peak=3e-3, decay="constant"))
@@ -147,9 +147,9 @@ def test_resumes_bitwise_from_a_periodic_checkpoint(experiment, undisturbed, mon
             raise Crash
         return after_step(report, number, *arguments)
 
-    after_step = Report.after_step
+    after_step = RunReporter.after_step
     with monkeypatch.context() as patched, pytest.raises(Crash):
-        patched.setattr(Report, "after_step", crash)
+        patched.setattr(RunReporter, "after_step", crash)
         fit(experiment, say=quiet)
     assert Checkpointer(Path(experiment.folder) / "checkpoints").latest() == 15
     assert_same_state(fit(experiment, say=quiet).state, undisturbed[0].state)

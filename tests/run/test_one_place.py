@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from panax import fit
-from panax.checkpoint import Checkpointer, only_job
+from panax.checkpoint import Checkpointer, exclusive_writer
 from panax.core import CheckpointError
 from panax.optim import Schedule, Sgd
 
@@ -22,15 +22,15 @@ def quiet(line):
 @pytest.mark.parametrize("where", ["{}/checkpoints", "s3://bucket/run"])
 def test_one_job_of_a_machine_writes_to_a_place(tmp_path, where):
     where = where.format(tmp_path)
-    with only_job(where):
+    with exclusive_writer(where):
         with (
             pytest.raises(CheckpointError, match=r"another process writes checkpoints to .*--checkpoint\.directory"),
-            only_job(where),
+            exclusive_writer(where),
         ):
             pass
-        with only_job(where + "2"):
+        with exclusive_writer(where + "2"):
             pass
-    with only_job(where):
+    with exclusive_writer(where):
         pass
 
 
@@ -46,7 +46,10 @@ def test_checkpoints_may_lie_in_the_runs_own_folder(experiment):
 def test_two_runs_with_one_place_for_checkpoints_are_kept_apart(experiment, tmp_path):
     shared = dataclasses.replace(experiment.checkpoint, directory=str(tmp_path / "shared"))
     run = dataclasses.replace(experiment, checkpoint=shared, directory=str(tmp_path / "one"))
-    with only_job(str(tmp_path / "shared")), pytest.raises(CheckpointError, match="another process writes checkpoints"):
+    with (
+        exclusive_writer(str(tmp_path / "shared")),
+        pytest.raises(CheckpointError, match="another process writes checkpoints"),
+    ):
         fit(run, say=quiet)
 
 
@@ -54,7 +57,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".checkpoints.lock").symlink_to(tmp_path / "mine.txt")
-    with pytest.raises(CheckpointError, match="can't write checkpoints"), only_job(str(tmp_path / "run")):
+    with pytest.raises(CheckpointError, match="can't write checkpoints"), exclusive_writer(str(tmp_path / "run")):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
 

@@ -6,9 +6,9 @@ import pytest
 from tiny_recipe import tiny
 
 from panax.core.errors import CheckpointError, RecipeError
-from panax.run.folder.previous_run import OWN_FILES
+from panax.run.folder.previous_run import RUN_FILES
 from panax.run.preparation import PreparedRun
-from panax.run.start import refuse_links
+from panax.run.start import reject_symlinks
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ def test_names_of_folders_in_folders_are_kept():
     assert dataclasses.replace(tiny(), name="first try/lr=1e-3..2").folder == "runs/first try/lr=1e-3..2"
 
 
-@pytest.mark.parametrize("name", OWN_FILES)
+@pytest.mark.parametrize("name", RUN_FILES)
 def test_a_runs_own_file_that_is_a_link_is_refused(name, tmp_path):
     (tmp_path / "victim").write_text("theirs")
     (tmp_path / "run").mkdir()
-    refuse_links(tmp_path / "run")
+    reject_symlinks(tmp_path / "run")
     (tmp_path / "run" / name).symlink_to(tmp_path / "victim")
     with pytest.raises(CheckpointError, match=f"{name} is a link to .*victim.*remove it"):
-        refuse_links(tmp_path / "run")
+        reject_symlinks(tmp_path / "run")
 
 
 def test_a_runs_folder_stays_where_it_began(tmp_path, monkeypatch):

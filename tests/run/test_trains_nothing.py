@@ -11,7 +11,7 @@ import pytest
 
 import panax
 from panax.core import RecipeError
-from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
+from panax.optim import AdamW, CustomSchedule, Schedule, Sgd
 
 
 class Line(eqx.Module):
@@ -58,15 +58,15 @@ def test_one_batch_in_place_of_a_list_is_refused_with_what_to_write(tmp_path, da
 
 def test_a_rate_below_zero_is_refused():
     with pytest.raises(RecipeError, match=r"gives -0.01 at step 6; expected a learning rate of 0 or more"):
-        OwnSchedule(function=lambda step: 0.05 - 0.01 * step).build(10)
+        CustomSchedule(function=lambda step: 0.05 - 0.01 * step).build(10)
     with pytest.raises(RecipeError, match=r"gives -0.001 at step 0"):
-        OwnSchedule(function=lambda step: -1e-3).build(1)
+        CustomSchedule(function=lambda step: -1e-3).build(1)
     for function in (
         lambda step: jnp.maximum(0.05 - 0.01 * step, 0.0),
         lambda step: 1 / jnp.sqrt(step),
         lambda step: 0.0,
     ):
-        OwnSchedule(function=function).build(10)
+        CustomSchedule(function=function).build(10)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_rate_below_zero_is_refused():
         (AdamW(schedule=Schedule(peak=3e-5)), True),
         (AdamW(schedule=Schedule(peak=3e-5), rounding="stochastic"), False),
         (AdamW(schedule=Schedule(peak=1e-2)), False),
-        (Sgd(schedule=OwnSchedule(function=lambda step: 1e-5)), False),
+        (Sgd(schedule=CustomSchedule(function=lambda step: 1e-5)), False),
     ],
     ids=["small", "stochastic", "large", "own"],
 )

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 from panax.core import use_layout
 from panax.mesh import MeshShape, Placement
 from panax.spmd.checking.states import Kind
-from panax.spmd.checking.walk import Walk, inputs
+from panax.spmd.checking.walk import Walk, input_states
 from panax.spmd.linear import shift_right
-from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding, linear_in, mark_shared_cotangent
+from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding, mark_linear, mark_shared_cotangent
 from panax.spmd.segments import sums_by_blocks
 
 ROWS, COLUMNS = 8, 4
@@ -28,7 +28,7 @@ def holds(function, *specs):
         program = jax.make_jaxpr(mapped)(*[X] * len(specs))
     (equation,) = [e for e in program.jaxpr.eqns if e.primitive.name == "shard_map"]
     jaxpr = equation.params["jaxpr"]
-    (state,) = Walk("tensor").run(jaxpr, list(inputs(jaxpr, equation.params["in_specs"], "tensor")))
+    (state,) = Walk("tensor").run(jaxpr, list(input_states(jaxpr, equation.params["in_specs"], "tensor")))
     return state
 
 
@@ -72,9 +72,9 @@ CASES = {
         (WHOLE, SPLIT), Kind.SPLIT, (0,),
     ),
     "a term that is said to be linear": (
-        lambda x: linear_in(jnp.abs(x.sum(axis=0)), x.sum(axis=0)), (SPLIT,), Kind.PARTIAL, (),
+        lambda x: mark_linear(jnp.abs(x.sum(axis=0)), x.sum(axis=0)), (SPLIT,), Kind.PARTIAL, (),
     ),
-    "a split value that is said to be linear": (lambda x: linear_in(jnp.abs(x), x), (SPLIT,), Kind.SPLIT, (0,)),
+    "a split value that is said to be linear": (lambda x: mark_linear(jnp.abs(x), x), (SPLIT,), Kind.SPLIT, (0,)),
     "sums by blocks of a term": (
         lambda x: sums_by_blocks(jnp.outer(jnp.ones(3), x.sum(axis=0)), jnp.array([0, 0, 1]), 2), (SPLIT,),
         Kind.PARTIAL, (),

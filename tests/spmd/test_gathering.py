@@ -13,7 +13,7 @@ from panax.core.errors import RecipeError
 from panax.core.layout.quant_blocks import quant_block_shape
 from panax.kernels.quantized import INT8, quantize
 from panax.mesh import MeshShape, Placement, Rules
-from panax.mesh.placement import as_spec
+from panax.mesh.placement import partition_entries
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW
 from panax.plan import traffic_totals, walk_step
@@ -55,7 +55,7 @@ def losses(step: CompiledStep, steps: int = 3) -> list[float]:
 def test_what_arrives_is_the_rounded_weight(mesh):
     placement = placed(mesh, gathered_as="int8")
     w = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
-    stored, used = (PartitionSpec(*as_spec(where(W))) for where in (placement.storage, placement.compute))
+    stored, used = (PartitionSpec(*partition_entries(where(W))) for where in (placement.storage, placement.compute))
 
     def opened(w):
         value, pull = jax.vjp(lambda w: gather_weight(w, W, jnp.float32), w)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from panax.core import StoreError
-from panax.stores import Entry, LocalStore, MissingError, Store, open_store
+from panax.stores import Entry, LocalStore, ObjectNotFoundError, Store, open_store
 from panax.stores.objects import ObjectStore
 from panax.stores.retrying import RetryPolicy
 
@@ -88,15 +88,15 @@ def test_removing_what_is_not_there_is_no_error(store):
 def test_what_is_missing_or_too_short_is_said(store):
     store.write("a/b", [b"12345"])
     for path in ("nothing", "a/nothing", "a"):
-        with pytest.raises(MissingError, match=f"{path} does not exist"):
+        with pytest.raises(ObjectNotFoundError, match=f"{path} does not exist"):
             store.read(path)
-        with pytest.raises(MissingError):
+        with pytest.raises(ObjectNotFoundError):
             store.read(path, 1, 2)
-    with pytest.raises(MissingError):
+    with pytest.raises(ObjectNotFoundError):
         store.read_into("nothing", 0, memoryview(bytearray(0)))
     with pytest.raises(StoreError, match=r"ends at byte 5; expected .*2 to 8") as caught:
         store.read("a/b", 2, 8)
-    assert not isinstance(caught.value, MissingError)
+    assert not isinstance(caught.value, ObjectNotFoundError)
     with pytest.raises(StoreError, match=r"ends .*byte \d; expected .*7 to 8"):
         store.read("a/b", 7, 8)
     for start, stop in ((-1, 3), (3, 1)):

@@ -17,7 +17,7 @@ from servers import KINDS, Fault, FaultProxy
 from servers.s3 import ACCESS_KEY, SECRET_KEY, client_environment
 
 from panax.core import StoreError
-from panax.stores import Entry, MissingError
+from panax.stores import Entry, ObjectNotFoundError
 from panax.stores.objects import ObjectStore
 from panax.stores.retrying import RetryPolicy
 
@@ -109,7 +109,7 @@ def test_a_fault_that_stays_ends_at_the_deadline(proxy, bucket, kind, operation)
     assert time.monotonic() - begun < BRIEF.deadline(2**24) + 1.5
     assert re.search(SAID[kind], str(caught.value)), caught.value
     assert re.search(r"\(\d+ (try|tries) in \d+\.\d s, where \d+ s is the deadline\); \w+", str(caught.value))
-    assert not isinstance(caught.value, MissingError)
+    assert not isinstance(caught.value, ObjectNotFoundError)
 
 
 def test_a_number_of_tries_is_kept(proxy, bucket):
@@ -168,7 +168,7 @@ def assert_nothing_secret(error: BaseException) -> None:
 def test_a_missing_object_is_looked_for_briefly(proxy, bucket):
     store = ObjectStore.open(bucket, RetryPolicy())
     begun = time.monotonic()
-    with pytest.raises(MissingError, match=rf"{bucket}/x does not exist \(3 tries in"):
+    with pytest.raises(ObjectNotFoundError, match=rf"{bucket}/x does not exist \(3 tries in"):
         store.read("x")
     assert time.monotonic() - begun < 1.5
     assert proxy.faults.counts.requests == {"GET": 3}
@@ -181,7 +181,7 @@ def test_no_such_bucket(proxy):
             StoreError, match=r"no such bucket .*NoSuchBucket\) \(1 try .*make it, or correct"
         ) as caught:
             act()
-        assert not isinstance(caught.value, MissingError)
+        assert not isinstance(caught.value, ObjectNotFoundError)
 
 
 def test_no_credentials(monkeypatch):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from panax.core import StoreError
-from panax.stores import Entry, LocalStore, MissingError, local
+from panax.stores import Entry, LocalStore, ObjectNotFoundError, local
 from panax.stores.local import PAGE
 
 SIZE = 2**22
@@ -287,7 +287,7 @@ def test_a_file_cut_short_is_said_with_its_byte_range(tmp_path):
     os.truncate(tmp_path / "a/x", 6000)
     with pytest.raises(StoreError, match=r"a/x ends at byte 6000; expected 100 to 10000: it is cut short") as caught:
         store.read_into("a/x", 100, memoryview(bytearray(9900)))
-    assert not isinstance(caught.value, MissingError)
+    assert not isinstance(caught.value, ObjectNotFoundError)
 
 
 def test_what_looks_like_a_temporary_name_but_is_none_is_kept(tmp_path):

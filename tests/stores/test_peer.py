@@ -9,9 +9,9 @@ import time
 import pytest
 
 from panax.core import StoreError
-from panax.stores import LocalStore, MissingError
+from panax.stores import LocalStore, ObjectNotFoundError
 from panax.stores import peer as peer_module
-from panax.stores.peer import PeerServer, PeerStore, UnionStore, authorization
+from panax.stores.peer import PeerServer, PeerStore, UnionStore, sign_request
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_many_threads_at_once(peer):
 
 
 def test_what_is_missing_or_cut_short_is_an_error(peer):
-    with pytest.raises(MissingError, match="does not exist"):
+    with pytest.raises(ObjectNotFoundError, match="does not exist"):
         peer.read("nothing")
     peer.write("short", [b"123"])
     with pytest.raises(StoreError, match="cut short"):
@@ -79,7 +79,7 @@ def test_a_wrong_token_gets_nothing(served):
 def test_a_request_that_was_overheard_is_good_for_nothing_else(served):
     local, server = served
     local.write("x", [b"1"])
-    signed = authorization("secret", "DELETE", "/other", 0)
+    signed = sign_request("secret", "DELETE", "/other", 0)
     assert "secret" not in signed
 
     def asked(method, path, size=0):
@@ -104,7 +104,7 @@ def test_no_path_leads_outside(served, tmp_path, path):
     (tmp_path / "outside").write_text("mine")
     for method in ("GET", "PUT", "DELETE"):
         connection = http.client.HTTPConnection(server.address, timeout=10)
-        connection.request(method, path, body=b"1", headers={"Authorization": authorization("secret", method, path, 1)})
+        connection.request(method, path, body=b"1", headers={"Authorization": sign_request("secret", method, path, 1)})
         with contextlib.closing(connection.getresponse()) as response:
             assert response.status == 500
         connection.close()
@@ -115,7 +115,7 @@ def test_a_sender_that_dies_leaves_nothing(served):
     local, server = served
     connection = http.client.HTTPConnection(server.address, timeout=10)
     connection.putrequest("PUT", "/half")
-    connection.putheader("Authorization", authorization("secret", "PUT", "/half", 1000))
+    connection.putheader("Authorization", sign_request("secret", "PUT", "/half", 1000))
     connection.putheader("Content-Length", "1000")
     connection.endheaders()
     connection.send(b"x" * 10)
@@ -148,7 +148,7 @@ def test_a_union_asks_the_next_holder_when_asked_again(tmp_path):
     assert [union.read("f") for _ in range(3)] == [b"flipped", b"perfect", b"flipped"]
     first.delete(["f"])
     assert union.read("f") == b"perfect" == union.read("f")
-    with pytest.raises(MissingError, match="in no host's memory"):
+    with pytest.raises(ObjectNotFoundError, match="in no host's memory"):
         union.read("g")
     with pytest.raises(StoreError, match="only for reading"):
         union.write("f", [b""])
@@ -177,7 +177,7 @@ def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkey
     monkeypatch.setattr(server._server, "waiting_seconds", 0.2)
     host, port = server.address.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        signed = authorization("secret", "PUT", "/slow", 4)
+        signed = sign_request("secret", "PUT", "/slow", 4)
         head = f"PUT /slow HTTP/1.1\r\nAuthorization: {signed}\r\nContent-Length: 4\r\n\r\n"
         connection.sendall(head.encode() + b"ab")
         time.sleep(1.5)
@@ -189,7 +189,7 @@ def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkey
 def test_an_answer_larger_than_what_was_asked_for_is_not_taken(served, peer, monkeypatch):
     peer.write("a/b", [b"x" * 100_000])
     assert len(peer.read("a/b")) == 100_000
-    monkeypatch.setattr(peer_module, "MOST_WORDS", 10)
+    monkeypatch.setattr(peer_module, "MAX_ERROR_CHARACTERS", 10)
     assert len(peer.read("a/b", 5, 50)) == 45
     monkeypatch.setattr(peer_module, "MOST_BYTES", 1000)
     with pytest.raises(StoreError, match="answered with more than 1,000 bytes"):

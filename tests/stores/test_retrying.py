@@ -14,8 +14,8 @@ import pytest
 from obstore.exceptions import GenericError
 
 from panax.core import StoreError
-from panax.stores import MissingError
-from panax.stores.failures import failure_of
+from panax.stores import ObjectNotFoundError
+from panax.stores.failures import classify_failure
 from panax.stores.objects import _Burst
 from panax.stores.retrying import RetryPolicy, retry
 
@@ -93,12 +93,12 @@ def test_large_bodies_have_more_time():
 
 def test_missing_is_tried_less_often():
     clock = Clock()
-    with pytest.raises(MissingError, match=r"^s3://b/x does not exist \(3 tries"):
+    with pytest.raises(ObjectNotFoundError, match=r"^s3://b/x does not exist \(3 tries"):
         clock.run(RetryPolicy(missing_seconds=0.4), itertools.repeat(FileNotFoundError("x")))
     assert len(clock.waits) == 2 and max(clock.waits) <= 0.4
     with pytest.raises(StoreError, match="can't be written: not found") as caught:
         Clock().run(RetryPolicy(), itertools.repeat(FileNotFoundError("x")), verb="written")
-    assert not isinstance(caught.value, MissingError)
+    assert not isinstance(caught.value, ObjectNotFoundError)
 
 
 def test_what_is_no_fault_of_the_store_is_raised_as_it_is():
@@ -128,7 +128,7 @@ def test_what_is_no_fault_of_the_store_is_raised_as_it_is():
     ],
 )
 def test_errors_are_understood(text, kind):
-    failure = failure_of(GenericError(text))
+    failure = classify_failure(GenericError(text))
     assert failure is not None and failure.kind == kind
     assert failure.reason and failure.advice
 

@@ -7,7 +7,13 @@ import sys
 import pytest
 
 from panax.system import allocator
-from panax.system.allocator import ASK, TUNABLES, environment_of_huge_pages, huge_pages, keep_freed_memory
+from panax.system.allocator import (
+    HUGE_PAGES_TUNABLE,
+    TUNABLES,
+    huge_page_environment,
+    huge_page_mode,
+    keep_freed_memory,
+)
 
 CHOICES = {"always": "[always] madvise never", "madvise": "always [madvise] never", "never": "always madvise [never]"}
 
@@ -30,27 +36,27 @@ def system(monkeypatch, tmp_path):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_who_gets_huge_pages(system, choice):
     system(choice)
-    assert huge_pages() == choice
+    assert huge_page_mode() == choice
 
 
 def test_a_system_that_does_not_say_has_none(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "HUGE_PAGES", tmp_path / "absent")
-    assert huge_pages() == "never" and environment_of_huge_pages({}) == {}
+    assert huge_page_mode() == "never" and huge_page_environment({}) == {}
 
 
 def test_what_a_process_is_started_with(system, monkeypatch):
     system("madvise")
-    assert environment_of_huge_pages({}) == {TUNABLES: ASK}
+    assert huge_page_environment({}) == {TUNABLES: HUGE_PAGES_TUNABLE}
     other = "glibc.malloc.check=3"
-    assert environment_of_huge_pages({TUNABLES: other}) == {TUNABLES: f"{other}:{ASK}"}
-    for held in (ASK, "glibc.malloc.hugetlb=0"):
-        assert environment_of_huge_pages({TUNABLES: held}) == {}, "once, and not against the user's own"
+    assert huge_page_environment({TUNABLES: other}) == {TUNABLES: f"{other}:{HUGE_PAGES_TUNABLE}"}
+    for held in (HUGE_PAGES_TUNABLE, "glibc.malloc.hugetlb=0"):
+        assert huge_page_environment({TUNABLES: held}) == {}, "once, and not against the user's own"
     for choice in ("always", "never"):
         system(choice)
-        assert environment_of_huge_pages({}) == {}
+        assert huge_page_environment({}) == {}
     system("madvise")
     monkeypatch.setattr(allocator, "_can_ask", lambda: False)
-    assert environment_of_huge_pages({}) == {}
+    assert huge_page_environment({}) == {}
 
 
 PROGRAM = """
@@ -81,7 +87,7 @@ def run(tmp_path, choice: str, **environment: str) -> list[str]:
 def test_a_program_starts_again_once_as_the_same_process(tmp_path):
     first, second, last = run(tmp_path, "madvise")
     assert first == second, "the same process"
-    assert last == f"{ASK} ['a b', '--c'] 1 read True"
+    assert last == f"{HUGE_PAGES_TUNABLE} ['a b', '--c'] 1 read True"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is of Linux")
@@ -104,15 +110,15 @@ def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkey
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Glibc())
     monkeypatch.setattr(allocator, "_keeps", False)
     system("always")
-    assert not allocator.prepare_for(allocator.LARGE_BYTES), "nothing was set before"
+    assert not allocator.prepare_allocator(allocator.LARGE_BYTES), "nothing was set before"
     assert keep_freed_memory()
     before = len(taken)
-    assert not allocator.prepare_for(allocator.LARGE_BYTES - 1)
+    assert not allocator.prepare_allocator(allocator.LARGE_BYTES - 1)
     system("never")
-    assert not allocator.prepare_for(allocator.LARGE_BYTES) and len(taken) == before
+    assert not allocator.prepare_allocator(allocator.LARGE_BYTES) and len(taken) == before
     system("madvise")
-    monkeypatch.setenv(TUNABLES, ASK)
-    assert allocator.prepare_for(allocator.LARGE_BYTES)
+    monkeypatch.setenv(TUNABLES, HUGE_PAGES_TUNABLE)
+    assert allocator.prepare_allocator(allocator.LARGE_BYTES)
     assert taken[before:] == [
         (allocator.M_MMAP_MAX, allocator.MAPPED_BLOCKS),
         (allocator.M_MMAP_THRESHOLD, allocator.MAPPED_BYTES),
@@ -121,4 +127,4 @@ def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkey
 
 def test_on_a_machine_with_an_accelerator_nothing_changes(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
-    assert not keep_freed_memory() and environment_of_huge_pages({}) == {}
+    assert not keep_freed_memory() and huge_page_environment({}) == {}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from panax.system.children import PipedProcess, run
+from panax.system.children import PipedProcess, run_command
 
 ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line)\n    sys.stdout.buffer.flush()\n"
 
@@ -75,13 +75,16 @@ def test_silence_is_not_counted_while_this_process_was_stopped(child, monkeypatc
 
 
 def test_a_command_that_runs_has_an_end_and_so_has_what_it_started():
-    found = run(["sh", "-c", "cat; echo wrong >&2; exit 3"], 10, given="given")
+    found = run_command(["sh", "-c", "cat; echo wrong >&2; exit 3"], 10, given="given")
     assert found == (3, "given", "wrong\n")
     # What it forked holds its outputs, and is not waited for.
     assert (
-        run([sys.executable, "-S", "-c", "import os, time\nif os.fork(): os._exit(0)\ntime.sleep(600)"], 60).code == 0
+        run_command(
+            [sys.executable, "-S", "-c", "import os, time\nif os.fork(): os._exit(0)\ntime.sleep(600)"], 60
+        ).code
+        == 0
     )
     with pytest.raises(TimeoutError, match=r"sh did not end within 0\.2 seconds"):
-        run(["sh", "-c", "sleep 600 & sleep 600"], 0.2)
+        run_command(["sh", "-c", "sleep 600 & sleep 600"], 0.2)
     with pytest.raises(FileNotFoundError):
-        run(["no such command"], 1)
+        run_command(["no such command"], 1)

@@ -22,10 +22,10 @@ from panax.layers import FeatureConfig, Growth, TableConfig, TablesConfig
 from panax.mesh import Placement
 from panax.models import TwoTowerConfig, TwoTowerTask, item_vectors
 from panax.optim import Schedule, Sgd
-from panax.parallel.vocabulary import block_of
+from panax.parallel.vocabulary import assign_blocks
 from panax.train import CompiledStep, Program, evaluate_all
 from panax.train.debug import DebugStep
-from panax.train.growing import first_rows
+from panax.train.growing import init_rows
 
 STEPS = 6
 NO_PASS = {"parameter", "get-tuple-element", "bitcast", "scatter", "fusion"}
@@ -48,7 +48,7 @@ def written_out(growth: Growth, batches: list[dict[str, np.ndarray]]) -> tuple[d
     for step, batch in enumerate(batches):
         words = np.concatenate([batch[leaf].reshape(-1, 2) for leaf in ("seen", "bought")])
         words = np.unique(words[(words != 0).any(1)], axis=0)
-        where = np.asarray(block_of(jnp.asarray(words), len(blocks)))
+        where = np.asarray(assign_blocks(jnp.asarray(words), len(blocks)))
         keys = [(int(low) | int(high) << 32) for low, high in words]
         for key, block in zip(keys, where):
             blocks[block] = [(key, step) if key == owner else (owner, asked) for owner, asked in blocks[block]]
@@ -119,7 +119,7 @@ def test_a_row_that_is_taken_begins_anew_and_no_other_changes(alone):
     given = np.asarray(after.model_state["item"]["asked"]) == STEPS
     given &= (np.asarray(after.model_state["item"]["keys"]) != vocabulary(before)["keys"]).any(axis=1)
     assert given.sum() == int(counts["vocabulary/item/given"]) > int(counts["vocabulary/item/taken"]) - 1 > 4
-    first = first_rows(after.model_state["item"]["keys"], 8, jax.random.bits(before.key, (), np.uint32), each.scale)
+    first = init_rows(after.model_state["item"]["keys"], 8, jax.random.bits(before.key, (), np.uint32), each.scale)
     tables = [np.asarray(named_leaves(state.params)[each.table]) for state in (before, after)]
     np.testing.assert_array_equal(tables[1], np.where(given[:, None], first, tables[0]))
     sums = [np.asarray((state.tables or {})[each.table]["sum"]) for state in (before, after)]

@@ -11,12 +11,20 @@ from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
 
 from panax.core.errors import DataError, RecipeError
 from panax.layers import FeatureConfig, TableConfig, TablesConfig, embedding_bag
-from panax.layers.tables.mixed_rows import DIGIT, MOST_PARTS, _times, mix_rows, pad_rows_to_parts, parts_for, unmix_rows
-from panax.layers.tables.table_config import MOST_ROWS
+from panax.layers.tables.mixed_rows import (
+    DIGIT,
+    MAX_PARTS,
+    _times,
+    choose_num_parts,
+    mix_rows,
+    pad_rows_to_parts,
+    unmix_rows,
+)
+from panax.layers.tables.table_config import MAX_ROWS
 from panax.mesh import Placement
 from panax.optim import Sgd
 from panax.spmd import GatheredRows
-from panax.spmd.rows import distinct
+from panax.spmd.rows import unique_rows
 from panax.train import CompiledStep, Program
 
 
@@ -32,7 +40,7 @@ def test_bags_are_pytorchs(pooling: Any, as_rows: bool) -> None:
     def bags(values: jax.Array) -> jax.Array:
         source: Any = values
         if as_rows:
-            numbers = distinct(jnp.asarray(ids).reshape(-1), 20, 20)
+            numbers = unique_rows(jnp.asarray(ids).reshape(-1), 20, 20)
             source = GatheredRows(numbers, values.at[numbers].get(mode="clip"), 20)
         given = None if weights is None else jnp.asarray(weights)
         return embedding_bag(source, jnp.asarray(ids), pooling=pooling, weights=given)
@@ -65,7 +73,7 @@ def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:
     ("rows", "devices"), [(3_000, 8), (12_288, 6), (70_000, 5), (440_000, 7), (440_000, 56), (7_000_000, 96)]
 )
 def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> None:
-    parts = parts_for(rows)
+    parts = choose_num_parts(rows)
     count = pad_rows_to_parts(rows, parts)
     assert count % devices == 0 and count - rows <= rows / 16
     places = np.asarray(mix_rows(jnp.arange(count), count, parts))
@@ -79,19 +87,19 @@ def test_rows_are_mixed_over_any_number_of_devices(rows: int, devices: int) -> N
 
 
 def test_the_most_rows_that_a_table_may_have_are_numbered_by_int32_when_filled_up() -> None:
-    parts = parts_for(MOST_ROWS)
-    count = pad_rows_to_parts(MOST_ROWS, parts)
-    assert parts == MOST_PARTS and count < 2**31
+    parts = choose_num_parts(MAX_ROWS)
+    count = pad_rows_to_parts(MAX_ROWS, parts)
+    assert parts == MAX_PARTS and count < 2**31
     rows = np.r_[0, np.random.default_rng(0).integers(0, count, 1000), count - 1].astype(np.int32)
     places = np.asarray(mix_rows(jnp.asarray(rows), count, parts))
     assert (np.asarray(unmix_rows(jnp.asarray(places), count, parts)) == rows).all()
 
 
-@pytest.mark.parametrize("factor", [0, 1, DIGIT, MOST_PARTS // 2 + 1, MOST_PARTS - 1])
+@pytest.mark.parametrize("factor", [0, 1, DIGIT, MAX_PARTS // 2 + 1, MAX_PARTS - 1])
 def test_products_of_digits_are_products(factor: int) -> None:
-    numbers = [*range(0, MOST_PARTS, 4097), MOST_PARTS - 1]
-    found = _times(jnp.asarray(numbers, jnp.int32), factor, MOST_PARTS)
-    assert found.tolist() == [number * factor % MOST_PARTS for number in numbers]
+    numbers = [*range(0, MAX_PARTS, 4097), MAX_PARTS - 1]
+    found = _times(jnp.asarray(numbers, jnp.int32), factor, MAX_PARTS)
+    assert found.tolist() == [number * factor % MAX_PARTS for number in numbers]
 
 
 def feature(leaf: str, **settings: Any) -> FeatureConfig:
@@ -127,7 +135,7 @@ def test_tables_that_can_not_be_meant_are_refused(made: Any, says: str) -> None:
 
 
 def test_all_tables_together_may_have_more_rows_than_int32_has() -> None:
-    config = TablesConfig(tables=tuple(table(f"t{n}", rows=MOST_ROWS // 2, width=4) for n in range(5)))
+    config = TablesConfig(tables=tuple(table(f"t{n}", rows=MAX_ROWS // 2, width=4) for n in range(5)))
     assert [len(plan.parts) for plan in config.stacks] == [2, 2, 1]
     assert sum(plan.rows for plan in config.stacks) > 2**32 and all(plan.rows < 2**31 for plan in config.stacks)
 

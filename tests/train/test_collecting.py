@@ -11,7 +11,7 @@ import pytest
 import panax
 from panax.checkpoint import CheckpointConfig
 from panax.comms import Comms
-from panax.core import Collected, CollectingTask, DataChecks, Evaluation, Loss, Sum
+from panax.core import CollectingTask, CollectionResult, DataChecks, Evaluation, Loss, Sum
 from panax.core.errors import DataError, RecipeError
 from panax.core.measures import NO_FAULT
 from panax.data import IterableSource
@@ -61,7 +61,7 @@ class Counting(CollectingTask):
             "sick": DataChecks(bad[None], ("the environment is broken: ",)),
         }
         learning = {"seen": state["seen"], "followed": state["followed"]}
-        return Collected({"w": params["w"], "counts": counts}, kept, learning, metrics)
+        return CollectionResult({"w": params["w"], "counts": counts}, kept, learning, metrics)
 
     def minibatch(self, experience, state, index, key):
         counts = experience["counts"]

@@ -17,7 +17,7 @@ from panax.kernels import compute_dtype
 from panax.models import DecoderTask, DlrmTask, TwoTowerTask, VitTask
 from panax.models.recommenders.sequence_task import SequenceTask
 from panax.optim import Schedule, Sgd
-from panax.run.folder.trained_model import load_trained
+from panax.run.folder.trained_model import load_model
 from panax.train import Program, precision
 from panax.train.precision import with_compute_dtype
 
@@ -48,7 +48,7 @@ def auto(**settings) -> DecoderTask:
 @pytest.mark.parametrize("flags", WITH_INSTRUCTIONS)
 def test_a_processor_with_instructions_and_a_kernel_takes_bfloat16(processor, flags):
     processor(flags, kernel=True)
-    assert compute_dtype.dtype_for(CPU) == "bfloat16" and auto().weight_dtype == jnp.bfloat16
+    assert compute_dtype.default_dtype(CPU) == "bfloat16" and auto().weight_dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_processor_with_instructions_and_a_kernel_takes_bfloat16(processor, fl
 )
 def test_without_a_kernel_or_without_instructions_it_is_float32(processor, flags, why):
     processor(flags, kernel=False)
-    assert compute_dtype.dtype_for(CPU) == "float32" and auto().weight_dtype == jnp.float32
+    assert compute_dtype.default_dtype(CPU) == "float32" and auto().weight_dtype == jnp.float32
     assert why in (compute_dtype.reason_for_float32(CPU) or "")
 
 
@@ -76,7 +76,7 @@ def test_without_a_kernel_or_without_instructions_it_is_float32(processor, flags
     ],
 )
 def test_accelerators_by_target(target, dtype):
-    assert compute_dtype.dtype_for(target) == dtype
+    assert compute_dtype.default_dtype(target) == dtype
 
 
 @pytest.mark.parametrize("kind", [DecoderTask, DlrmTask, SequenceTask, TwoTowerTask, VitTask])
@@ -132,7 +132,7 @@ def test_a_run_keeps_its_dtype_on_another_processor(processor, tmp_path):
     assert record["compute_dtype"] == "float32"
     assert '"compute_dtype": "float32"' in (open_checkpoint(result.checkpoint).attachment("model.json") or "")
     processor("avx512_bf16", kernel=True)
-    assert load_trained(run.folder).task.weight_dtype == jnp.float32
+    assert load_model(run.folder).task.weight_dtype == jnp.float32
     said.clear()
     resumed = fit(dataclasses.replace(run, num_steps=4), say=said.append)
     assert "compute dtype  float32 (auto: as this run began)" in said

@@ -10,13 +10,13 @@ import pytest
 import panax
 from panax.core import named_leaves
 from panax.core.errors import RecipeError
-from panax.core.state import averages_of, with_averages
+from panax.core.state import init_averages, replace_averaged
 from panax.data import Arrays, ExampleSource
 from panax.mesh import MeshShape, Placement
 from panax.models import VitConfig, VitTask
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
-from panax.run.folder.trained_model import load_trained
+from panax.run.folder.trained_model import load_model
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
 
 MODEL = VitConfig(num_classes=10, image_size=8, channels=1, patch=4, embed=16, num_layers=1, heads=2, ffn=32)
@@ -116,9 +116,9 @@ def test_without_a_decay_there_is_none_and_it_costs_nothing():
 
 def test_it_is_kept_wider_than_narrow_parameters():
     params = {"w": jnp.ones((2,), jnp.bfloat16), "v": jnp.zeros((2,), jnp.float32)}
-    averaged = averages_of(params)
+    averaged = init_averages(params)
     assert averaged["w"].dtype == jnp.float32
-    judged = with_averages(params, {"w": averaged["w"] + 1.0, "v": None})
+    judged = replace_averaged(params, {"w": averaged["w"] + 1.0, "v": None})
     assert judged["w"].dtype == jnp.bfloat16 and judged["w"].tolist() == [2.0, 2.0] and judged["v"] is params["v"]
 
 
@@ -150,7 +150,7 @@ def test_it_resumes_bitwise(whole, tmp_path):
 
 
 def test_the_average_is_what_is_exported_and_started_from(whole, tmp_path):
-    trained = load_trained(whole.prepared.experiment.folder)
+    trained = load_model(whole.prepared.experiment.folder)
     assert_same(trained.params, whole.state.judged_params)
     begun = fit(
         experiment(tmp_path, steps=1, frozen=("blocks",), init=f"checkpoint:{whole.prepared.experiment.folder}")

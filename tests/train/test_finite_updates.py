@@ -13,11 +13,11 @@ from panax.core.errors import RecipeError, TrainingError
 from panax.mesh import MeshShape
 from panax.optim import (
     AdamW,
+    CustomSchedule,
     Lamb,
     LazyAdam,
     Muon,
     Optax,
-    OwnSchedule,
     RowAdagrad,
     RowWiseAdagrad,
     Schedule,
@@ -60,7 +60,7 @@ def infinite(step):
 
 
 UPDATES = {
-    "a rate": (AdamW(schedule=OwnSchedule(function=infinite)), "step 3: the learning rate of this update is inf"),
+    "a rate": (AdamW(schedule=CustomSchedule(function=infinite)), "step 3: the learning rate of this update is inf"),
     "optax's own": (
         Optax(transformation=optax.sgd(infinite)),
         "step 3: the parameters are not finite after this update",

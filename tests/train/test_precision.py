@@ -15,7 +15,7 @@ from panax.mesh import MeshShape, Placement
 from panax.models import VIT_PRESETS, VitTask
 from panax.optim import Sgd
 from panax.train import CompiledStep, Program
-from panax.train.precision import check_precision, precision_words
+from panax.train.precision import check_precision, describe_precision
 
 H100, A100, V100, MI300 = (
     Target("gpu", "nvidia", "h100"), Target("cuda", architecture="a100"), Target("gpu", "nvidia", "v100"),
@@ -107,12 +107,12 @@ def test_a_precision_of_products_in_16_bits_is_refused(dtype):
 
 
 def test_a_run_says_what_it_multiplies_in():
-    assert precision_words(Product("tf32"), H100) == (
+    assert describe_precision(Product("tf32"), H100) == (
         "matmul precision  float32 is multiplied in tf32 (task.matmul_precision)"
     )
     assert "in tf32, the default of gpu (h100); task.matmul_precision sets it to float32 or tf32" in str(
-        precision_words(tiny.task(), H100)
+        describe_precision(tiny.task(), H100)
     )
-    assert "in bfloat16, the default of tpu" in str(precision_words(Product(), TPU))
-    assert precision_words(tiny.task(), CPU) is None
-    assert precision_words(tiny.task(compute_dtype="bfloat16"), H100) is None
+    assert "in bfloat16, the default of tpu" in str(describe_precision(Product(), TPU))
+    assert describe_precision(tiny.task(), CPU) is None
+    assert describe_precision(tiny.task(compute_dtype="bfloat16"), H100) is None

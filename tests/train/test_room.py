@@ -21,7 +21,7 @@ def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypat
     monkeypatch.setattr(room, "free_bytes", lambda: asked.append(1) or 1 << 40)
     params = step.program.abstract.params
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    room.check_room(step.program.abstract, step.shardings)
+    room.check_memory(step.program.abstract, step.shardings)
     assert asked
     # Parameters and two moments.
     monkeypatch.setattr(room, "free_bytes", lambda: 3 * needed - 1)
@@ -40,7 +40,7 @@ def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     monkeypatch.setattr(room, "target_of", lambda device: type("Target", (), {"traits": Traits}))
     monkeypatch.setattr(room, "_limit", lambda device: needed // 2)
     with pytest.raises(RecipeError, match=r"larger than the memory of cpu"):
-        room.check_room(whole.program.abstract, whole.shardings)
-    room.check_room(sharded.program.abstract, sharded.shardings)
+        room.check_memory(whole.program.abstract, whole.shardings)
+    room.check_memory(sharded.program.abstract, sharded.shardings)
     monkeypatch.setattr(room, "_limit", lambda device: None)
-    room.check_room(whole.program.abstract, whole.shardings)
+    room.check_memory(whole.program.abstract, whole.shardings)

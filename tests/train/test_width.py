@@ -11,7 +11,7 @@ import tiny
 from panax.core import RecipeError, named_leaves
 from panax.layers import Context
 from panax.mesh import MeshShape, Placement
-from panax.models import BaseWidth, DecoderConfig, DecoderTask, HybridConfig, logits_of
+from panax.models import BaseWidth, DecoderConfig, DecoderTask, HybridConfig, compute_logits
 from panax.optim import AdamW, Muon, Schedule, ShardedOptimizer
 from panax.train import CompiledStep, Program, StepConfig
 
@@ -61,7 +61,7 @@ def learnt(task):
     def logits(state):
         context = Context(position=batch["position"], segment=batch["segment"])
         hidden, _ = state.params(batch["tokens"], context, dtype="float32")
-        return logits_of(state.params, hidden)
+        return compute_logits(state.params, hidden)
 
     state = step.init(0)
     before = logits(state)

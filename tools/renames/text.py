@@ -27,6 +27,8 @@ def rewrite_text(text: str, renames: list[Rename], unique: set[str], suffix: str
         text = dotted.sub(lambda match: table[match.group()], text)
     for rename in renames:
         module, _, name = rename.old.rpartition(".")
+        if f'"{name}"' not in text:
+            continue
         patch = re.compile(rf"(setattr\(\s*(?:[\w.]+\.)?{module.rpartition('.')[2]},\s*\"){name}\"")
         text = patch.sub(lambda match, new=rename.new_name: f'{match[1]}{new}"', text)
     names = {r.old_name: r.new_name for r in renames if r.kind != "module" and r.old_name in unique}

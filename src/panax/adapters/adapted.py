@@ -12,13 +12,13 @@ from ..core import Axes, Batch, Evaluation, Task, TrainState, named_leaves
 from ..core.errors import RecipeError
 from ..core.task import Gradients
 from ..spmd import accumulate_grads
-from .layouts import Kind, automatic_axes, meaning_of
+from .layouts import Kind, automatic_axes, infer_meaning_axes
 from .losses import read_loss
-from .placement import place, zeros
+from .placement import device_put_tree, zeros_tree
 
 Params = Any
 State = Any
-Evaluate = Callable[[Params, State, Batch, jax.Array, bool], tuple[Any, State]]
+EvaluateFn = Callable[[Params, State, Batch, jax.Array, bool], tuple[Any, State]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ class Model:
     """
 
     name: str
-    evaluate: Evaluate
+    evaluate: EvaluateFn
     rebuild: Callable[[Params, State], Any]
     create: Callable[[jax.Array], tuple[Params, State]] | None = None
     given: tuple[Params, State] | None = None
@@ -94,7 +94,8 @@ class AdaptedTask(Task):
             raise RecipeError(f"{model.name} has no parameters; there is nothing to train")
         self._axes = automatic_axes(shapes, model.kind_of, model.axes, sharding or {})
         self._meanings = {
-            path: meaning_of(path, shape, model.kind_of(path), model.axes.get(path)) for path, shape in shapes.items()
+            path: infer_meaning_axes(path, shape, model.kind_of(path), model.axes.get(path))
+            for path, shape in shapes.items()
         }
 
     @property
@@ -103,13 +104,13 @@ class AdaptedTask(Task):
 
     def init(self, key: jax.Array) -> tuple[Params, State]:
         if self.model.given is not None:
-            return zeros(self.model.given)
+            return zeros_tree(self.model.given)
         assert self.model.create is not None
         with use_standard_promotion():
             return self.model.create(key)
 
     def given(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
-        return None if self.model.given is None else place(self.model.given, shardings)
+        return None if self.model.given is None else device_put_tree(self.model.given, shardings)
 
     def loss(self, params: Params, state: State, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         leaves = {name: leaf for name, leaf in batch.items() if name != "row"}

@@ -18,7 +18,7 @@ and far below what a wrong formula does."""
 FLOOR = 1e-5
 """Of all gradients' norm: what one may be off by where it is zero up to rounding, as that of a bias before a BatchNorm."""
 
-COPIES = 8
+MAX_COPIES = 8
 """Copies of the weights that a comparison takes at most: values and gradients on both sides, and what is between."""
 
 
@@ -75,16 +75,16 @@ def _norm(array: Any) -> float:
     return float(np.linalg.norm(np.asarray(array, np.float64).reshape(-1)))
 
 
-def too_large(weights_bytes: int) -> str | None:
+def explain_too_large(weights_bytes: int) -> str | None:
     """Why weights of this size are not compared on this host; None if they can be."""
-    needed, available = COPIES * weights_bytes, free_bytes()
+    needed, available = MAX_COPIES * weights_bytes, free_bytes()
     if needed <= available:
         return None
     return f"that takes about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} are free"
 
 
 @contextlib.contextmanager
-def exact_on_host() -> Iterator[None]:
+def exact_host_precision() -> Iterator[None]:
     """JAX computes on the CPU where it may, and with full float32 products everywhere."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave the CPU out

@@ -1,4 +1,4 @@
-"""`Applied`: what a loss sees as its model where a library's model is two functions: one makes variables, one uses them."""
+"""`BoundModel`: what a loss sees as its model where a library's model is two functions: one makes variables, one uses them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from ..data.loading.iterable import as_batch
 Variables = Any
 
 
-class Applied:
+class BoundModel:
     """A model with its variables, to be called like a function. Each call goes on from the state that the one before left.
 
     Attributes:

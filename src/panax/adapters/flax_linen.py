@@ -12,7 +12,7 @@ from ..core import Axes, Batch
 from ..core.errors import RecipeError
 from ..core.params.axes import path_name
 from .adapted import AdaptedTask, Model, use_standard_promotion
-from .applied import Applied, example_batch
+from .applied import BoundModel, example_batch
 from .calling import call_loss
 from .extras import import_extra
 from .heads import head_axes
@@ -22,10 +22,16 @@ from .naming import AxisNames, read_names
 nn = import_extra("flax.linen", "flax")
 unfreeze = import_extra("flax.core", "flax").unfreeze
 
-PASSING = frozenset({"intermediates", "perturbations"})
+TRANSIENT_COLLECTIONS = frozenset({"intermediates", "perturbations"})
 """Collections that belong to one call, and are no state."""
 
-MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+MODE_ARGUMENTS = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
 """What modules call the argument by which a call trains or not, and its value when training."""
 
 
@@ -66,7 +72,7 @@ def task(
     """
     if not isinstance(module, nn.Module):
         raise RecipeError(f"the module is {module!r}; expected an instance of flax.linen.Module: Net(), not Net")
-    passing = set(PASSING)
+    passing = set(TRANSIENT_COLLECTIONS)
     evaluated = _evaluated(module)
 
     def modes(args: tuple[Any, ...], keywords: Mapping[str, Any], train: bool) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def task(
         function = getattr(module, method or "__call__") if isinstance(method, str | None) else partial(method, module)
         parameters = inspect.signature(function).parameters
         left_out = parameters.keys() - keywords.keys() - set(list(parameters)[: len(args)])
-        return {name: MODES[name] == train for name in left_out & MODES.keys()}
+        return {name: MODE_ARGUMENTS[name] == train for name in left_out & MODE_ARGUMENTS.keys()}
 
     def variables_for(key: jax.Array) -> dict[str, Any]:
         def creating(held: Any, _: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
@@ -85,7 +91,7 @@ def task(
             asked = {name: made[name] for name in mutable if name in made}
             return (output, asked) if mutable else output, _merged(held, unfreeze(made))
 
-        model = Applied(creating, {}, key)
+        model = BoundModel(creating, {}, key)
         call_loss(loss, model, example_batch(example, type(module).__name__), key=key, train=True)
         if not model.variables:
             raise RecipeError("the loss never calls its model; call it: model(batch['x'])")
@@ -113,7 +119,7 @@ def task(
             after = {name: after.get(name, held[name]) for name in state}
             return (output, asked) if mutable else output, {"params": params, **after}
 
-        model = Applied(call, {"params": params, **state}, key)
+        model = BoundModel(call, {"params": params, **state}, key)
         returned = call_loss(loss, model, batch, key=key, train=train)
         return returned, {name: model.variables[name] for name in state}
 
@@ -144,7 +150,7 @@ def _evaluated(module: Any) -> Any:
     for name, value in fields.items():
         if name in ("parent", "name"):
             continue
-        if name in MODES and value is MODES[name]:
+        if name in MODE_ARGUMENTS and value is MODE_ARGUMENTS[name]:
             changes[name] = not value
         elif isinstance(value, nn.Module) and (inner := _evaluated(value)) is not value:
             changes[name] = inner

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Axes, Batch, DataChecks
-from ..core.errors import RecipeError, kind_of
+from ..core.errors import RecipeError, describe_type
 from ..core.measures import NO_FAULT
 from .adapted import AdaptedTask, Model, use_standard_promotion
 from .calling import call_loss
@@ -61,7 +61,7 @@ def task(
         with nnx.use_eager_sharding(False):
             model = create(nnx.Rngs(key))
         if not isinstance(model, nnx.Module):
-            raise RecipeError(f"create made {kind_of(model)}; expected an nnx.Module")
+            raise RecipeError(f"create made {describe_type(model)}; expected an nnx.Module")
         return model
 
     def groups(model: Any) -> tuple[Any, Any, Any, Any]:

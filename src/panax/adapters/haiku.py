@@ -8,7 +8,7 @@ import jax
 from ..core import Axes, Batch, named_leaves
 from ..core.errors import RecipeError
 from .adapted import AdaptedTask, Model, use_standard_promotion
-from .applied import Applied, example_batch
+from .applied import BoundModel, example_batch
 from .calling import call_loss, select_keywords
 from .extras import import_extra
 from .layouts import Kind
@@ -57,7 +57,7 @@ def task(
             held = held or transformed.init(key, *args, **keywords)
             return transformed.apply(*held, call_key, *args, **keywords)[0], held
 
-        model = Applied(creating, None, key)
+        model = BoundModel(creating, None, key)
         call_loss(loss, model, batch, key=key, train=True)
         if model.variables is None:
             raise RecipeError("the loss never calls its model; call it: model(batch['x'])")
@@ -71,7 +71,7 @@ def task(
             output, after = transformed.apply(*held, call_key, *args, **keywords)
             return output, (params, after)
 
-        model = Applied(call, (params, state), key)
+        model = BoundModel(call, (params, state), key)
         return call_loss(loss, model, batch, key=key, train=train), model.variables[1]
 
     with use_standard_promotion():

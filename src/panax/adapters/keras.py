@@ -18,7 +18,7 @@ from .layouts import Kind
 keras = import_extra("keras", "keras")
 
 Unpack = Callable[[Batch], tuple[Any, Any, Any]]
-SEEDS = "seed_generator_state"
+SEED_STATE = "seed_generator_state"
 
 
 def task(
@@ -49,7 +49,7 @@ def task(
             is not a mean; or a pattern matches nothing.
     """
     _check_usable(model)
-    unpack = unpack or by_name
+    unpack = unpack or unpack_batch
     if loss is None and not model.compiled and type(model).compute_loss is keras.Model.compute_loss:
         raise RecipeError("the model is not compiled and no loss is given; say task(model, loss=...)")
     if loss is not None or metrics is not None or not model.compiled:
@@ -61,7 +61,7 @@ def task(
     weights = _named(model.trainable_variables)
     _refuse_ruled(model, weights)
     others = _named(model.non_trainable_variables)
-    seeds = [name for name in others if name.rpartition(".")[2].startswith(SEEDS)]
+    seeds = [name for name in others if name.rpartition(".")[2].startswith(SEED_STATE)]
 
     def evaluate(
         params: Mapping[str, Any], state: Mapping[str, Any], batch: Batch, key: jax.Array, train: bool
@@ -112,7 +112,7 @@ def task(
     )
 
 
-def by_name(batch: Batch) -> tuple[Any, Any, Any]:
+def unpack_batch(batch: Batch) -> tuple[Any, Any, Any]:
     """`(x, y, sample_weight)` of a batch: by these names, or by place; other names are those of inputs.
 
     Raises:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ..core import Axes
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..mesh.rules import LOGICAL_AXES
-from ..optim.parameter import matrix_of
+from ..optim.parameter import matrix_dims
 
 Kind = Literal[
     "in_out", "out_in", "embedding", "convolution_first", "convolution_last", "members_in_out", "members_out_in"
@@ -21,32 +21,32 @@ Kind = Literal[
 """What a parameter is: a matrix by the order of its dimensions, an embedding of rows, a convolution's filter with its output
 channels first or last, or matrices of many experts or layers side by side."""
 
-NARROWING = re.compile(
+ROW_PARALLEL_PATTERN = re.compile(
     r"(^|[._/])(o_proj|out_proj|down_proj|c_proj|fc2|w2|wo|dense_4h_to_h|lin2|linear2|proj|proj_out|output[._/]dense|out|dense_1|down|"
     r"mlp[._/]2|net[._/]2|o|attn_out|attention[._/]output)([._/]|$)"
 )
 """Paths of the layers that narrow what a layer before them widened, by the names the field gives them."""
 
 
-VECTOR = re.compile(
+VECTOR_PATTERN = re.compile(
     r"(^|[._/])(bias|b|scale|gamma|beta|offset)$|norm\w*[._/](weight|w)$|(^|[._/])ln\w*[._/](weight|w)$", re.IGNORECASE
 )
 """Paths of biases and norms, by the names the field gives them: many of them side by side are not a matrix."""
 
 
-def meaning_of(path: str, shape: tuple[int, ...], kind: Kind | None = None, named: Axes | None = None) -> Axes:
+def infer_meaning_axes(path: str, shape: tuple[int, ...], kind: Kind | None = None, named: Axes | None = None) -> Axes:
     """The logical axes that say what a parameter is, whatever it is placed by.
 
     Args:
         named: The axes that the model names; taken where they say that it is a matrix.
 
-    >>> meaning_of("up.kernel", (64, 256), None, (None, None)), meaning_of("layers.norm.scale", (12, 256))
+    >>> infer_meaning_axes("up.kernel", (64, 256), None, (None, None)), infer_meaning_axes("layers.norm.scale", (12, 256))
     (('width', 'features'), (None, None))
     """
-    return named if named is not None and matrix_of(named) is not None else axes_of(path, shape, kind)
+    return named if named is not None and matrix_dims(named) is not None else infer_axes(path, shape, kind)
 
 
-def axes_of(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes:
+def infer_axes(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes:
     """The logical axes of one parameter.
 
     Args:
@@ -54,19 +54,19 @@ def axes_of(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes
         kind: None where only the shape is known: a matrix maps its first dimension to its second, as JAX libraries write it, and
             of more dimensions the last one counts as the output.
 
-    >>> axes_of("mlp.up.kernel", (64, 256)), axes_of("mlp.down_proj.kernel", (256, 64)), axes_of("norm.scale", (64,))
+    >>> infer_axes("mlp.up.kernel", (64, 256)), infer_axes("mlp.down_proj.kernel", (256, 64)), infer_axes("norm.scale", (64,))
     (('width', 'features'), ('features', 'width'), (None,))
-    >>> axes_of("layer1.conv.weight", (128, 64, 3, 3), "convolution_first")
+    >>> infer_axes("layer1.conv.weight", (128, 64, 3, 3), "convolution_first")
     ('features', 'width', None, None)
     """
     ndim = len(shape)
     if ndim < 2:
         return (None,) * ndim
-    if kind is None and VECTOR.search(path):
+    if kind is None and VECTOR_PATTERN.search(path):
         return (None,) * ndim
     if kind is None:
         kind = "in_out" if ndim == 2 else "convolution_last"
-    narrows = bool(NARROWING.search(path)) or (kind in ("in_out", "out_in") and _much_narrower(shape, kind))
+    narrows = bool(ROW_PARALLEL_PATTERN.search(path)) or (kind in ("in_out", "out_in") and _much_narrower(shape, kind))
     if kind == "embedding":
         return ("features", "width", *(None,) * (ndim - 2))
     inner, outer = ("features", "width") if narrows else ("width", "features")
@@ -105,7 +105,7 @@ def automatic_axes(
     for path, shape in shapes.items():
         pattern = next((pattern for pattern in sharding if fnmatch.fnmatchcase(path, pattern)), None)
         if pattern is None:
-            found[path] = named[path] if path in named else axes_of(path, shape, kind_of(path))
+            found[path] = named[path] if path in named else infer_axes(path, shape, kind_of(path))
         else:
             used.add(pattern)
             found[path] = _checked(pattern, tuple(sharding[pattern]), path, shape)
@@ -113,7 +113,7 @@ def automatic_axes(
         if pattern not in used:
             raise RecipeError(
                 f"sharding[{pattern!r}] matches no parameter that no pattern before it matches; "
-                f"{nearest(pattern.replace('*', ''), shapes)}"
+                f"{suggest_name(pattern.replace('*', ''), shapes)}"
             )
     return found
 
@@ -121,7 +121,7 @@ def automatic_axes(
 def _checked(pattern: str, axes: Axes, path: str, shape: tuple[int, ...]) -> Axes:
     for axis in axes:
         if axis is not None and axis not in LOGICAL_AXES:
-            raise RecipeError(f"sharding[{pattern!r}] names the axis {axis!r}; {nearest(axis, LOGICAL_AXES)}")
+            raise RecipeError(f"sharding[{pattern!r}] names the axis {axis!r}; {suggest_name(axis, LOGICAL_AXES)}")
     if len(axes) != len(shape):
         raise RecipeError(
             f"sharding[{pattern!r}] has {len(axes)} axes, and {path} has {len(shape)} dimensions {list(shape)}; give one axis "

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 
 from ..core import Axes
-from ..core.errors import RecipeError, kind_of
+from ..core.errors import RecipeError, describe_type
 from ..core.measures import is_reserved
 from ..data.loading.iterable import as_batch
 from .adapted import AdaptedTask
@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class FitArguments:
     """What `Experiment` or `panax.compile_step` is given: `Experiment(**fit_arguments(...), data=loader)`.
 
     It unpacks as a pair too: `task, optimizer = fit_arguments(...)`.
@@ -68,7 +68,7 @@ def fit_arguments(
     sharding: Mapping[str, Axes] | None = None,
     compute_dtype: str = "float32",
     check: bool = True,
-) -> Arguments:
+) -> FitArguments:
     """The task, the optimizer and the length of the run of a `LightningModule`, as arguments of an `Experiment`.
 
     In evaluation `validation_step` is asked, where there is one. A step may hand its `batch_idx` on, and is refused where it
@@ -105,7 +105,7 @@ def fit_arguments(
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
     made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
-    return Arguments(adapted, made, num_steps)
+    return FitArguments(adapted, made, num_steps)
 
 
 def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _within(module: Any, trainer: _Trainer) -> Iterator[dict[str, tuple[torch.Te
             )
         if not isinstance(value, torch.Tensor | int | float):
             raise RecipeError(
-                f"self.log({name!r}) is given {kind_of(value)}; metrics are averaged here: log a number, or a "
+                f"self.log({name!r}) is given {describe_type(value)}; metrics are averaged here: log a number, or a "
                 f"tensor of one"
             )
         logged[name] = (torch.as_tensor(value).detach().float(), batch_size)
@@ -238,7 +238,7 @@ def _lightning_base(module: Any) -> type:
         if base.__name__ == "LightningModule" and base.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
             return base
     raise RecipeError(
-        f"module is {kind_of(module)}; expected a LightningModule. Another torch.nn.Module goes through "
+        f"module is {describe_type(module)}; expected a LightningModule. Another torch.nn.Module goes through "
         f"panax.adapters.torch.task"
     )
 

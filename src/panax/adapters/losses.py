@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Loss, Losses, Mean, Metrics
-from ..core.errors import RecipeError, kind_of
+from ..core.errors import RecipeError, describe_type
 
-FORMS = (
+LOSS_FORMS = (
     "a scalar (the mean over the batch's rows), a pair (sum, weight), a mapping of names to these, "
     "or a pair of one of these and a mapping of metrics"
 )
-LONE = "objective"
+DEFAULT_LOSS_NAME = "objective"
 """The name of a loss that has none."""
 
 
@@ -46,9 +46,9 @@ def named_terms(returned: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     metrics: Mapping[str, Any] = {}
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):
         returned, metrics = returned
-    terms = returned if isinstance(returned, Mapping) else {LONE: returned}
+    terms = returned if isinstance(returned, Mapping) else {DEFAULT_LOSS_NAME: returned}
     if not terms:
-        raise RecipeError(f"the loss returned an empty mapping; expected {FORMS}")
+        raise RecipeError(f"the loss returned an empty mapping; expected {LOSS_FORMS}")
     return terms, metrics
 
 
@@ -63,10 +63,10 @@ def _scalar(name: str, value: Any) -> jax.Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}") from error
+        raise RecipeError(f"the loss {name!r} is {describe_type(value)}; expected {LOSS_FORMS}") from error
     if array.shape != () or array.dtype.kind in "c":
         raise RecipeError(
-            f"the loss {name!r} is {array.dtype}{list(array.shape)}, which is not a scalar; expected {FORMS}: "
+            f"the loss {name!r} is {array.dtype}{list(array.shape)}, which is not a scalar; expected {LOSS_FORMS}: "
             f"take its mean, or its sum with the number of terms"
         )
     return array.astype(jnp.float32)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import Axes
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..mesh.rules import LOGICAL_AXES
 
 AxisNames = Mapping[str, str | None]
@@ -29,13 +29,13 @@ def read_names(named: Mapping[str, tuple[Any, ...]], axis_names: AxisNames) -> d
     for name, logical in axis_names.items():
         if name not in used:
             raise RecipeError(
-                f"axis_names[{name!r}] is not an axis that the model names; {nearest(name, map(str, used))}"
+                f"axis_names[{name!r}] is not an axis that the model names; {suggest_name(name, map(str, used))}"
                 if used
                 else f"axis_names names {name!r}, and the model's metadata names no axes; leave axis_names out"
             )
         if logical is not None and logical not in LOGICAL_AXES:
             raise RecipeError(
-                f"axis_names[{name!r}]={logical!r} is not a logical axis; {nearest(logical, LOGICAL_AXES)}"
+                f"axis_names[{name!r}]={logical!r} is not a logical axis; {suggest_name(logical, LOGICAL_AXES)}"
             )
     unknown = sorted({str(axis) for axis in used if axis not in axis_names and axis not in LOGICAL_AXES})
     if unknown:

@@ -20,7 +20,7 @@ class HostArray(Protocol):
     def __getitem__(self, index: Any) -> Any: ...
 
 
-def place(tree: Any, shardings: Any) -> Any:
+def device_put_tree(tree: Any, shardings: Any) -> Any:
     """Each array of `tree` on the devices of its sharding; what it is read from is neither kept nor shared.
 
     Args:
@@ -44,12 +44,12 @@ def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(tuple(array.shape), sharding, shard)
 
 
-def abstract(tree: Any) -> Any:
+def abstract_tree(tree: Any) -> Any:
     """The shapes and dtypes that the arrays will have on devices."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), _dtype_of(leaf)), tree)
 
 
-def zeros(tree: Any) -> Any:
+def zeros_tree(tree: Any) -> Any:
     """Zeros of the same shapes: what an `init` returns of which only shapes are asked."""
     return jax.tree.map(_blank, tree)
 

@@ -4,7 +4,7 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 """Of `torch.compile`, FSDP, activation checkpointing, DeepSpeed and Fabric, and (distributed) data parallelism."""
 
 
-def wrapper_in(names: set[str]) -> str | None:
+def find_wrapper(names: set[str]) -> str | None:
     """What a wrapper has put into all of these names, or anywhere if no module of a user's is called so; None without one."""
     for prefix in WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):

@@ -4,9 +4,9 @@ other tasks.
 
 from .advantages import Advantages, gae
 from .agent import Agent
-from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, distribution_of
+from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, make_distribution
 from .dqn import Dqn
-from .episodes import Episodes, FinishedEpisodes, evaluation_of, run_episodes
+from .episodes import Episodes, FinishedEpisodes, evaluation_result, run_episodes
 from .filming import Film
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
@@ -18,5 +18,5 @@ from .statistics import Statistics
 __all__ = [
     "Advantages", "Agent", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes",
     "Experience", "Film", "FinishedEpisodes", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy",
-    "Replay", "Sac", "Seeds", "SquashedGaussian", "Statistics", "distribution_of", "evaluation_of", "gae", "run_episodes",
+    "Replay", "Sac", "Seeds", "SquashedGaussian", "Statistics", "make_distribution", "evaluation_result", "gae", "run_episodes",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from ..core import Batch, CollectingTask, DataFacts, Evaluation, logical_axes
 from ..core.errors import RecipeError
 from ..core.validation import Validated
 from ..environments import Environment, check_environment
-from .episodes import Act, evaluation_of, run_episodes
+from .episodes import Act, evaluation_result, run_episodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,6 @@ class Agent(Validated, CollectingTask):
         if train:
             return self.losses(params, state, batch, key)
         act, memory = self.player(params, state, batch["row"].shape[0])
-        return evaluation_of(
+        return evaluation_result(
             run_episodes(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state
         )

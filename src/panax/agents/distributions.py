@@ -186,13 +186,13 @@ def _log_slope(drawn: jax.Array) -> jax.Array:
     return 2.0 * (math.log(2.0) - drawn - jax.nn.softplus(-2.0 * drawn))
 
 
-def distribution_of(space: Space, continuous: Continuous = "gaussian") -> Distribution:
+def make_distribution(space: Space, continuous: Continuous = "gaussian") -> Distribution:
     """The family for a space of actions.
 
     Raises:
         RecipeError: There is none for it.
 
-    >>> distribution_of(Discrete(count=4)).outputs
+    >>> make_distribution(Discrete(count=4)).outputs
     4
     """
     if isinstance(space, Discrete):

@@ -12,7 +12,7 @@ from ..core.errors import RecipeError
 from ..environments import Discrete
 from .off_policy import Explore, OffPolicy
 from .policies import PerceptronPolicy, Policy
-from .q_losses import ErrorForm, best_value, duelling, error_of, target_of, value_of
+from .q_losses import ErrorForm, action_value, best_value, dueling_values, td_loss, td_target
 from .replay import Replay
 
 
@@ -80,7 +80,7 @@ class Dqn(OffPolicy):
     def values(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch action"]:
         """Compute the expected return of each action."""
         _, said = self.policy.act(params.policy, self.policy.first_carry(observation.shape[0]), observation)
-        return duelling(said.numbers, said.value) if self.dueling else said.numbers
+        return dueling_values(said.numbers, said.value) if self.dueling else said.numbers
 
     def share_of_random(self, replay: Replay) -> Float[Array, ""]:
         """Return the current fraction of random actions."""
@@ -108,12 +108,12 @@ class Dqn(OffPolicy):
         return {"epsilon": Mean(self.share_of_random(replay), jnp.float32(1.0))}
 
     def losses(self, params: DqnParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        value = value_of(self.values(params, batch["observation"]), batch["action"])
+        value = action_value(self.values(params, batch["observation"]), batch["action"])
         following = batch["next_observation"]
         own = jax.lax.stop_gradient(self.values(params, following)) if self.double else None
         next_value = best_value(self.values(state["target"], following), own)
-        target = target_of(batch["reward"], batch["terminated"], next_value, discount=self.discount)
-        error = error_of(value, jax.lax.stop_gradient(target), form=self.error)
+        target = td_target(batch["reward"], batch["terminated"], next_value, discount=self.discount)
+        error = td_loss(value, jax.lax.stop_gradient(target), form=self.error)
         count = jnp.float32(error.size)
         metrics: Metrics = {
             "action_value": Mean(value.sum(), count),

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core import Evaluation, Loss, Mean, MeanWithInterval, Metrics, Sum
 from ..environments import Environment, EnvironmentBatch, Transition
-from ..environments.batch import keys_of
+from ..environments.batch import row_keys
 
 Act = Callable[[Any, Num[Array, "batch ..."], Key[Array, " batch"]], tuple[Any, Num[Array, "batch ..."]]]
 """A policy: a function from (memory, observations, a key for each row) to the new memory and actions."""
@@ -93,7 +93,7 @@ def run_episodes(
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, ongoing, memory, _, found = carry
         act_key, move_key = jax.random.split(jax.random.fold_in(step_key, number))
-        memory, action = act(memory, ongoing.observation, keys_of(act_key, row))
+        memory, action = act(memory, ongoing.observation, row_keys(act_key, row))
         moved = batch.step(ongoing, action, move_key, row)
         playing = ~found.finished
         found = Episodes(
@@ -109,7 +109,7 @@ def run_episodes(
     return jax.lax.while_loop(goes_on, step, first)[-1]
 
 
-def evaluation_of(episodes: Episodes, state: Any) -> Evaluation:
+def evaluation_result(episodes: Episodes, state: Any) -> Evaluation:
     """Build the result of `Task.loss` for an evaluation; the loss is the negated mean return, so that less is
     better.
 

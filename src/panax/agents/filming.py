@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import RecipeError, kind_of
+from ..core.errors import RecipeError, describe_type
 from ..core.validation import Validated
 from ..environments import Environment, EnvironmentBatch
-from ..environments.batch import keys_of
+from ..environments.batch import row_keys
 from ..hooks import Hook, RunView
 from ..job.agreement import is_process_zero
-from ..metrics.film import Frames, animated_png
+from ..metrics.film import Frames, encode_animated_png
 from .agent import Agent
 from .episodes import Act
 
@@ -42,7 +42,7 @@ class Film(Hook, Validated):
     def before_run(self, run: RunView) -> None:
         task = run.experiment.task
         if not isinstance(task, Agent):
-            raise RecipeError(f"Film shows episodes of one agent, and the task is {kind_of(task)}; leave it out")
+            raise RecipeError(f"Film shows episodes of one agent, and the task is {describe_type(task)}; leave it out")
         environment = task.environment
         if type(environment).draw is Environment.draw or _first_frame(environment) is None:
             raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
@@ -53,16 +53,16 @@ class Film(Hook, Validated):
     def after_evaluation(self, run: RunView, evaluation: Any) -> None:
         task, state = run.experiment.task, run.state
         states = self._play(state.judged_params, state.model_state, jax.random.key(self.seed))
-        frames = frames_of(task.environment, *jax.device_get(states))
+        frames = render_frames(task.environment, *jax.device_get(states))
         seconds = task.environment.seconds_per_frame
         run.film("episode", frames, seconds)
         if is_process_zero():
             path = Path(run.experiment.folder) / "films" / f"step_{run.step:08d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(animated_png(frames, seconds))
+            path.write_bytes(encode_animated_png(frames, seconds))
 
 
-def frames_of(environment: Environment, states: Any, steps: np.ndarray) -> Frames:
+def render_frames(environment: Environment, states: Any, steps: np.ndarray) -> Frames:
     """The pictures of an episode.
 
     Args:
@@ -79,12 +79,12 @@ def _player(task: Any, most: int) -> Any:
 
     def play(params: Any, model_state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         act, memory = task.player(params, model_state, 1)
-        return states_of(environment, act, memory, key, most)
+        return rollout_states(environment, act, memory, key, most)
 
     return jax.jit(play)
 
 
-def states_of(environment: Environment, act: Act, memory: Any, key: jax.Array, most: int) -> tuple[Any, jax.Array]:
+def rollout_states(environment: Environment, act: Act, memory: Any, key: jax.Array, most: int) -> tuple[Any, jax.Array]:
     """The states of one episode of at most `most` steps, whose count comes with them; those after its end repeat its last one."""
     batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
     first = batch.reset(key, row)
@@ -92,8 +92,8 @@ def states_of(environment: Environment, act: Act, memory: Any, key: jax.Array, m
     def step(carry: tuple[Any, ...], number: jax.Array) -> tuple[tuple[Any, ...], Any]:
         ongoing, memory, last, playing, steps = carry
         act_key, move_key = jax.random.split(jax.random.fold_in(key, number + 1))
-        memory, action = act(memory, ongoing.observation, keys_of(act_key, row))
-        moved = jax.vmap(environment.step)(ongoing.state, action, keys_of(move_key, row))
+        memory, action = act(memory, ongoing.observation, row_keys(act_key, row))
+        moved = jax.vmap(environment.step)(ongoing.state, action, row_keys(move_key, row))
         shown = jax.tree.map(lambda new, old: jnp.where(playing, new, old), moved.state, last)
         after = dataclasses.replace(ongoing, state=moved.state, observation=moved.observation)
         playing_on = playing & ~(moved.terminated | moved.truncated)[0]

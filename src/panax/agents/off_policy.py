@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Key, Num
 
 from ..core import (
     Batch,
-    Collected,
+    CollectionResult,
     DataChecks,
     Mean,
     Metrics,
@@ -25,11 +25,11 @@ from ..core import (
 from ..core.errors import RecipeError
 from ..core.measures import NO_FAULT, Scalar
 from ..environments import Action, EnvironmentBatch
-from ..environments.batch import keys_of_steps
+from ..environments.batch import step_keys
 from .agent import Agent
 from .episodes import Act, FinishedEpisodes
-from .replay import Experience, Replay, as_leaves, check_memory
-from .rollouts import CHECKS, RolloutState, faults_of
+from .replay import Experience, Replay, check_memory, to_batch
+from .rollouts import CHECKS, RolloutState, check_rollout
 
 Explore = Callable[[Num[Array, "environment ..."], Key[Array, " environment"]], Num[Array, "environment ..."]]
 """(observations, a key for each) to actions as the agent stores them."""
@@ -144,7 +144,7 @@ class OffPolicy(Agent):
         return params, {
             "acting": acting,
             "replay": replay,
-            "faults": faults_of(seen.reward, seen.next_observation).worst,
+            "faults": check_rollout(seen.reward, seen.next_observation).worst,
             "target": target,
             "updates_made": jnp.int32(0),
         }
@@ -165,12 +165,12 @@ class OffPolicy(Agent):
             "updates_made": (),
         }
 
-    def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> Collected:
+    def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> CollectionResult:
         explore = self.explorer(params, state["replay"])
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
         replay = state["replay"].adding(seen)
         # What was found once, also before the first step, stays in the buffer: no update is made again.
-        found = faults_of(seen.reward, seen.next_observation).worst
+        found = check_rollout(seen.reward, seen.next_observation).worst
         worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
         metrics: Metrics = {
             **acting.finished.metrics(),
@@ -181,12 +181,12 @@ class OffPolicy(Agent):
         }
         rest = {name: state[name] for name in ("target", "updates_made")}
         kept = {"acting": acting, "replay": replay, "faults": worst}
-        return Collected({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
+        return CollectionResult({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
         own = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)
         replay: Replay = experience["replay"]
-        return dict(as_leaves(replay.drawn(experience["row"], own, self.batch_size // self.environments)))
+        return dict(to_batch(replay.drawn(experience["row"], own, self.batch_size // self.environments)))
 
     def updated(self, params: Any, state: Any) -> Any:
         made = state["updates_made"] + 1
@@ -228,5 +228,5 @@ class OffPolicy(Agent):
             seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
             return RolloutState(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
 
-        acting, (seen, ended) = jax.lax.scan(step, acting, keys_of_steps(key, row, steps))
+        acting, (seen, ended) = jax.lax.scan(step, acting, step_keys(key, row, steps))
         return acting, seen, ended

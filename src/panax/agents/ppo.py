@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Num, Shaped
 
 from ..core import (
     Batch,
-    Collected,
+    CollectionResult,
     Evaluation,
     Loss,
     Mean,
@@ -23,11 +23,11 @@ from ..core.measures import Scalar
 from ..environments import Box
 from .advantages import gae
 from .agent import Agent
-from .distributions import Continuous, Distribution, distribution_of
+from .distributions import Continuous, Distribution, make_distribution
 from .episodes import Act
 from .policies import PerceptronPolicy, Policy
-from .ppo_losses import ValueClip, divergence, explained_variance, outside, policy_loss, value_loss
-from .rollouts import Actor, Rollout, RolloutState, collect_rollout, faults_of, next_values
+from .ppo_losses import ValueClip, approx_kl, clip_indicator, explained_variance, policy_loss, value_loss
+from .rollouts import Actor, Rollout, RolloutState, check_rollout, collect_rollout, next_values
 from .statistics import Statistics
 
 _LIMIT = 10.0
@@ -133,7 +133,7 @@ class Ppo(Agent):
     @property
     def distribution(self) -> Distribution:
         """The distribution of actions."""
-        return distribution_of(self.environment.action_space, self.continuous)
+        return make_distribution(self.environment.action_space, self.continuous)
 
     @property
     def updates(self) -> int:
@@ -186,7 +186,9 @@ class Ppo(Agent):
 
         return Actor(self.policy, params.policy, self.distribution, seen, numbers)
 
-    def collect(self, params: PpoParameters, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> Collected:
+    def collect(
+        self, params: PpoParameters, state: Mapping[str, Any], batch: Batch, key: jax.Array
+    ) -> CollectionResult:
         actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
         acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
         kept = {**state, "acting": acting}
@@ -221,9 +223,9 @@ class Ppo(Agent):
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
             "explained_variance": Mean(explained_variance(rollout.value, found.target), jnp.float32(1.0)),
-            "environment": faults_of(rollout.reward, rollout.final_observation),
+            "environment": check_rollout(rollout.reward, rollout.final_observation),
         }
-        return Collected(experience, {**kept, **of_rewards}, {}, metrics)
+        return CollectionResult(experience, {**kept, **of_rewards}, {}, metrics)
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
         """Return the rewards for the advantages, normalised if set, and the updated reward statistics."""
@@ -297,8 +299,8 @@ class Ppo(Agent):
             losses["entropy"] = Loss(-entropy.sum(), count, self.entropy_weight)
         metrics: Metrics = {
             "entropy": Mean(entropy.sum(), count),
-            "divergence": Mean(divergence(log_ratio).sum(), count),
-            "clipped": Mean(outside(log_ratio, self.clip).sum(), count),
+            "divergence": Mean(approx_kl(log_ratio).sum(), count),
+            "clipped": Mean(clip_indicator(log_ratio, self.clip).sum(), count),
         }
         return Evaluation(losses, state, metrics)
 

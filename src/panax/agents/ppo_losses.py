@@ -50,7 +50,7 @@ def value_loss(
     return 0.5 * (clipped if form == "clipped" else jnp.maximum(error, clipped))
 
 
-def divergence(log_ratio: Rows) -> Rows:
+def approx_kl(log_ratio: Rows) -> Rows:
     """Estimate the KL divergence from the old to the new policy as (r - 1) - log r, which is never negative.
 
     Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 stops by the same.
@@ -58,7 +58,7 @@ def divergence(log_ratio: Rows) -> Rows:
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def outside(log_ratio: Rows, clip: float) -> Rows:
+def clip_indicator(log_ratio: Rows, clip: float) -> Rows:
     """Return 1 if the ratio is clipped, else 0."""
     return (jnp.abs(jnp.expm1(log_ratio)) > clip).astype(jnp.float32)
 

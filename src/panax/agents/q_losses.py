@@ -13,15 +13,15 @@ Values = Float[Array, "batch action"]
 ErrorForm = Literal["huber", "squared"]
 
 
-def target_of(reward: Rows, terminated: Flags, next_value: Rows, *, discount: float) -> Rows:
+def td_target(reward: Rows, terminated: Flags, next_value: Rows, *, discount: float) -> Rows:
     """Compute the target: the reward plus the discounted next value, unless the episode terminated.
 
     A transition truncated by a time limit is not terminated: its next state has a value.
 
     >>> one = lambda x: jnp.array([x])
-    >>> target_of(one(1.0), one(False), one(10.0), discount=0.5).tolist()
+    >>> td_target(one(1.0), one(False), one(10.0), discount=0.5).tolist()
     [6.0]
-    >>> target_of(one(1.0), one(True), one(10.0), discount=0.5).tolist()
+    >>> td_target(one(1.0), one(True), one(10.0), discount=0.5).tolist()
     [1.0]
     """
     return reward + discount * jnp.where(terminated, 0.0, next_value)
@@ -38,30 +38,30 @@ def best_value(target_values: Values, own_values: Values | None = None) -> Rows:
     """
     if own_values is None:
         return target_values.max(axis=-1)
-    return value_of(target_values, own_values.argmax(axis=-1).astype(jnp.int32))
+    return action_value(target_values, own_values.argmax(axis=-1).astype(jnp.int32))
 
 
-def value_of(values: Values, action: Int[Array, " batch"]) -> Rows:
+def action_value(values: Values, action: Int[Array, " batch"]) -> Rows:
     """Select the value of the action taken."""
     # A mask instead of a gather: its transpose is a multiplication, that of a gather a scatter.
     return jnp.where(action[:, None] == jnp.arange(values.shape[1])[None], values, 0.0).sum(axis=-1)
 
 
-def duelling(advantage: Values, value: Rows) -> Values:
+def dueling_values(advantage: Values, value: Rows) -> Values:
     """Combine the state's value and the advantages, less their mean, into action values.
 
     Source: Dueling Network Architectures for Deep Reinforcement Learning (arXiv:1511.06581), equation 9.
 
-    >>> duelling(jnp.array([[1.0, 3.0]]), jnp.array([10.0])).tolist()
+    >>> dueling_values(jnp.array([[1.0, 3.0]]), jnp.array([10.0])).tolist()
     [[9.0, 11.0]]
     """
     return value[:, None] + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-def error_of(value: Rows, target: Rows, *, form: ErrorForm) -> Rows:
+def td_loss(value: Rows, target: Rows, *, form: ErrorForm) -> Rows:
     """Compute half the squared error, or the Huber loss, which is linear beyond an error of 1.
 
-    >>> error_of(jnp.array([0.5, 3.0]), jnp.zeros(2), form="huber").tolist()
+    >>> td_loss(jnp.array([0.5, 3.0]), jnp.zeros(2), form="huber").tolist()
     [0.125, 2.5]
     """
     distance = jnp.abs(value - target)

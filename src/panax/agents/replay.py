@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 
 from ..core.errors import RecipeError
 from ..environments import Space
-from ..environments.batch import keys_of
+from ..environments.batch import row_keys
 from ..system.host_memory import free_bytes
 
 _FAR = 2**30
@@ -115,7 +115,7 @@ class Replay(eqx.Module):
             Leaves of environment * each rows.
         """
         most = self.kept
-        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, most))(keys_of(key, row))
+        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, most))(row_keys(key, row))
 
         def take(ring: jax.Array) -> jax.Array:
             taken = jax.vmap(lambda own, chosen: own[chosen])(ring, places)
@@ -168,6 +168,6 @@ def _free_bytes(sharding: Any) -> int | None:
     return stats.get("bytes_limit")
 
 
-def as_leaves(experience: Experience) -> Mapping[str, jax.Array]:
+def to_batch(experience: Experience) -> Mapping[str, jax.Array]:
     """Convert transitions to the leaves of a batch."""
     return experience._asdict()

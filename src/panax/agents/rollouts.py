@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num
 from ..core import DataChecks
 from ..core.measures import NO_FAULT, as_fault
 from ..environments import Environment, EnvironmentBatch, EnvironmentState
-from ..environments.batch import keys_of_steps
+from ..environments.batch import step_keys
 from .distributions import Distribution
 from .episodes import FinishedEpisodes
 from .policies import Carry, Policy
@@ -127,7 +127,7 @@ def collect_rollout(
             final_value,
         )
 
-    return jax.lax.scan(step, acting, keys_of_steps(key, row, steps))
+    return jax.lax.scan(step, acting, step_keys(key, row, steps))
 
 
 def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environment"]:
@@ -154,7 +154,7 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 
 
-def faults_of(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> DataChecks:
+def check_rollout(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> DataChecks:
     """Check rewards and observations for values that can't be learned from.
 
     Args:

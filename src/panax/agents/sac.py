@@ -11,12 +11,12 @@ from jaxtyping import Array, Float, Num
 from ..core import Batch, Evaluation, Loss, Mean, Metrics, Module
 from ..core.errors import RecipeError
 from ..environments import Action, Box
-from ..environments.batch import keys_of
+from ..environments.batch import row_keys
 from .distributions import SquashedGaussian
 from .off_policy import Explore, OffPolicy
-from .policies import Layers, PerceptronPolicy, Policy, as_features, features_of
+from .policies import Layers, PerceptronPolicy, Policy, as_features, num_features
 from .policies.perceptron import Activation
-from .q_losses import soft_value, target_of, temperature_loss
+from .q_losses import soft_value, td_target, temperature_loss
 from .replay import Replay
 
 _NARROWEST, _WIDEST = -20.0, 2.0
@@ -105,7 +105,7 @@ class Sac(OffPolicy):
     def networks(self, key: jax.Array) -> SacParameters:
         actor_key, *critic_keys = jax.random.split(key, 3)
         seen = self.environment.observation_space
-        inputs, widths = features_of(seen) + self._size, (*self.critic_hidden, 1)
+        inputs, widths = num_features(seen) + self._size, (*self.critic_hidden, 1)
         critics = tuple(Layers.build(own, inputs, widths, activation=self.critic_activation) for own in critic_keys)
         return SacParameters(
             actor=self.policy.build(actor_key, seen, 2 * self._size),
@@ -154,14 +154,14 @@ class Sac(OffPolicy):
         seen, following, row = batch["observation"], batch["next_observation"], batch["row"]
         held = jax.lax.stop_gradient(params)
         temperature = jnp.exp(held.log_temperature)
-        next_unit, next_log_prob = self._drawn(held, following, keys_of(next_key, row))
+        next_unit, next_log_prob = self._drawn(held, following, row_keys(next_key, row))
         next_value = soft_value(self.values(state["target"], following, next_unit), next_log_prob, temperature)
         target = jax.lax.stop_gradient(
-            target_of(batch["reward"], batch["terminated"], next_value, discount=self.discount)
+            td_target(batch["reward"], batch["terminated"], next_value, discount=self.discount)
         )
         values = self.values(params.critics, seen, batch["action"])
         critic = 0.5 * ((values - target[None]) ** 2).sum(axis=0)
-        unit, log_prob = self._drawn(params, seen, keys_of(now_key, row))
+        unit, log_prob = self._drawn(params, seen, row_keys(now_key, row))
         actor = -soft_value(self.values(held.critics, seen, unit), log_prob, temperature)
         aim = -float(self._size) if self.target_entropy is None else self.target_entropy
         of_temperature = temperature_loss(params.log_temperature, log_prob, target_entropy=aim)

@@ -13,8 +13,8 @@ import optax
 from ..core import (
     Axes,
     Batch,
-    Collected,
     CollectingTask,
+    CollectionResult,
     DataFacts,
     Evaluation,
     Gradients,
@@ -31,10 +31,10 @@ from ..core.validation import Validated
 from ..spmd import compute_grads
 from .agent import Agent
 
-FOLLOWS = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_step")
+FORWARDED = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_step")
 """What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
 
-NOT_PASSED_ON = (
+NOT_FORWARDED = (
     "axes_of", "check_mesh", "compute_dtype", "convert_axes", "convert_batch", "exchanges", "flops_per_token", "generate",
     "generates", "given", "growing", "layer_parameters", "names_axes", "narrower", "other_names", "pipelined", "read_outs",
     "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "watch", "weight_dtype",
@@ -42,7 +42,7 @@ NOT_PASSED_ON = (
 )  # fmt: skip
 """What an agent may not set where it runs in `Seeds`: it would be of one run, of whole parameters or of positions."""
 
-PER_SEED = ("return", "episode_return")
+PER_SEED_METRICS = ("return", "episode_return")
 """Of these metrics each seed's own is reported too, as `return/seed0`."""
 
 
@@ -86,7 +86,7 @@ class Seeds(Validated, CollectingTask):
                 f"{type(self.task.environment).__name__} is stepped on the host, which does it for one run at a time; train "
                 f"seeds one after the other, or take an environment that is written in JAX"
             )
-        for name in NOT_PASSED_ON:
+        for name in NOT_FORWARDED:
             if _says_otherwise(self.task, name):
                 raise RecipeError(
                     f"{type(self.task).__name__}.{name} has no effect in Seeds, which does not pass it on; train it alone"
@@ -180,7 +180,7 @@ class Seeds(Validated, CollectingTask):
     def state_axes(self, state: Any) -> Any:
         return self._with_seed(state, self.task.state_axes(_first(state)))
 
-    def collect(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> Collected:
+    def collect(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> CollectionResult:
         collected = jax.vmap(self.task.collect, (0, 0, None, 0))(params, state, batch, self._keys(key))
         return collected._replace(metrics=self._merged(collected.metrics))
 
@@ -242,7 +242,7 @@ class Seeds(Validated, CollectingTask):
             f"{name}/seed{seed}": metric
             for seed, found in enumerate(each)
             for name, metric in found.items()
-            if name in PER_SEED
+            if name in PER_SEED_METRICS
         }
         return {**functools.reduce(merge_measures, each), **own}
 

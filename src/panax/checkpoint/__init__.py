@@ -2,15 +2,15 @@
 
 from .checkpointer import Checkpointer
 from .config import CheckpointConfig
-from .manifest import FILE as MANIFEST
+from .manifest import MANIFEST_FILE as MANIFEST
 from .manifest import Manifest
 from .memory import MemoryConfig, MemoryTier
 from .reading import Checkpoint
-from .record import only_job
+from .record import exclusive_writer
 from .restoring import raise_on_all_processes, restore
-from .saved import open_checkpoint, step_of
+from .saved import open_checkpoint, parse_step
 
 __all__ = [
-    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest", "MemoryConfig", "MemoryTier", "only_job",
-    "open_checkpoint", "raise_on_all_processes", "restore", "step_of",
+    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest", "MemoryConfig", "MemoryTier", "exclusive_writer",
+    "open_checkpoint", "raise_on_all_processes", "restore", "parse_step",
 ]  # fmt: skip

@@ -53,7 +53,7 @@ class ArraySlice(NamedTuple):
         return all(n == 1 for n in self.shape[:last])
 
 
-def whole(shape: Sequence[int]) -> ArraySlice:
+def full_slice(shape: Sequence[int]) -> ArraySlice:
     """The box that is all of an array."""
     return ArraySlice((0,) * len(shape), tuple(shape))
 
@@ -83,7 +83,7 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
     if len(cut) > _MOST_CUT_DIMS:
         raise ValueError(f"boxes that are cut in {len(cut)} dimensions; expected at most {_MOST_CUT_DIMS}")
     corners: Counter[tuple[int, ...]] = Counter()
-    for sign, box in [(1, whole(shape)), *((-1, box) for box in filled)]:
+    for sign, box in [(1, full_slice(shape)), *((-1, box) for box in filled)]:
         ends = [((box.start[dim], 1), (box.start[dim] + box.shape[dim], -1)) for dim in cut]
         for corner in itertools.product(*ends):
             corners[tuple(at for at, _ in corner)] += sign * math.prod(s for _, s in corner)
@@ -96,12 +96,12 @@ def slice_of_shard(index: Sequence[slice], shape: Sequence[int]) -> ArraySlice:
     return ArraySlice(tuple(b for b, _, _ in bounds), tuple(e - b for b, e, _ in bounds))
 
 
-def pieces(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
+def split_slice(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
     """Cut a box into ones of at most `limit` values, each contiguous in it.
 
-    >>> [piece.shape for piece in pieces(ArraySlice((0, 0), (3, 10)), 20)]
+    >>> [piece.shape for piece in split_slice(ArraySlice((0, 0), (3, 10)), 20)]
     [(2, 10), (1, 10)]
-    >>> [piece.start for piece in pieces(ArraySlice((5, 0), (1, 10)), 4)]
+    >>> [piece.start for piece in split_slice(ArraySlice((5, 0), (1, 10)), 4)]
     [(5, 0), (5, 4), (5, 8)]
     """
     if box.size <= limit:
@@ -113,10 +113,10 @@ def pieces(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
     for begin in range(0, box.shape[dim], step):
         start = (*box.start[:dim], box.start[dim] + begin, *box.start[dim + 1 :])
         shape = (*box.shape[:dim], min(step, box.shape[dim] - begin), *box.shape[dim + 1 :])
-        yield from pieces(ArraySlice(start, shape), limit)
+        yield from split_slice(ArraySlice(start, shape), limit)
 
 
-def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[ArraySlice, list[Device]]:
+def slice_devices(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[ArraySlice, list[Device]]:
     """Each distinct part of an array to the devices that hold it, in the order of their ids."""
     found: dict[ArraySlice, list[Device]] = {}
     for device, index in sharding.devices_indices_map(shape).items():

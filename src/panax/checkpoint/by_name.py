@@ -1,9 +1,9 @@
 """Objects read by name: the listing of a store may be stale, by an hour in some."""
 
-from ..stores import MissingError, Store
+from ..stores import ObjectNotFoundError, Store
 
 
-def holds(store: Store, path: str, size: int) -> bool:
+def has_object(store: Store, path: str, size: int) -> bool:
     """True if an object of at least `size` bytes exists.
 
     Raises:
@@ -11,12 +11,12 @@ def holds(store: Store, path: str, size: int) -> bool:
     """
     try:
         store.read(path, max(size - 1, 0), size)
-    except MissingError:
+    except ObjectNotFoundError:
         return False
     return True
 
 
-def read_if_there(store: Store, path: str) -> bytes | None:
+def read_if_exists(store: Store, path: str) -> bytes | None:
     """Read an object; None if it does not exist.
 
     Raises:
@@ -24,5 +24,5 @@ def read_if_there(store: Store, path: str) -> bytes | None:
     """
     try:
         return store.read(path)
-    except MissingError:
+    except ObjectNotFoundError:
         return None

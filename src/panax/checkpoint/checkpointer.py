@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
-from ..job.agreement import any_process, first_text, is_process_zero
+from ..job.agreement import any_process, broadcast_text, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..stores import LocalStore, Store, open_store
 from .commit import SaveAttempt, commit, discard, publish_part, remove, sweep, write_part
@@ -24,10 +24,10 @@ from .manifest import Manifest
 from .reading import Checkpoint
 from .record import FOLDER as RECORD_FOLDER
 from .restoring import raise_on_all_processes
-from .saved import CheckpointIndex, folder_of, step_of
+from .saved import CheckpointIndex, parse_step, step_folder
 from .snapshot import Snapshot, plan_save
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 _LOOK_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Checkpointer:
         where: str | Path | Store,
         config: CheckpointConfig | None = None,
         attachments: Mapping[str, str] | None = None,
-        say: Say = print,
+        say: LogFn = print,
     ) -> None:
         """
         Args:
@@ -85,7 +85,7 @@ class Checkpointer:
 
     def run_name(self) -> str:
         """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""
-        return first_text(self._saved.run)
+        return broadcast_text(self._saved.run)
 
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints here, ascending."""
@@ -93,7 +93,7 @@ class Checkpointer:
 
     def folder(self, step: int) -> str:
         """The name of the checkpoint of `step`, below the store's root."""
-        return folder_of(step)
+        return step_folder(step)
 
     def url(self, step: int) -> str:
         """Where the checkpoint of `step` is or would be."""
@@ -137,7 +137,7 @@ class Checkpointer:
         steps: list[int] = []
         with raise_on_all_processes():
             steps = sorted(self._saved.found, reverse=True)[:64]
-        for step in map(int, first_text(" ".join(map(str, steps))).split()):
+        for step in map(int, broadcast_text(" ".join(map(str, steps))).split()):
             try:
                 with raise_on_all_processes():
                     self._saved.look(step)
@@ -185,7 +185,7 @@ class Checkpointer:
         self.wait()
         self.prepare(tree)
         assert self._snapshot is not None
-        self._name = self._name or first_text(secrets.token_hex(4))
+        self._name = self._name or broadcast_text(secrets.token_hex(4))
         self._attempts[step] += 1
         number = self._attempts[step]
         attempt = SaveAttempt(
@@ -263,7 +263,7 @@ class Checkpointer:
         """Remove what earlier processes left half written. Called by the one job that writes here, before it saves."""
         if not is_process_zero():
             return
-        folders = [folder for folder in self.store.folders() if step_of(folder) is not None]
+        folders = [folder for folder in self.store.folders() if parse_step(folder) is not None]
         try:
             sweep(self.store, folders)
             if isinstance(self.store, LocalStore):

@@ -20,12 +20,12 @@ from typing import Any
 
 from ..core.errors import CheckpointError
 from ..job.heartbeat import heartbeat
-from ..stores import Linking, MissingError, Store
-from .by_name import holds, read_if_there
-from .manifest import FILE, FileEntry, Manifest, checksum, merge_manifests
+from ..stores import LinkableStore, ObjectNotFoundError, Store
+from .by_name import has_object, read_if_exists
+from .manifest import MANIFEST_FILE, FileEntry, Manifest, compute_checksum, merge_manifests
 from .snapshot import FilePlan, Snapshot
 
-LATE_SECONDS = 20.0
+STALE_UPLOAD_SECONDS = 20.0
 """After which a listing that lacks a part is considered stale: reading a missing object takes a second in some stores."""
 
 _ASKED_BY_NAME = 4
@@ -105,7 +105,7 @@ def write_part(
         data = text.encode()
         store.write(attempt.path(name), [data])
         file = f"{attempt.name}/{name}"
-        files[file], entries[name] = len(data), FileEntry(file, checksum(data))
+        files[file], entries[name] = len(data), FileEntry(file, compute_checksum(data))
     arrays = {
         name: dataclasses.replace(entry, chunks=tuple(chunks[name])) for name, entry in snapshot.plan.arrays.items()
     }
@@ -132,7 +132,7 @@ def commit(
     # A list has no checksum of its own: what it says against a file, it says twice.
     if _wrong(store, attempt, manifest) and (wrong := _wrong(store, attempt, manifest)):
         raise CheckpointError(f"{wrong}: not committed")
-    store.write(f"{attempt.folder}/{FILE}", [manifest.to_json().encode()])
+    store.write(f"{attempt.folder}/{MANIFEST_FILE}", [manifest.to_json().encode()])
     return manifest
 
 
@@ -141,7 +141,7 @@ def _wrong(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
     there = {entry.path: entry.size for entry in store.list(attempt.folder)}
     for file, size in manifest.files.items():
         found = there.get(f"{attempt.folder}/{file}")
-        if found is None and holds(store, f"{attempt.folder}/{file}", size):
+        if found is None and has_object(store, f"{attempt.folder}/{file}", size):
             continue  # The list is an older one.
         if found != size:
             return f"{store.url}/{attempt.folder}/{file} has {found} bytes; {size} were written"
@@ -154,7 +154,7 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callab
     deadline = began + seconds
     while missing:
         # If the listing is stale, read a few parts by name in each poll.
-        left = _ASKED_BY_NAME if time.monotonic() > began + min(LATE_SECONDS, seconds / 2) else 0
+        left = _ASKED_BY_NAME if time.monotonic() > began + min(STALE_UPLOAD_SECONDS, seconds / 2) else 0
         there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
         for process in sorted(missing):
             failure, part = attempt.failure(process), attempt.part(process)
@@ -162,9 +162,9 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callab
                 left -= 1
                 if left < 0:
                     continue
-            if (failure in there or part not in there) and (reason := read_if_there(store, failure)) is not None:
+            if (failure in there or part not in there) and (reason := read_if_exists(store, failure)) is not None:
                 raise CheckpointError(f"process {process} could not write its part: {reason.decode(errors='replace')}")
-            text = read_if_there(store, part)
+            text = read_if_exists(store, part)
             if text is not None:
                 yield Manifest.from_json(text, f"{store.url}/{part}")
                 missing.discard(process)
@@ -180,12 +180,12 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callab
 
 def discard(store: Store, attempt: SaveAttempt) -> bool:
     """Remove the files of an attempt that failed; false where its manifest is there, or may be: an answer was lost."""
-    path = f"{attempt.folder}/{FILE}"
+    path = f"{attempt.folder}/{MANIFEST_FILE}"
     try:
         manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
         if any(file.startswith(f"{attempt.name}/") for file in manifest.files):
             return False
-    except MissingError:
+    except ObjectNotFoundError:
         pass
     except CheckpointError:
         return False
@@ -198,12 +198,12 @@ def remove(store: Store, folder: str) -> None:
 
     Of a link to a checkpoint the link is removed.
     """
-    path = f"{folder}/{FILE}"
+    path = f"{folder}/{MANIFEST_FILE}"
     if is_link(store, folder):
         store.delete([folder])
         return
     named: set[str] = set()
-    with contextlib.suppress(MissingError, CheckpointError):  # of a damaged one, what Panax's names tell
+    with contextlib.suppress(ObjectNotFoundError, CheckpointError):  # of a damaged one, what Panax's names tell
         named = {f"{folder}/{file}" for file in Manifest.from_json(store.read(path), f"{store.url}/{path}").files}
     store.delete([path])
     listed = {entry.path for entry in store.list(folder) if entry.path in named or _WRITTEN.fullmatch(entry.path)}
@@ -213,7 +213,7 @@ def remove(store: Store, folder: str) -> None:
 
 def is_link(store: Store, folder: str) -> bool:
     """Whether a checkpoint's folder is a link to another place."""
-    return isinstance(store, Linking) and store.is_link(folder)
+    return isinstance(store, LinkableStore) and store.is_link(folder)
 
 
 def sweep(store: Store, folders: Iterable[str]) -> None:
@@ -222,15 +222,17 @@ def sweep(store: Store, folders: Iterable[str]) -> None:
         if is_link(store, folder):
             continue  # What lies there is not this run's.
         there = [entry.path for entry in store.list(folder)]
-        committed = f"{folder}/{FILE}" in there
+        committed = f"{folder}/{MANIFEST_FILE}" in there
         try:
-            manifest = Manifest.from_json(store.read(f"{folder}/{FILE}"), f"{store.url}/{folder}/{FILE}")
-        except MissingError:
+            manifest = Manifest.from_json(
+                store.read(f"{folder}/{MANIFEST_FILE}"), f"{store.url}/{folder}/{MANIFEST_FILE}"
+            )
+        except ObjectNotFoundError:
             if committed:
                 continue  # Listed and not found: the store contradicts itself.
             keep = set()
         except CheckpointError:
             continue  # Damaged: kept as it is, for a person to look at.
         else:
-            keep = {f"{folder}/{FILE}", *(f"{folder}/{file}" for file in manifest.files)}
+            keep = {f"{folder}/{MANIFEST_FILE}", *(f"{folder}/{file}" for file in manifest.files)}
         store.delete([path for path in there if path not in keep and _WRITTEN.fullmatch(path)])

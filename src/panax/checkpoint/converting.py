@@ -14,18 +14,18 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..core.errors import CheckpointError, kind_of
+from ..core.errors import CheckpointError, describe_type
 from ..stores import Store
 from ..system import files as links
 from ..system import json_reader
-from .boxes import ArraySlice, pieces, whole
+from .boxes import ArraySlice, full_slice, split_slice
 from .inside import check_own_files, read_texts, reject_symlink_escape
-from .manifest import FILE, ArrayEntry, Chunk, FileEntry, Manifest, checksum, numpy_dtype
+from .manifest import MANIFEST_FILE, ArrayEntry, Chunk, FileEntry, Manifest, compute_checksum, numpy_dtype
 from .reading import Checkpoint
 from .snapshot import CHUNK_BYTES, FILE_BYTES
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 Reader = Callable[[ArraySlice], np.ndarray]
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -57,7 +57,7 @@ def export_tensors(
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
     groups = list(group_by_bytes(sizes, most_bytes))
     files = [f"model-{n:05d}-of-{len(groups):05d}.safetensors" for n in range(1, len(groups) + 1)]
-    files = files if len(groups) > 1 else [SINGLE]
+    files = files if len(groups) > 1 else [WEIGHTS_FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in checkpoint.manifest.attachments:
@@ -67,13 +67,13 @@ def export_tensors(
             partial = folder / f"{file}.partial"
             links.replace_link(partial)
             save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
-            links.usual_mode(partial)
+            links.apply_umask(partial)
             os.replace(partial, folder / file)
         if len(groups) > 1:
             where = {name: file for file, names in zip(files, groups) for name in names}
             text = json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}, indent=1)
-            links.replace_link(folder / INDEX)
-            (folder / INDEX).write_text(text, encoding="utf-8")
+            links.replace_link(folder / INDEX_FILE)
+            (folder / INDEX_FILE).write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -88,7 +88,7 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
         CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
     """
     source = Path(directory)
-    attachments = read_texts(source, "*.json", left_out=INDEX)
+    attachments = read_texts(source, "*.json", left_out=INDEX_FILE)
     return write_arrays(store, folder, _tensors(source), attachments=attachments)
 
 
@@ -137,7 +137,7 @@ def write_arrays(
         CheckpointError: There is a checkpoint already.
     """
     at = f"{folder}/" if folder else ""
-    if any(entry.path == f"{at}{FILE}" for entry in store.list(folder)):
+    if any(entry.path == f"{at}{MANIFEST_FILE}" for entry in store.list(folder)):
         raise CheckpointError(f"{store.url}/{folder} holds a checkpoint already; choose another place, or remove it")
     attempt = uuid.uuid4().hex[:8]
     entries: dict[str, ArrayEntry] = {}
@@ -157,11 +157,11 @@ def write_arrays(
 
     for name, entry, read in arrays:
         entries[name], chunks[name] = entry, []
-        for box in pieces(whole(entry.shape), max(1, CHUNK_BYTES // entry.itemsize)) if entry.nbytes else ():
+        for box in split_slice(full_slice(entry.shape), max(1, CHUNK_BYTES // entry.itemsize)) if entry.nbytes else ():
             data = np.ascontiguousarray(read(box)).tobytes()
             if size + len(data) > FILE_BYTES:
                 flush()
-            chunks[name].append(Chunk(box, f"{attempt}/{len(files):05d}-0000.bin", size, checksum(data)))
+            chunks[name].append(Chunk(box, f"{attempt}/{len(files):05d}-0000.bin", size, compute_checksum(data)))
             held.append(data)
             size += len(data)
     flush()
@@ -169,15 +169,15 @@ def write_arrays(
     for name, text in (attachments or {}).items():
         data = text.encode()
         store.write(f"{at}{attempt}/{name}", [data])
-        files[f"{attempt}/{name}"], named[name] = len(data), FileEntry(f"{attempt}/{name}", checksum(data))
+        files[f"{attempt}/{name}"], named[name] = len(data), FileEntry(f"{attempt}/{name}", compute_checksum(data))
     whole_entries = {name: dataclasses.replace(entry, chunks=tuple(chunks[name])) for name, entry in entries.items()}
     manifest = Manifest(step, whole_entries, files, named, dict(host or {"data": None}), metric, time.time())
     manifest.check_covered()
-    store.write(at + FILE, [manifest.to_json().encode()])
+    store.write(at + MANIFEST_FILE, [manifest.to_json().encode()])
     return manifest
 
 
-def refuse_pickled(folder: Path) -> None:
+def reject_pickled(folder: Path) -> None:
     """Raise a CheckpointError if a folder holds a checkpoint of PyTorch's that only unpickling would read."""
     if (folder / ".metadata").is_file() or next(folder.glob("*.distcp"), None) is not None:
         raise CheckpointError(
@@ -189,16 +189,16 @@ def refuse_pickled(folder: Path) -> None:
     if pickled is not None:
         raise CheckpointError(
             f"{pickled} is pickled: reading it runs whatever code is in it. If you trust it, write it as safetensors where "
-            f"PyTorch is: safetensors.torch.save_file(torch.load('{pickled.name}', weights_only=True), '{SINGLE}')"
+            f"PyTorch is: safetensors.torch.save_file(torch.load('{pickled.name}', weights_only=True), '{WEIGHTS_FILE}')"
         )
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
-        refuse_pickled(folder)
-        raise CheckpointError(f"{folder} holds no safetensors; expected {SINGLE}, or several with {INDEX}")
-    reject_symlink_escape(folder, [*paths, folder / INDEX])
+        reject_pickled(folder)
+        raise CheckpointError(f"{folder} holds no safetensors; expected {WEIGHTS_FILE}, or several with {INDEX_FILE}")
+    reject_symlink_escape(folder, [*paths, folder / INDEX_FILE])
     seen: dict[str, Path] = {}
     for path in paths:
         try:
@@ -224,17 +224,17 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
 
 
 def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
-    if not (folder / INDEX).is_file():
+    if not (folder / INDEX_FILE).is_file():
         return
     try:
-        named = json_reader.read(folder / INDEX)["weight_map"]
+        named = json_reader.read(folder / INDEX_FILE)["weight_map"]
         missing = sorted(set(named) - set(seen))
         if not isinstance(named, dict):
-            raise TypeError(f"weight_map is {kind_of(named)}")
+            raise TypeError(f"weight_map is {describe_type(named)}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
+        raise CheckpointError(f"{folder / INDEX_FILE} can't be read: {error!r}; expected a weight_map") from error
     if missing:
-        raise CheckpointError(f"{folder / INDEX} names {missing[0]}, in {named[missing[0]]}, which is not there")
+        raise CheckpointError(f"{folder / INDEX_FILE} names {missing[0]}, in {named[missing[0]]}, which is not there")
 
 
 def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from ..core.errors import CheckpointError
 from ..stores import LocalStore
 from ..system.files import expand_user
-from .manifest import FILE
-from .reading import MOST_TEXT_BYTES, Checkpoint
+from .manifest import MANIFEST_FILE
+from .reading import MAX_TEXT_BYTES, Checkpoint
 
 
 def reject_symlink_escape(folder: Path, paths: Iterable[Path]) -> None:
@@ -32,7 +32,7 @@ def check_own_files(checkpoint: Checkpoint) -> None:
     """As `reject_symlink_escape`, for the files of a checkpoint on a disk."""
     if isinstance(checkpoint.store, LocalStore):
         folder = expand_user(checkpoint.url)
-        reject_symlink_escape(folder, (folder / file for file in (FILE, *checkpoint.manifest.files)))
+        reject_symlink_escape(folder, (folder / file for file in (MANIFEST_FILE, *checkpoint.manifest.files)))
 
 
 def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
@@ -49,8 +49,8 @@ def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
             if not path.is_file():
                 continue
             size = path.stat().st_size
-            if size > MOST_TEXT_BYTES:
-                raise CheckpointError(f"{path} has {size:,} bytes; expected a text of at most {MOST_TEXT_BYTES:,}")
+            if size > MAX_TEXT_BYTES:
+                raise CheckpointError(f"{path} has {size:,} bytes; expected a text of at most {MAX_TEXT_BYTES:,}")
             found[path.name] = path.read_text(encoding="utf-8")
         except CheckpointError:
             raise

@@ -22,7 +22,7 @@ import jax
 
 from ..core.errors import CheckpointError, PanaxError, RecipeError
 from ..core.validation import Validated
-from ..job.agreement import first_text, gather_ints, gather_texts
+from ..job.agreement import broadcast_text, gather_ints, gather_texts
 from ..job.join import SECRET
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
@@ -87,7 +87,7 @@ class MemoryTier:
         with raise_on_all_processes():
             self._folder = MemoryFolder(config.folder, run)
         self._store = LocalStore(self._folder.path)
-        token = _token(first_text(secrets.token_hex(16)))
+        token = _token(broadcast_text(secrets.token_hex(16)))
         names = gather_texts(socket.gethostname())
         self._server = PeerServer(self._store, token, "127.0.0.1" if len({*names}) == 1 else _own_address())
         addresses = gather_texts(self._server.address)
@@ -101,7 +101,7 @@ class MemoryTier:
         self._peer = None if peer is None else self._stores[peer]
         if config.peers and peer is None:
             say("copies in memory stay on this host: there is no other one")
-        self._name = first_text(secrets.token_hex(4))
+        self._name = broadcast_text(secrets.token_hex(4))
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._saved: int | None = None
@@ -139,7 +139,7 @@ class MemoryTier:
         self.wait()
         self._saved = self._failure = None
         # A later copy of the same step must share no file with one that a host has failed to remove.
-        self._name = first_text(secrets.token_hex(4))
+        self._name = broadcast_text(secrets.token_hex(4))
         failure = ""
         if self._is_first_here:
             try:

@@ -16,12 +16,12 @@ from typing import IO
 
 from ..core.errors import CheckpointError
 from ..system.files import discard_folder
-from ..system.secure_dir import is_own_file, is_own_folder, private_folder
+from ..system.secure_dir import is_own_file, is_own_folder, make_private_folder
 
 STALE_SECONDS = 24 * 3600.0
 """Copies of a run that wrote none for so long, and that no job uses, are those of a job that was never started again."""
 
-MARK = "panax-copies"
+OWNER_MARKER = "panax-copies"
 _TEXT = "Panax keeps copies of a run's state here, and removes this folder when they are a day old.\n"
 _RUN = re.compile("[0-9a-f]{16}")
 
@@ -42,9 +42,9 @@ class MemoryFolder:
             if directory.is_symlink():
                 raise PermissionError(f"{directory} is a link to {os.readlink(directory)}; expected a folder")
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            copies = private_folder(directory / f"panax-copies-{os.geteuid()}")
+            copies = make_private_folder(directory / f"panax-copies-{os.geteuid()}")
             _remove_stale(copies, run)
-            self.path = private_folder(copies / run)
+            self.path = make_private_folder(copies / run)
             self._mark = _marked(self.path)
         except OSError as error:
             raise CheckpointError(
@@ -57,7 +57,7 @@ class MemoryFolder:
         Raises:
             CheckpointError: It is not.
         """
-        if not (is_own_folder(self.path) and is_own_file(self.path / MARK)):
+        if not (is_own_folder(self.path) and is_own_file(self.path / OWNER_MARKER)):
             raise CheckpointError(
                 f"{self.path} is no longer the folder that this job made for its copies; nothing in it is removed. "
                 f"See who changed it, or name another folder with $PANAX_MEMORY"
@@ -65,7 +65,7 @@ class MemoryFolder:
 
     def remove(self) -> None:
         """Remove the folder: the store holds what is newer. What can't be removed is removed by a later job."""
-        if is_own_folder(self.path) and is_own_file(self.path / MARK):
+        if is_own_folder(self.path) and is_own_file(self.path / OWNER_MARKER):
             discard_folder(self.path)
 
     def close(self) -> None:
@@ -77,9 +77,9 @@ def _marked(folder: Path) -> IO[str]:
     """The folder's mark, made where it is missing, under a lock that several processes of a job share."""
     import fcntl
 
-    mark = folder / MARK
+    mark = folder / OWNER_MARKER
     if not mark.exists() and any(folder.iterdir()):
-        raise PermissionError(f"{folder} was not made by Panax: {MARK} is missing in it")
+        raise PermissionError(f"{folder} was not made by Panax: {OWNER_MARKER} is missing in it")
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     file = os.fdopen(descriptor, "r+", encoding="utf-8")
     try:
@@ -101,7 +101,7 @@ def _remove_stale(copies: Path, run: str) -> None:
     import fcntl
 
     for path in copies.iterdir():
-        mark = path / MARK
+        mark = path / OWNER_MARKER
         if path.name == run or not _RUN.fullmatch(path.name) or not is_own_folder(path) or not is_own_file(mark):
             continue
         # Another job may remove it at the same time.

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DamagedError, StoreError
 from ..job.heartbeat import heartbeat
-from ..stores import MissingError, Store
-from .boxes import ArraySlice, whole
-from .by_name import holds
-from .manifest import ArrayEntry, Chunk, Manifest, checksum, numpy_dtype
+from ..stores import ObjectNotFoundError, Store
+from .boxes import ArraySlice, full_slice
+from .by_name import has_object
+from .manifest import ArrayEntry, Chunk, Manifest, compute_checksum, numpy_dtype
 
-MOST_TEXT_BYTES = 2**30
+MAX_TEXT_BYTES = 2**30
 """Of what is stored as text: a model's description, a tokenizer."""
 
 _ALIGN = 4096
@@ -55,9 +55,9 @@ class Checkpoint:
         if entry is None:
             return None
         size = self.manifest.files[entry.file]
-        if size > MOST_TEXT_BYTES:
+        if size > MAX_TEXT_BYTES:
             raise DamagedError(
-                f"{self.url}/{entry.file} has {size:,} bytes; {name} is a text of at most {MOST_TEXT_BYTES:,}"
+                f"{self.url}/{entry.file} has {size:,} bytes; {name} is a text of at most {MAX_TEXT_BYTES:,}"
             )
         # A manifest's sizes are believed once the store has them too: before memory is taken.
         self._check_files([entry.file])
@@ -78,7 +78,7 @@ class Checkpoint:
         if entry is None:
             few = ", ".join(list(self.manifest.arrays)[:5])
             raise CheckpointError(f"{self.url} has no array {name!r}; it has {few}, ...")
-        box = whole(entry.shape)
+        box = full_slice(entry.shape)
         if index is not None:
             bounds = [part.indices(n)[:2] for part, n in zip(index, entry.shape)]
             bounds += [(0, n) for n in entry.shape[len(bounds) :]]
@@ -131,7 +131,7 @@ class Checkpoint:
             values = targets[first][(*chunk.box.within(first), ...)]
             rest = [box for box in meeting if box != first]
         else:
-            values = aligned_empty(chunk.box.shape, numpy_dtype(entry.dtype))
+            values = allocate_aligned(chunk.box.shape, numpy_dtype(entry.dtype))
             rest = list(meeting)
         self._read_checked(chunk.file, chunk.offset, _bytes_of(values), chunk.checksum, name)
         for box in rest:
@@ -141,7 +141,7 @@ class Checkpoint:
         for _ in range(_READS):
             try:
                 self.store.read_into(self.path(file), offset, target)
-            except MissingError as error:
+            except ObjectNotFoundError as error:
                 raise DamagedError(f"{self.url}/{file} is missing; it holds {name}") from error
             except StoreError as error:
                 with contextlib.suppress(StoreError):
@@ -149,7 +149,7 @@ class Checkpoint:
                 raise CheckpointError(f"{name} in {self.url} can't be read: {error}") from error
             self.bytes_read += len(target)
             heartbeat().moved("restore")
-            if checksum(target) == expected:
+            if compute_checksum(target) == expected:
                 return
         raise DamagedError(
             f"{self.url}/{file} is damaged: bytes {offset} to {offset + len(target)}, part of {name}, are not those that were "
@@ -181,7 +181,7 @@ class Checkpoint:
     def _of_their_sizes(self, files: Iterable[str], refuse: bool = False) -> bool:
         for file in files:
             found, expected = self._listed.get(self.path(file)), self.manifest.files[file]
-            if found == expected or (refuse and found is None and holds(self.store, self.path(file), expected)):
+            if found == expected or (refuse and found is None and has_object(self.store, self.path(file), expected)):
                 continue
             if refuse and found is None:
                 raise DamagedError(f"{self.url}/{file} is missing; expected a file of {expected} bytes")
@@ -196,7 +196,7 @@ class Checkpoint:
         there = self._list()
         for file, expected in self.manifest.files.items():
             found = there.get(self.path(file))
-            if found is None and holds(self.store, self.path(file), expected):
+            if found is None and has_object(self.store, self.path(file), expected):
                 continue
             if found != expected:
                 absent.add(file)
@@ -233,10 +233,10 @@ class Checkpoint:
         return None
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Page-aligned memory: read straight into, and taken over without a copy by a device that is the host itself.
 
-    >>> aligned_empty((3, 5), np.dtype("float32")).ctypes.data % 4096
+    >>> allocate_aligned((3, 5), np.dtype("float32")).ctypes.data % 4096
     0
     """
     size = math.prod(shape) * dtype.itemsize

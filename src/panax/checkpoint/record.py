@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import CheckpointError
-from ..stores import MissingError, Store, is_remote
+from ..stores import ObjectNotFoundError, Store, is_remote
 from ..system import json_reader
 from ..system.files import expand_user
 from ..system.lock import open_locked
-from ..system.secure_dir import private_folder
-from .manifest import checksum
+from ..system.secure_dir import make_private_folder
+from .manifest import compute_checksum
 
 FOLDER = "run"
-FILE = f"{FOLDER}/run.json"
+RECORD_FILE = f"{FOLDER}/run.json"
 
 _ID = re.compile("[0-9a-f]{16}")
 
@@ -66,8 +66,8 @@ def read_record(store: Store) -> RunRecord | None:
         StoreError: The store can't be read.
     """
     try:
-        text = store.read(FILE)
-    except MissingError:
+        text = store.read(RECORD_FILE)
+    except ObjectNotFoundError:
         return None
     try:
         outer = json_reader.parse(text, constants=True)
@@ -75,7 +75,7 @@ def read_record(store: Store) -> RunRecord | None:
             raise ValueError("its checksum does not hold")
         return RunRecord(**outer["record"])
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{store.url}/{FILE} is not the record of a run: {error}") from error
+        raise CheckpointError(f"{store.url}/{RECORD_FILE} is not the record of a run: {error}") from error
 
 
 def write_record(store: Store, record: RunRecord) -> None:
@@ -85,10 +85,10 @@ def write_record(store: Store, record: RunRecord) -> None:
         StoreError: The store refused.
     """
     fields = dataclasses.asdict(record)
-    store.write(FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])
+    store.write(RECORD_FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])
 
 
-def check_listed(store: Store, folders: Collection[str]) -> None:
+def check_record_listed(store: Store, folders: Collection[str]) -> None:
     """See that a list of a store's folders holds the record, which is there.
 
     Raises:
@@ -96,14 +96,14 @@ def check_listed(store: Store, folders: Collection[str]) -> None:
     """
     if FOLDER not in folders:
         raise CheckpointError(
-            f"{store.url} holds a run's record ({FILE}), but the list that the store answers lacks it: the answer is not a list "
+            f"{store.url} holds a run's record ({RECORD_FILE}), but the list that the store answers lacks it: the answer is not a list "
             f"of this place, or an old one, so what checkpoints there are is not known. See that the endpoint and its proxies "
             f"answer lists, then run the same command again"
         )
 
 
 @contextmanager
-def only_job(url: str) -> Iterator[None]:
+def exclusive_writer(url: str) -> Iterator[None]:
     """Keep other jobs of this machine from writing checkpoints to the same place while this one does.
 
     Raises:
@@ -111,8 +111,8 @@ def only_job(url: str) -> Iterator[None]:
     """
     try:
         if is_remote(url):
-            folder = private_folder(Path(tempfile.gettempdir()) / f"panax-locks-{os.geteuid()}")
-            file = folder / checksum(url.rstrip("/").encode())
+            folder = make_private_folder(Path(tempfile.gettempdir()) / f"panax-locks-{os.geteuid()}")
+            file = folder / compute_checksum(url.rstrip("/").encode())
         else:
             folder = expand_user(url)
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,4 +133,4 @@ def only_job(url: str) -> Iterator[None]:
 
 
 def _seal(record: dict[str, object]) -> str:
-    return checksum(json.dumps(record, sort_keys=True).encode())
+    return compute_checksum(json.dumps(record, sort_keys=True).encode())

@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..core.params.axes import named_leaves
 from ..job.agreement import gather_texts
-from .boxes import ArraySlice, Device, holders, slice_of_shard
-from .manifest import ArrayEntry, checksum, numpy_dtype
-from .reading import Checkpoint, aligned_empty
+from .boxes import ArraySlice, Device, slice_devices, slice_of_shard
+from .manifest import ArrayEntry, compute_checksum, numpy_dtype
+from .reading import Checkpoint, allocate_aligned
 from .snapshot import CHUNK_BYTES, is_key
 
 GROUP_BYTES = 2**28
@@ -43,8 +43,8 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
         DamagedError: It is not what was written: the message names the file and the bytes. If one process raises, all do.
     """
     expected, places = named_leaves(abstract), named_leaves(shardings)
-    check_same(checkpoint, expected, part)
-    files = checksum(repr(sorted(checkpoint.manifest.files.items())).encode())
+    check_arrays_match(checkpoint, expected, part)
+    files = compute_checksum(repr(sorted(checkpoint.manifest.files.items())).encode())
     told = gather_texts(f"step {checkpoint.manifest.step} of files {files}")
     if len({*told}) > 1:
         raise CheckpointError(f"the processes would restore different checkpoints: {'; '.join(dict.fromkeys(told))}")
@@ -129,7 +129,7 @@ class _Parts:
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
         """Take host memory for what this process reads, and begin."""
-        self._values = {box: aligned_empty(box.shape, self._dtype) for box in self._boxes.values()}
+        self._values = {box: allocate_aligned(box.shape, self._dtype) for box in self._boxes.values()}
         return checkpoint.fill(name, self._values, readers)
 
     def placed(self) -> jax.Array:
@@ -217,7 +217,7 @@ def _spread(
 def _shared_by_processes(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
     if jax.process_count() == 1:
         return False
-    return any(len({d.process_index for d in devices}) > 1 for devices in holders(sharding, shape).values())
+    return any(len({d.process_index for d in devices}) > 1 for devices in slice_devices(sharding, shape).values())
 
 
 def _axes_by_dim(sharding: NamedSharding, rank: int) -> list[tuple[str, ...]]:
@@ -244,7 +244,7 @@ def _wrapped(checkpoint: Checkpoint, name: str, leaf: jax.Array, sharding: Shard
     return jax.jit(lambda data: jax.random.wrap_key_data(data, impl=impl), out_shardings=sharding)(leaf)
 
 
-def check_same(checkpoint: Checkpoint, expected: Mapping[str, Any], part: bool) -> None:
+def check_arrays_match(checkpoint: Checkpoint, expected: Mapping[str, Any], part: bool) -> None:
     """Raise a CheckpointError unless the checkpoint has these arrays."""
     there = checkpoint.manifest.arrays
     problems = [] if part else [f"it also has {name}" for name in there if name not in expected]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.errors import CheckpointError, DamagedError, StoreError
-from ..stores import MissingError, Store, open_store
-from .manifest import FILE, Manifest
+from ..stores import ObjectNotFoundError, Store, open_store
+from .manifest import MANIFEST_FILE, Manifest
 from .reading import Checkpoint
-from .record import RunRecord, check_listed, read_record, write_record
+from .record import RunRecord, check_record_listed, read_record, write_record
 
 _LIST_AGAIN_SECONDS = 1.0
 
-MOST_MANIFEST_BYTES = 2**30
+MAX_MANIFEST_BYTES = 2**30
 """A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
 
 
@@ -44,7 +44,7 @@ class CheckpointIndex:
                 raise
             except CheckpointError as error:
                 self._say(f"warning: {error}; it is written again")
-                check_listed(self._store, self._store.folders())
+                check_record_listed(self._store, self._store.folders())
             found = self._listed()
             newest = None if self._record is None else self._record.newest
             if newest is not None and newest not in found and self._is_committed(newest):
@@ -67,7 +67,7 @@ class CheckpointIndex:
 
     def url(self, step: int) -> str:
         """Where the checkpoint of a step is or would be."""
-        return f"{self._store.url.rstrip('/')}/{folder_of(step)}"
+        return f"{self._store.url.rstrip('/')}/{step_folder(step)}"
 
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints, ascending."""
@@ -82,10 +82,10 @@ class CheckpointIndex:
         """
         found = self.found.get(step)
         if found is None:
-            raise CheckpointError(f"{self.url(step)} is not a checkpoint: {FILE} is missing")
+            raise CheckpointError(f"{self.url(step)} is not a checkpoint: {MANIFEST_FILE} is missing")
         if isinstance(found, CheckpointError):
             raise found
-        return Checkpoint(self._store, folder_of(step), found)
+        return Checkpoint(self._store, step_folder(step), found)
 
     def judged(self, steps: list[int]) -> list[int]:
         """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
@@ -139,27 +139,27 @@ class CheckpointIndex:
         """The committed checkpoints by the store's list, which must hold the run's record if there is one."""
         folders = self._store.folders()
         if self._record is not None:
-            check_listed(self._store, folders)
+            check_record_listed(self._store, folders)
         found: dict[int, Manifest | CheckpointError] = {}
         for folder in folders:
-            step = step_of(folder)
+            step = parse_step(folder)
             sizes = {} if step is None else {entry.path: entry.size for entry in self._store.list(folder)}
-            if step is not None and f"{folder}/{FILE}" in sizes:
-                found[step] = self._manifest(step, sizes[f"{folder}/{FILE}"])
+            if step is not None and f"{folder}/{MANIFEST_FILE}" in sizes:
+                found[step] = self._manifest(step, sizes[f"{folder}/{MANIFEST_FILE}"])
         return found
 
     def _is_committed(self, step: int) -> bool:
         """Whether a checkpoint's manifest is there, by its name."""
         try:
-            self._store.read(f"{folder_of(step)}/{FILE}")
-        except MissingError:
+            self._store.read(f"{step_folder(step)}/{MANIFEST_FILE}")
+        except ObjectNotFoundError:
             return False
         return True
 
     def _manifest(self, step: int, size: int = 0) -> Manifest | CheckpointError:
-        found = _read_manifest(self._store, folder_of(step), size)
+        found = _read_manifest(self._store, step_folder(step), size)
         if isinstance(found, Manifest) and found.step != step:
-            return DamagedError(f"{self.url(step)}/{FILE} is that of step {found.step}")
+            return DamagedError(f"{self.url(step)}/{MANIFEST_FILE} is that of step {found.step}")
         return found
 
 
@@ -171,38 +171,38 @@ def open_checkpoint(where: str | Path) -> Checkpoint:
     """
     store = open_store(where)
     sizes = {entry.path: entry.size for entry in store.list()}
-    if FILE not in sizes:
-        raise CheckpointError(f"{where} is not a checkpoint: {FILE} is missing")
-    found = _read_manifest(store, "", sizes[FILE])
+    if MANIFEST_FILE not in sizes:
+        raise CheckpointError(f"{where} is not a checkpoint: {MANIFEST_FILE} is missing")
+    found = _read_manifest(store, "", sizes[MANIFEST_FILE])
     if isinstance(found, CheckpointError):
         raise found
     return Checkpoint(store, "", found)
 
 
 def _read_manifest(store: Store, folder: str, size: int = 0) -> Manifest | CheckpointError:
-    path = f"{folder}/{FILE}" if folder else FILE
-    if size > MOST_MANIFEST_BYTES:
-        return DamagedError(f"{store.url}/{path} has {size:,} bytes; a manifest has at most {MOST_MANIFEST_BYTES:,}")
+    path = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
+    if size > MAX_MANIFEST_BYTES:
+        return DamagedError(f"{store.url}/{path} has {size:,} bytes; a manifest has at most {MAX_MANIFEST_BYTES:,}")
     try:
         manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
         manifest.check_covered()
-    except MissingError as error:
+    except ObjectNotFoundError as error:
         return DamagedError(f"{error}, though it is listed")
     except CheckpointError as error:
         return error
     return manifest
 
 
-def step_of(folder: str) -> int | None:
+def parse_step(folder: str) -> int | None:
     """The step of a checkpoint's folder; None for the name of another folder.
 
-    >>> step_of("step_00000100"), step_of("step_old")
+    >>> parse_step("step_00000100"), parse_step("step_old")
     (100, None)
     """
     match = re.fullmatch(r"step_([0-9]{8,})", folder)
     return int(match[1]) if match else None
 
 
-def folder_of(step: int) -> str:
+def step_folder(step: int) -> str:
     """The name of the checkpoint of a step, below the store's root."""
     return f"step_{step:08d}"

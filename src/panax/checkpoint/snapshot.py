@@ -17,8 +17,8 @@ import numpy as np
 
 from ..core.errors import CheckpointError
 from ..core.params.axes import named_leaves
-from .boxes import ArraySlice, Device, holders, pieces
-from .manifest import ArrayEntry, Chunk, checksum
+from .boxes import ArraySlice, Device, slice_devices, split_slice
+from .manifest import ArrayEntry, Chunk, compute_checksum
 
 CHUNK_BYTES = 2**22
 """What has a checksum, and is read at once: a layout of many more devices reads little that it does not need."""
@@ -92,11 +92,11 @@ def plan_save(tree: Any) -> SavePlan:
         stored = key_data(leaf)
         impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
         arrays[name] = ArrayEntry(stored.shape, stored.dtype.name, key_impl=impl)
-        for number, (box, devices) in enumerate(holders(stored.sharding, stored.shape).items()):
+        for number, (box, devices) in enumerate(slice_devices(stored.sharding, stored.shape).items()):
             owner = devices[(turn + number) % len(devices)]
             if owner.process_index == here and box.size:
                 limit = max(1, CHUNK_BYTES // stored.dtype.itemsize)
-                owned += [(name, owner, box, piece) for piece in pieces(box, limit)]
+                owned += [(name, owner, box, piece) for piece in split_slice(box, limit)]
     return SavePlan(arrays, tuple(_lay_out(owned, arrays)))
 
 
@@ -201,7 +201,7 @@ class Snapshot:
         """Array to its chunks in a file of this plan, with their checksums."""
         found: dict[str, list[Chunk]] = {}
         for piece in plan.pieces:
-            digest = checksum(self.buffer[piece.begin : piece.end])
+            digest = compute_checksum(self.buffer[piece.begin : piece.end])
             found.setdefault(piece.array, []).append(Chunk(piece.box, file, piece.begin - plan.begin, digest))
         return found
 

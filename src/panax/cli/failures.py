@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from ..core.errors import PanaxError
-from ..core.sanitize import printable
+from ..core.sanitize import make_printable
 from ..job.heartbeat import heartbeat
 
 TRACEBACK = "--traceback"
@@ -17,7 +17,7 @@ MEMORY_ADVICE = (
 )
 
 
-def said_and_done(error: BaseException, *, with_traceback: bool) -> int:
+def report_error(error: BaseException, *, with_traceback: bool) -> int:
     """Print the one message of an error to standard error; its exit code."""
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has gone (`panax recipes | head`): what is flushed at exit must go somewhere.
@@ -28,14 +28,14 @@ def said_and_done(error: BaseException, *, with_traceback: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("panax: stopped at once; the last checkpoint is whole", file=sys.stderr)
         return 130
-    said = message(error)
+    said = format_error(error)
     code = error.exit_code if isinstance(error, PanaxError) else 1
     heartbeat().error(error, said, code)
-    print(f"panax: error: {printable(said)}", file=sys.stderr)
+    print(f"panax: error: {make_printable(said)}", file=sys.stderr)
     return code
 
 
-def message(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What went wrong, and what to do about it."""
     if isinstance(error, PanaxError):
         notes = [f"  {note}" for note in getattr(error, "__notes__", ()) if note.startswith("in model part")]

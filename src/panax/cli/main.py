@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import __version__
-from ..cluster.node.worker import STACKS, guard
-from ..core.errors import RecipeError, nearest
+from ..cluster.node.worker import STACKS_VARIABLE, install_guards
+from ..core.errors import RecipeError, suggest_name
 from ..system.allocator import keep_freed_memory, restart_with_huge_pages
-from ..system.streams import settle, tolerate_output_errors, write_last_words
-from .failures import TRACEBACK, said_and_done
-from .plugins import leave_out_absent, unsaid
+from ..system.streams import repair_streams, tolerate_output_errors, write_last_words
+from .failures import TRACEBACK, report_error
+from .plugins import skip_absent_plugins, suppress_plugin_warnings
 
 USAGE = """\
 usage: panax COMMAND ...
@@ -147,13 +147,13 @@ COMMANDS = (
     "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
 )  # fmt: skip
 
-SUPERVISING = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
+JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
 """Commands that hold no jax."""
 
-COMPUTING = ("train", "sweep", "find")
+TRAINING_COMMANDS = ("train", "sweep", "find")
 """Commands that train in this process."""
 
-TRAINING = ("train", "launch", "sweep")
+OUTPUT_OPTIONAL_COMMANDS = ("train", "launch", "sweep")
 """Commands that continue if their output can't be written."""
 
 
@@ -163,16 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see the usage text.
     """
-    settle()
+    repair_streams()
     as_program = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] and arguments[0] in COMPUTING:
+    if arguments[:1] and arguments[0] in TRAINING_COMMANDS:
         if as_program:
             restart_with_huge_pages()
         # Before any thread starts, or it has no effect.
         keep_freed_memory()
     # `guard` handles the log of a launched worker.
-    outlasts = arguments[:1] and arguments[0] in TRAINING and not os.environ.get(STACKS)
+    outlasts = arguments[:1] and arguments[0] in OUTPUT_OPTIONAL_COMMANDS and not os.environ.get(STACKS_VARIABLE)
     with tolerate_output_errors() if outlasts else contextlib.nullcontext():
         return _ended(arguments, as_program=as_program)
 
@@ -190,19 +190,19 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
             sys.stdout.flush()
             return 0
         if arguments[0] not in COMMANDS:
-            raise RecipeError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)}")
-        guard()
+            raise RecipeError(f"there is no command {arguments[0]!r}; {suggest_name(arguments[0], COMMANDS)}")
+        install_guards()
         # Of any library: where in its code it is raised is nothing to act on.
         warnings.showwarning = lambda message, *_: warn(f"warning: {message}")
-        if arguments[0] not in SUPERVISING:
-            leave_out_absent()
-        with unsaid(), _pause_gc(for_good=as_program):
+        if arguments[0] not in JAX_FREE_COMMANDS:
+            skip_absent_plugins()
+        with suppress_plugin_warnings(), _pause_gc(for_good=as_program):
             command = _command(arguments[0])
         code = command(arguments[1:])
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        code = said_and_done(error, with_traceback=with_traceback)
+        code = report_error(error, with_traceback=with_traceback)
         if _others_wait():
             # At exit JAX would wait for the other processes, which may wait for this one.
             write_last_words()

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Task
-from ..core.errors import PanaxError, RecipeError, kind_of
+from ..core.errors import PanaxError, RecipeError, describe_type
 from ..metrics.console import wrap_line
 from ..presets.experiments import preset
 from ..run import Experiment, replace_data
-from ..run.blank_data import lacks_data
+from ..run.blank_data import find_missing_data
 from .main import warn
-from .recipes import PRESET, built_in, find_recipe, told
+from .recipes import PRESET, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 from .usual_names import check_names
 
 DATA = "--data"
 """Takes paths, up to the next flag."""
 
-SHORT = {"--buckets": "--data.buckets"}
+SHORT_FLAGS = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
 
 
@@ -35,7 +35,7 @@ class _Unsaid(Task):
     def parameter_axes(self, params: Any) -> Any: ...
 
 
-HELD = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
+UNPARSED_FIELDS = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
 """Fields that may hold what no flag can say (another library's model, a loader), and what stands there while flags are read."""
 
 
@@ -48,7 +48,7 @@ def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
     if arguments[:1] not in (["-h"], ["--help"]):
         return False
     choices = (
-        f"RECIPE is one of {', '.join(sorted(built_in()))}; a published model, preset:NAME (`panax recipes` lists them); or a "
+        f"RECIPE is one of {', '.join(sorted(built_in_recipes()))}; a published model, preset:NAME (`panax recipes` lists them); or a "
         f"Python file of yours."
     )
     print(
@@ -73,14 +73,14 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         raise
     except Exception as error:
         raise RecipeError(
-            f"the recipe {name!r} could not be built: {told(error, inspect.getsourcefile(recipe) or '')}"
+            f"the recipe {name!r} could not be built: {format_recipe_error(error, inspect.getsourcefile(recipe) or '')}"
         ) from error
     if not isinstance(base, Experiment):
-        raise RecipeError(f"the recipe {name!r} returned {kind_of(base)}; expected `return Experiment(...)`")
+        raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
     if paths and not name.startswith(PRESET):
         base = replace_data(base, *paths)
     check_names(flags)
-    if command in ("train", "data show") and "--help" not in flags and (absent := lacks_data(base)) is not None:
+    if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
         raise absent.refused()
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
@@ -91,8 +91,8 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         for line in (inspect.getdoc(recipe) or "").splitlines():
             print(wrap_line(line))
         print()
-    held = {name: value for name in HELD if not _in_words(value := getattr(base, name))}
-    stand_ins = dataclasses.replace(base, **{field: HELD[field] for field in held})
+    held = {name: value for name in UNPARSED_FIELDS if not _in_words(value := getattr(base, name))}
+    stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in held})
     found = read_settings(stand_ins, expanded, f"panax {command} {name}")
     return dataclasses.replace(found, **held)
 
@@ -165,4 +165,4 @@ def _joined(flags: Sequence[str]) -> list[str]:
 
 def _expand(flag: str) -> list[str]:
     name, equals, value = flag.partition("=")
-    return [SHORT.get(name, name) + equals + value]
+    return [SHORT_FLAGS.get(name, name) + equals + value]

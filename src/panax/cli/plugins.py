@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from ..core.errors import RecipeError
 from . import pass_lines
 
-MARKS = {
+DEVICE_PATHS = {
     "xla_cuda": ("/dev/nvidia*", "/dev/dxg", "/dev/nvmap", "/dev/nvhost*"),
     "libtpu": ("/dev/accel*", "/dev/vfio/*"),
 }
 """A plugin's name, as it begins, to the files of Linux of which one is there with its devices."""
 
-VENDORS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
+VENDOR_IDS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
 """Who makes a plugin's devices, by the number that PCI has for it: one without a driver is an error that should be seen."""
 
-HARMLESS = ("cudart_stub.cc", "before absl::InitializeLog() is called")
+HARMLESS_LINES = ("cudart_stub.cc", "before absl::InitializeLog() is called")
 """Parts of the lines that CUDA's plugin writes on a machine without a driver."""
 
 
@@ -37,7 +37,7 @@ LAST_WORDS_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def unsaid(*, if_failed: bool = True) -> Iterator[None]:
+def suppress_plugin_warnings(*, if_failed: bool = True) -> Iterator[None]:
     """While plugins are loaded: what goes to standard error comes without those lines.
 
     They are written by libraries in C, so that nothing in Python is asked. Another process passes the lines on, so that what a
@@ -53,7 +53,7 @@ def unsaid(*, if_failed: bool = True) -> Iterator[None]:
         yield
         return
     held = b"" if if_failed else f"panax: nothing of this is said {secrets.token_hex(8)}\n".encode()
-    command = [sys.executable, "-I", "-S", pass_lines.__file__, held.decode().strip(), *HARMLESS]
+    command = [sys.executable, "-I", "-S", pass_lines.__file__, held.decode().strip(), *HARMLESS_LINES]
     sys.stderr.flush()
     try:
         # In a session of its own: Ctrl-C is for this process.
@@ -89,7 +89,7 @@ def start_jax() -> None:
 
     asked = os.environ.get("JAX_PLATFORMS", "")
     try:
-        with unsaid(if_failed=not asked):
+        with suppress_plugin_warnings(if_failed=not asked):
             jax.devices()
     except Exception as error:
         if not asked:
@@ -106,12 +106,12 @@ def start_jax() -> None:
         ) from error
 
 
-def leave_out_absent() -> None:
+def skip_absent_plugins() -> None:
     """Keep JAX on the CPU where no platform is chosen, and every plugin is of devices that this machine surely has not."""
     if os.environ.get("JAX_PLATFORMS") or sys.platform != "linux":
         return
     plugins = _plugins()
-    known = {each: next((name for name in MARKS if each.startswith(name)), None) for each in plugins}
+    known = {each: next((name for name in DEVICE_PATHS if each.startswith(name)), None) for each in plugins}
     if plugins and all(name is not None and not _present(name) for name in known.values()):
         os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -130,4 +130,4 @@ def _present(plugin: str) -> bool:
     for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             vendors.append(file.read().strip())
-    return VENDORS[plugin] in vendors or any(map(glob.glob, MARKS[plugin]))
+    return VENDOR_IDS[plugin] in vendors or any(map(glob.glob, DEVICE_PATHS[plugin]))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..presets.experiments import PARAMETERS, preset
 from ..run import Experiment
 
@@ -22,7 +22,7 @@ PRESET = "preset:"
 """What the name of a published model begins with."""
 
 
-def built_in() -> dict[str, Recipe]:
+def built_in_recipes() -> dict[str, Recipe]:
     """Every recipe that comes with Panax, by name."""
     package = importlib.import_module(BUILT_IN)
     found: dict[str, Recipe] = {}
@@ -64,10 +64,10 @@ def find_recipe(name: str) -> Recipe:
         except ImportError as error:
             raise RecipeError(f"the recipe's module {source} can't be imported: {error}") from error
         return _choose(module, function, source)
-    recipes = built_in()
+    recipes = built_in_recipes()
     if name not in recipes:
         raise RecipeError(
-            f"there is no recipe {name!r}; {nearest(name, recipes)} (a recipe of your own is a file: my_recipe.py or "
+            f"there is no recipe {name!r}; {suggest_name(name, recipes)} (a recipe of your own is a file: my_recipe.py or "
             f"my_recipe.py:function; a published model is preset:NAME)"
         )
     return recipes[name]
@@ -75,7 +75,7 @@ def find_recipe(name: str) -> Recipe:
 
 def _preset(name: str) -> Recipe:
     if name not in PARAMETERS:
-        raise RecipeError(f"there is no preset {name!r}; {nearest(name, PARAMETERS)}")
+        raise RecipeError(f"there is no preset {name!r}; {suggest_name(name, PARAMETERS)}")
 
     def recipe() -> Experiment:
         return preset(name)
@@ -99,11 +99,13 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         advice = f"; install it for {sys.executable}" if isinstance(error, ModuleNotFoundError) else ""
-        raise RecipeError(f"the recipe file {path} can't be imported: {told(error, str(path))}{advice}") from error
+        raise RecipeError(
+            f"the recipe file {path} can't be imported: {format_recipe_error(error, str(path))}{advice}"
+        ) from error
     return module
 
 
-def told(error: BaseException, file: str) -> str:
+def format_recipe_error(error: BaseException, file: str) -> str:
     """What went wrong in a recipe, and where: its own line rather than one that it came to."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
@@ -118,7 +120,7 @@ def _choose(module: ModuleType, function: str, source: str) -> Recipe:
         raise RecipeError(f"{source} defines no recipe: a function with the annotation `-> Experiment`")
     if function:
         if function not in recipes:
-            raise RecipeError(f"{source} has no recipe {function!r}; {nearest(function, recipes)}")
+            raise RecipeError(f"{source} has no recipe {function!r}; {suggest_name(function, recipes)}")
         return recipes[function]
     if len(recipes) > 1:
         raise RecipeError(f"{source} defines {', '.join(sorted(recipes))}; choose one as {source}:{sorted(recipes)[0]}")

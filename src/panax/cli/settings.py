@@ -8,9 +8,9 @@ from typing import Any
 
 import tyro
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..run import Experiment
-from .usual_names import ADVICE, USUAL
+from .usual_names import ADVICE, FLAG_ALIASES
 
 _BOX = "│"
 
@@ -49,18 +49,18 @@ def _refused(said: str, prog: str) -> RecipeError:
     return RecipeError(f"{said}{'' if said.endswith('?') else ';'} `{prog} --help` lists all settings")
 
 
-def names_of(value: Any, prefix: str = "--") -> Iterator[str]:
+def flag_names(value: Any, prefix: str = "--") -> Iterator[str]:
     """The flags of a dataclass's fields, those of the dataclasses that it holds included.
 
     >>> from panax.optim import Schedule
-    >>> sorted(names_of(Schedule(peak=0.1)))[:2]
+    >>> sorted(flag_names(Schedule(peak=0.1)))[:2]
     ['--base-batch', '--cycles']
     """
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
         held = getattr(value, field.name)
         if dataclasses.is_dataclass(held) and not isinstance(held, type):
-            yield from names_of(held, f"{name}.")
+            yield from flag_names(held, f"{name}.")
         else:
             yield name
 
@@ -71,21 +71,21 @@ def _of_unknown(unknown: Sequence[str], base: Experiment) -> str:
         return f"{unknown[0]!r} belongs to no flag: a setting is given as --field.sub VALUE"
     flag = flag.partition("=")[0].replace("_", "-")
     # The others are objects, which no flag says.
-    known = {name for name in names_of(base) if "." in name or _is_value(getattr(base, name[2:].replace("-", "_")))}
+    known = {name for name in flag_names(base) if "." in name or _is_value(getattr(base, name[2:].replace("-", "_")))}
     # As `--optimizer.lr`: another library's name in one of our groups.
     usual = f"--{flag.rpartition('.')[2].removeprefix('--')}"
     if usual in ADVICE:
         return f"there is no setting {flag}: {ADVICE[usual]}"
-    if USUAL.get(usual, "").split(" ")[0] in known:
-        return f"there is no setting {flag}; here it is {USUAL[usual]}"
+    if FLAG_ALIASES.get(usual, "").split(" ")[0] in known:
+        return f"there is no setting {flag}; here it is {FLAG_ALIASES[usual]}"
     same = sorted(name for name in known if name.rpartition(".")[2] == flag.rpartition(".")[2])
     if same:
         return f"there is no setting {flag}; did you mean {' or '.join(same)}?"
     group = flag.rpartition(".")[0]
     beside = [name for name in known if name.rpartition(".")[0] == group and group]
-    hint = nearest(flag, known)
+    hint = suggest_name(flag, known)
     if hint.startswith("known"):
-        hint = nearest(flag, beside) if beside else "no setting has a name like it"
+        hint = suggest_name(flag, beside) if beside else "no setting has a name like it"
     return f"there is no setting {flag}; {hint}"
 
 

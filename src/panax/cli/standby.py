@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..cluster.node.standby import order_of
-from ..cluster.node.worker import guard, show_stacks
+from ..cluster.node.standby import parse_order
+from ..cluster.node.worker import install_guards, write_stacks_on_signal
 from ..job.start_time import start_run_clock
 from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from .main import main as panax
-from .plugins import leave_out_absent, unsaid
+from .plugins import skip_absent_plugins, suppress_plugin_warnings
 
-NEEDED = (
+PRELOADED_MODULES = (
     "panax.cli.commands.train",
     "panax.models",
     "panax.metrics.tensorboard",
@@ -30,20 +30,20 @@ NEEDED = (
 
 def main() -> int:
     restart_with_huge_pages()
-    guard()
+    install_guards()
     keep_freed_memory()
-    leave_out_absent()
-    with unsaid():
-        for name in NEEDED:
+    skip_absent_plugins()
+    with suppress_plugin_warnings():
+        for name in PRELOADED_MODULES:
             importlib.import_module(name)
-    order = told()
+    order = receive_order()
     if order is None:
         return 0
     become(order)
     return panax(order["arguments"])
 
 
-def told() -> dict[str, Any] | None:
+def receive_order() -> dict[str, Any] | None:
     """What the agent says, once it does; None where it has no use for this process."""
     line = b""
     while not line.endswith(b"\n"):
@@ -51,14 +51,14 @@ def told() -> dict[str, Any] | None:
         if not more:
             return None
         line += more
-    return order_of(line)
+    return parse_order(line)
 
 
 def become(order: Mapping[str, Any]) -> None:
     """Take on the environment, the log and the beginning of the worker that this process is from now on."""
     _redirect(order["log"])
     os.environ.update(order["environment"])
-    show_stacks(order["stacks"])
+    write_stacks_on_signal(order["stacks"])
     start_run_clock()
 
 

@@ -3,17 +3,17 @@
 import os
 from pathlib import Path
 
-from ..core.sanitize import printable
+from ..core.sanitize import make_printable
 
 BLOCK_BYTES, MOST_TAIL_BYTES = 1 << 16, 1 << 24
 
 
-def say_line(text: str) -> None:
+def print_escaped(text: str) -> None:
     """Print text with control characters escaped."""
-    print(printable(text))
+    print(make_printable(text))
 
 
-def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+def read_last_lines(path: Path, count: int) -> tuple[list[str], int]:
     """(the last lines of a file, how long it is); only its end is read, `MOST_TAIL_BYTES` at most."""
     if not path.is_file():
         return [], 0
@@ -41,6 +41,6 @@ def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
         if not whole:
             break
         for line in whole.decode(errors="replace").splitlines():
-            print(f"{mark}{printable(line)}")
+            print(f"{mark}{make_printable(line)}")
         seen += len(whole)
     return seen

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..core.errors import RecipeError
 
-USUAL = {
+FLAG_ALIASES = {
     "--accumulate": "--step.micro-batches",
     "--accumulate-grad-batches": "--step.micro-batches",
     "--amp": "--task.compute-dtype bfloat16",
@@ -109,7 +109,7 @@ def check_names(flags: Sequence[str]) -> None:
     """
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")
-        if name in USUAL:
-            raise RecipeError(f"there is no flag {name}; here it is {USUAL[name]}")
+        if name in FLAG_ALIASES:
+            raise RecipeError(f"there is no flag {name}; here it is {FLAG_ALIASES[name]}")
         if name in ADVICE:
             raise RecipeError(f"there is no flag {name}: {ADVICE[name]}")

@@ -3,9 +3,9 @@
 Nothing here imports jax: it runs in the workers.
 """
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "job": ("Job", "RestartPolicy"),

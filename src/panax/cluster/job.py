@@ -78,24 +78,24 @@ class RestartPolicy:
 JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
 """For the processes that an agent has started to join; the variable gives them more."""
 
-WHOLE = "PANAX_WHOLE"
+PROCESSES_VARIABLE = "PANAX_WHOLE"
 """The processes of the whole job; where there are fewer, it goes on without some of its nodes."""
 
-GOES_ON = "PANAX_GOES_ON"
+CONTINUATION_VARIABLE = "PANAX_GOES_ON"
 """Whether the attempt before ended only to get a new layout: what lies between was spent on that."""
 
-FIRST_START = ("--fresh", "--check", "--check=warn")
+FIRST_START_FLAGS = ("--fresh", "--check", "--check=warn")
 """Flags of `panax train` that count for the first of all starts of one job alone: a run starts over, hardware is checked."""
 
-PANAX = (sys.executable, "-m", "panax")
-TRAIN = (*PANAX, "train")
-SPARE = (sys.executable, "-m", "panax.cli.standby")
+PANAX_COMMAND = (sys.executable, "-m", "panax")
+TRAIN_COMMAND = (*PANAX_COMMAND, "train")
+STANDBY_COMMAND = (sys.executable, "-m", "panax.cli.standby")
 """A worker that waits: it becomes any command of `panax`."""
 
 
-def arguments_of(command: Sequence[str]) -> Sequence[str]:
+def panax_arguments(command: Sequence[str]) -> Sequence[str]:
     """The arguments of a command of `panax`."""
-    return command[len(PANAX) :]
+    return command[len(PANAX_COMMAND) :]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class Job:
     nodes: int = 1
     devices: int | None = None
     port: int | None = None
-    program: tuple[str, ...] = TRAIN
+    program: tuple[str, ...] = TRAIN_COMMAND
     spare: tuple[str, ...] = ()
     submission: str = ""
     policy: RestartPolicy = RestartPolicy()
@@ -149,7 +149,7 @@ class Job:
             begun: This job has set aside what an earlier run left: started again, it resumes from its own checkpoints.
             layout: Flags in the place of those that the job has for it.
         """
-        arguments = [each for each in self.arguments if not (begun and each in FIRST_START)]
+        arguments = [each for each in self.arguments if not (begun and each in FIRST_START_FLAGS)]
         return [*self.program, *(_without_layout(arguments) if layout else arguments), *layout]
 
     @property
@@ -169,7 +169,7 @@ class Job:
     def environment(self) -> dict[str, str]:
         """What workers get beside what tells them their place in the job."""
         # Whoever does not come within these seconds of the first one does not come.
-        joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS), WHOLE: str(self.processes)}
+        joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS), PROCESSES_VARIABLE: str(self.processes)}
         if self.devices is None:
             return joining
         flags = [
@@ -204,7 +204,7 @@ def _without_layout(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-ALLOWED = (
+ALLOWED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "HOSTNAME",
     "JAX_PLATFORMS",
@@ -226,10 +226,10 @@ ALLOWED = (
 """Environment variables that may be written to a report, a log or a manifest; no other one ever is."""
 
 
-def allowed_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
+def filter_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
     """The variables that may be shown."""
     environment = dict(os.environ) if environment is None else environment
-    return {name: environment[name] for name in ALLOWED if name in environment}
+    return {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
 
 
 def write_json(path: Path, value: Any) -> None:

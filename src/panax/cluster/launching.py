@@ -5,7 +5,7 @@ import secrets
 
 from .engines import Engine
 from .job import Job
-from .node.local import Local
+from .node.local import LocalAgents
 from .supervisor.job_folder import JobFolder
 from .supervisor.nodes import Nodes
 from .supervisor.supervisor import Supervisor
@@ -35,7 +35,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         secret = secrets.token_hex(32) if engine is None else engine.secret()
         nodes = Nodes(secret, job.nodes)
         if engine is None:
-            placed = Local(nodes, job.nodes, secret)
+            placed = LocalAgents(nodes, job.nodes, secret)
         else:
             listening = nodes.listen(*engine.listen_address())
             placed = engine.place(listening, secret)

@@ -3,6 +3,6 @@ local steps, and islands.
 """
 
 from .settings import Comms, Islands
-from .wires import WIRES, Cast, Coded, Wire, register_wire
+from .wires import WIRES, CastWire, QuantizedWire, Wire, register_wire
 
-__all__ = ["WIRES", "Cast", "Coded", "Comms", "Islands", "Wire", "register_wire"]
+__all__ = ["WIRES", "CastWire", "QuantizedWire", "Comms", "Islands", "Wire", "register_wire"]

@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from ..system import json_reader
-from ..system.binary_reader import number_at
+from ..system.binary_reader import read_number
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
-FACTOR = 16.0
+OUTLIER_FACTOR = 16.0
 """An update is too large if its norm exceeds this multiple of the largest norm of recent rounds and of this
 round's smaller half.
 """
@@ -42,7 +42,7 @@ class Update(NamedTuple):
     arrays: Arrays
 
 
-def digest_of(arrays: Arrays) -> str:
+def compute_digest(arrays: Arrays) -> str:
     """Return a digest of arrays by name, including their dtypes and shapes."""
     found = xxhash.xxh3_64()
     for name in sorted(arrays):
@@ -52,14 +52,14 @@ def digest_of(arrays: Arrays) -> str:
     return found.hexdigest()
 
 
-def whole(data: bytes) -> Update:
+def parse_update(data: bytes) -> Update:
     """Parse an update, or the result of a round, from a safetensors file, and verify the digest in its
     header.
 
     Raises:
         ValueError: The file is truncated, damaged, or something else.
     """
-    size = number_at(data, 0, "<Q")
+    size = read_number(data, 0, "<Q")
     if not 0 < size <= min(len(data) - 8, _MOST_HEADER_BYTES):
         raise ValueError(f"it is cut short: {len(data)} bytes, with a header of {size}")
     about = json_reader.parse_as(dict, data[8 : 8 + size]).get("__metadata__")
@@ -69,12 +69,12 @@ def whole(data: bytes) -> Update:
         arrays = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"it is not a safetensors file: {error}") from error
-    if digest_of(arrays) != about.get("digest"):
+    if compute_digest(arrays) != about.get("digest"):
         raise ValueError("its numbers are not those that its writer named the digest of")
     return Update(xxhash.xxh3_64_hexdigest(data), str(about.get("base", "")), arrays)
 
 
-def norm_of(moved: Mapping[str, npt.NDArray[np.float32]]) -> float:
+def update_norm(moved: Mapping[str, npt.NDArray[np.float32]]) -> float:
     """Return the Euclidean norm of an update.
 
     Raises:
@@ -89,16 +89,16 @@ def norm_of(moved: Mapping[str, npt.NDArray[np.float32]]) -> float:
     return math.sqrt(total)
 
 
-def too_large(norms: Mapping[Any, float], history: Sequence[float]) -> dict[Any, str]:
+def find_outliers(norms: Mapping[Any, float], history: Sequence[float]) -> dict[Any, str]:
     """Return the updates that are far larger than usual, with the reasons.
 
     Args:
         norms: Norms of a round's updates.
         history: Norms of the updates that counted in earlier rounds.
 
-    >>> too_large({0: 1.0, 1: 1e6}, [])
+    >>> find_outliers({0: 1.0, 1: 1e6}, [])
     {1: 'its norm is 1e+06, more than 16 times 1'}
-    >>> too_large({0: 1e6, 1: 2e6}, [1.0])  # all have: the learning rate rose
+    >>> find_outliers({0: 1e6, 1: 2e6}, [1.0])  # all have: the learning rate rose
     {}
     """
     if not norms:
@@ -109,7 +109,7 @@ def too_large(norms: Mapping[Any, float], history: Sequence[float]) -> dict[Any,
     if most == 0.0:  # Nothing to compare with.
         return {}
     return {
-        who: f"its norm is {norm:.3g}, more than {FACTOR:g} times {most:.3g}"
+        who: f"its norm is {norm:.3g}, more than {OUTLIER_FACTOR:g} times {most:.3g}"
         for who, norm in norms.items()
-        if norm > FACTOR * most
+        if norm > OUTLIER_FACTOR * most
     }

@@ -21,16 +21,16 @@ from jaxtyping import Array, Bool
 from ..core.layout.layout import Layout
 from ..core.params.axes import named_leaves
 from ..core.protocols import Axes
-from .owed import each
+from .owed import per_device_axis
 from .settings import Comms
 
 Terms = Mapping[str, jax.Array]
 """Parameter name to each replica's partial gradient, with the replicas' dimensions leading."""
 
-Lying = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
+GradientSpecs = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
 
 
-class Delayed(eqx.Module):
+class DelayedGradient(eqx.Module):
     """The gradient of the last batch, and facts about that batch.
 
     Attributes:
@@ -46,7 +46,7 @@ class Delayed(eqx.Module):
     moved: Mapping[str, jax.Array] | None
 
     @classmethod
-    def of_none(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "Delayed":
+    def of_none(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "DelayedGradient":
         """Return the state before the first step.
 
         Args:
@@ -72,7 +72,7 @@ class Delayed(eqx.Module):
         ]
         return jax.tree.structure(params).unflatten(leaves)
 
-    def after(self, terms: Terms, teaches: jax.Array, before: Any, params: Any) -> "Delayed":
+    def after(self, terms: Terms, teaches: jax.Array, before: Any, params: Any) -> "DelayedGradient":
         """Return the state for the next step.
 
         Args:
@@ -85,12 +85,12 @@ class Delayed(eqx.Module):
         if self.moved is not None:
             now = named_leaves(params)
             moved = {name: now[name] - w for name, w in named_leaves(before).items()}
-        return Delayed(terms, jnp.bool_(True), teaches, moved)
+        return DelayedGradient(terms, jnp.bool_(True), teaches, moved)
 
 
 def delayed_state_spec(
     comms: Comms, parameters: Mapping[str, tuple[jax.ShapeDtypeStruct, Axes]], layout: Layout
-) -> Lying:
+) -> GradientSpecs:
     """Return, by parameter name, the shape and logical axes of the gradient kept until the next step.
 
     Args:
@@ -98,6 +98,6 @@ def delayed_state_spec(
     """
     front = tuple(layout.sizes[axis] for axis in comms.over)
     return {
-        name: (jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype), (*map(each, comms.over), *axes))
+        name: (jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype), (*map(per_device_axis, comms.over), *axes))
         for name, (leaf, axes) in parameters.items()
     }

@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping
 
 from ..core.layout.layout import Layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..core.protocols import Axes
 from .settings import Comms
 
-Piece = slice | None
+FragmentSlice = slice | None
 """Part of an array: some of its layers, or None for all of it."""
 
-Pieces = Mapping[str, Piece]
+FragmentSlices = Mapping[str, FragmentSlice]
 """Parameter name to the part that belongs to a fragment."""
 
 
@@ -51,7 +51,7 @@ def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
     """
     everything = tuple(range(comms.fragments))
     if number == last:
-        return last_meeting(comms)
+        return final_outer_sync(comms)
     turns = [(fragment + 1) * comms.local_steps // comms.fragments for fragment in everything]
 
     def due(at: int) -> tuple[int, ...]:
@@ -61,26 +61,26 @@ def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
     return OuterSync(sends, takes) if sends or takes else None
 
 
-def last_meeting(comms: Comms) -> OuterSync:
+def final_outer_sync(comms: Comms) -> OuterSync:
     """Return the final synchronization, of all fragments."""
     everything = tuple(range(comms.fragments))
     return OuterSync(everything, everything, whole=comms.overlap_steps > 0)
 
 
-def fragments_of(
+def assign_fragments(
     parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout, count: int
-) -> tuple[dict[str, Piece], ...]:
+) -> tuple[dict[str, FragmentSlice], ...]:
     """Return the parts that belong to each fragment.
 
     Args:
         parameters: Trainable parameters, name to (shape, logical axes).
         count: Number of fragments.
     """
-    found: tuple[dict[str, Piece], ...] = tuple({} for _ in range(count))
+    found: tuple[dict[str, FragmentSlice], ...] = tuple({} for _ in range(count))
     held = [0] * count
     whole: dict[str, int] = {}
     for name, (shape, axes) in parameters.items():
-        stacked = bool(axes) and axes[0] == axis_of(Role.LAYERS) and not layout.storage(axes, shape)[0]
+        stacked = bool(axes) and axes[0] == axis_for_role(Role.LAYERS) and not layout.storage(axes, shape)[0]
         if count > 1 and stacked and shape[0] % count == 0:
             for fragment in range(count):
                 found[fragment][name] = slice(fragment, None, count)

@@ -24,13 +24,13 @@ from ..core.layout.layout import Layout
 from ..core.measures import DataChecks
 from ..core.params.axes import named_leaves, pair_axes
 from ..core.task import Task
-from ..mesh.placement import as_spec
+from ..mesh.placement import partition_entries
 from ..spmd.collectives import all_reduce
 from ..spmd.manual import map_over_shards
 from ..spmd.marks import ValueState, assert_sharding
-from .fragments import OuterSync, Piece, fragments_of
-from .owed import each
-from .reduction import Owed, reduce_compressed, ways_of
+from .fragments import FragmentSlice, OuterSync, assign_fragments
+from .owed import per_device_axis
+from .reduction import Residuals, compressed_views, reduce_compressed
 from .settings import Comms
 
 REPLICA = "replica"
@@ -62,7 +62,7 @@ class OuterUpdate(NamedTuple):
 
     params: Any
     replicas: Replicas
-    owed: Owed
+    owed: Residuals
 
 
 def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any) -> None:
@@ -90,9 +90,9 @@ def add_replica_axis(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
-def axes_in_front(tree: Any, axes: Any) -> Any:
+def replica_axes(tree: Any, axes: Any) -> Any:
     """Return the logical axes of a tree after `add_replica_axis`."""
-    found = [(each(REPLICA), *leaf_axes) for _, _, leaf_axes in pair_axes(tree, axes)]
+    found = [(per_device_axis(REPLICA), *leaf_axes) for _, _, leaf_axes in pair_axes(tree, axes)]
     return jax.tree.structure(tree).unflatten(found)
 
 
@@ -102,7 +102,7 @@ def sync_replicas(
     axes: Any,
     trainable: Any,
     replicas: Replicas,
-    owed: Owed,
+    owed: Residuals,
     step: jax.Array,
     layout: Layout,
     meeting: OuterSync,
@@ -126,7 +126,7 @@ def sync_replicas(
     }
     # `sent` and `taken` list (parameter name, layers); `keeps` is the weight of a replica's own parameters in
     # the mix.
-    fragments = fragments_of(named, layout, comms.fragments)
+    fragments = assign_fragments(named, layout, comms.fragments)
     sent = [(name, piece) for fragment in meeting.sends for name, piece in fragments[fragment].items()]
     taken = [(name, piece) for fragment in meeting.takes for name, piece in fragments[fragment].items()]
     keeps = 0.0 if meeting.whole or not comms.overlap_steps else comms.mixing
@@ -137,7 +137,7 @@ def sync_replicas(
         sums: dict[str, jax.Array] = {}
         with tag_comm("outer gradients"):
             if comms.compress:
-                ways = ways_of({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
+                ways = compressed_views({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
                 own = None if owed is None else {name: owed[name] for name in ways}
                 sums, left = reduce_compressed({name: terms[name] for name in ways}, ways, own, comms, layout, step)
                 owed = None if left is None else dict(left)
@@ -147,9 +147,9 @@ def sync_replicas(
         params: Mapping[str, jax.Array],
         own: Mapping[str, jax.Array],
         momentum: Mapping[str, jax.Array],
-        owed: Owed,
+        owed: Residuals,
         step: jax.Array,
-    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Owed]:
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Residuals]:
         after, apart, moved = dict(params), dict(own), dict(momentum)
         left = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
@@ -187,7 +187,9 @@ def sync_replicas(
         return after, apart, moved, left
 
     # Run on local shards, only for parameters in a fragment that is sent or adopted now.
-    rests = {name: PartitionSpec(*as_spec(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()}
+    rests = {
+        name: PartitionSpec(*partition_entries(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()
+    }
     used = {name for name, _ in (*sent, *taken)}
     rests = {name: spec for name, spec in rests.items() if name in used}
     apart = {name: PartitionSpec(REPLICA, *spec) for name, spec in rests.items()}
@@ -205,11 +207,11 @@ def sync_replicas(
     )
 
 
-def _part(x: jax.Array, piece: Piece) -> jax.Array:
+def _part(x: jax.Array, piece: FragmentSlice) -> jax.Array:
     return x if piece is None else x[piece]
 
 
-def _with_part(x: jax.Array, piece: Piece, value: jax.Array) -> jax.Array:
+def _with_part(x: jax.Array, piece: FragmentSlice, value: jax.Array) -> jax.Array:
     return value if piece is None else x.at[piece].set(value)
 
 

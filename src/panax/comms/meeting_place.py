@@ -28,9 +28,9 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from ..core.errors import CheckpointError, StoreError
-from ..stores import Claiming, MissingError
+from ..stores import ExclusiveStore, ObjectNotFoundError
 from ..system import json_reader
-from .admission import Arrays, Update, digest_of, too_large, whole
+from .admission import Arrays, Update, compute_digest, find_outliers, parse_update
 from .settings import Islands
 
 PLACE, NEWEST, MEMBERS, AGREED = "place.json", "newest.json", "members.json", "agreed.safetensors"
@@ -103,12 +103,12 @@ class OuterRound:
         return json.dumps({**dataclasses.asdict(self), "at": uuid.uuid4().hex}, indent=1).encode()
 
 
-class MeetingPlace:
+class OuterSyncStore:
     """One island's access to the shared storage."""
 
     def __init__(
         self,
-        store: Claiming,
+        store: ExclusiveStore,
         islands: Islands,
         *,
         hurry: Callable[[], bool] = lambda: False,
@@ -172,7 +172,7 @@ class MeetingPlace:
         path = f"{_round(number)}/{MEMBERS}"
         try:
             return OuterRound.read(self._store.read(path), self._islands.count)
-        except MissingError:
+        except ObjectNotFoundError:
             return None
         except ValueError as error:
             raise CheckpointError(f"{self._store.url}/{path} is damaged: {error}") from error
@@ -183,7 +183,7 @@ class MeetingPlace:
         Args:
             base: Digest of the parameters that it started from.
         """
-        about = {"base": base, "index": str(self._islands.index), "digest": digest_of(arrays)}
+        about = {"base": base, "index": str(self._islands.index), "digest": compute_digest(arrays)}
         self._store.write(_from(number, self._islands.index), [save(dict(arrays), metadata=about)])
 
     def decide(self, number: int, base: str, norm: Callable[[Arrays], float]) -> OuterRound:
@@ -224,14 +224,16 @@ class MeetingPlace:
         kept = self._updates.get((number, member.index))
         if kept is not None and kept.digest == member.digest:
             return kept.arrays
-        update = whole(self._store.read(_from(number, member.index)))
+        update = parse_update(self._store.read(_from(number, member.index)))
         if update.digest != member.digest:
             raise ValueError("its bytes are not those on which the round was decided")
         return update.arrays
 
     def publish(self, number: int, arrays: Arrays) -> None:
         """Write the result of a round for islands that catch up, and delete the objects of older rounds."""
-        self._store.create(f"{_round(number)}/{AGREED}", save(dict(arrays), metadata={"digest": digest_of(arrays)}))
+        self._store.create(
+            f"{_round(number)}/{AGREED}", save(dict(arrays), metadata={"digest": compute_digest(arrays)})
+        )
         old = [
             entry.path
             for entry in self._store.list()
@@ -250,8 +252,8 @@ class MeetingPlace:
             ValueError: It is damaged.
         """
         try:
-            return whole(self._store.read(f"{_round(number)}/{AGREED}")).arrays
-        except MissingError:
+            return parse_update(self._store.read(f"{_round(number)}/{AGREED}")).arrays
+        except ObjectNotFoundError:
             return None
 
     def announce(self, number: int) -> None:
@@ -282,7 +284,7 @@ class MeetingPlace:
         """Return the round number in a note; None if it is missing or unreadable."""
         try:
             found = json_reader.parse_as(dict, self._store.read(path), most_bytes=_MOST_BYTES).get("round")
-        except (MissingError, ValueError):
+        except (ObjectNotFoundError, ValueError):
             return None
         return found if type(found) is int and 0 <= found < 10**8 else None
 
@@ -293,7 +295,7 @@ class MeetingPlace:
     def _there(self, number: int, name: str) -> bool:
         try:
             self._store.read(f"{_round(number)}/{name}", 0, 1)
-        except MissingError:
+        except ObjectNotFoundError:
             return False
         except StoreError:  # It exists, but is shorter; a full read will report the problem.
             return True
@@ -304,18 +306,18 @@ class MeetingPlace:
         self._updates, norms, left_out = {}, {}, {}
         for index in sorted(present):
             try:
-                update = whole(self._store.read(_from(number, index)))
+                update = parse_update(self._store.read(_from(number, index)))
                 if update.base != base:
                     raise ValueError("it began from other numbers, and has to take over what was agreed on")
                 norms[index] = norm(update.arrays)
-            except MissingError:
+            except ObjectNotFoundError:
                 continue
             except (KeyError, ValueError) as error:
                 lacking = f"it has no {error}" if isinstance(error, KeyError) else str(error)
                 left_out[index] = lacking[:_MOST_WHY]
             else:
                 self._updates[number, index] = update
-        left_out |= too_large(norms, self._norms_before(number))
+        left_out |= find_outliers(norms, self._norms_before(number))
         members = tuple(
             Member(index, update.digest, update.base, norms[index])
             for (_, index), update in self._updates.items()
@@ -332,7 +334,7 @@ class MeetingPlace:
         return found
 
 
-def mean_of(moved: Sequence[Arrays]) -> dict[str, npt.NDArray[np.float32]]:
+def average_updates(moved: Sequence[Arrays]) -> dict[str, npt.NDArray[np.float32]]:
     """Return the mean of the members' updates, summed in member order, so that it is bitwise equal
     everywhere.
     """

@@ -16,10 +16,10 @@ from .admission import Arrays
 from .settings import Comms
 from .wires import Wire
 
-BOX = 256
+BLOCK_SIZE = 256
 """Number of elements that share a scale."""
 
-LEAST = 4096
+MIN_QUANTIZED_SIZE = 4096
 """Arrays with fewer elements are sent in float32."""
 
 
@@ -87,10 +87,10 @@ def encode_update(
     """
     found: dict[str, npt.NDArray[Any]] = {}
     for number, (name, x) in enumerate(sorted(moved.items())):
-        if wire is None or x.size < LEAST:
+        if wire is None or x.size < MIN_QUANTIZED_SIZE:
             found[name] = x
             continue
-        rows = np.pad(x.reshape(-1), (0, -x.size % BOX)).reshape(-1, BOX)
+        rows = np.pad(x.reshape(-1), (0, -x.size % BLOCK_SIZE)).reshape(-1, BLOCK_SIZE)
         bits = None
         if chance is not None:
             bits = jax.random.bits(jax.random.fold_in(jax.random.key(chance), number), rows.shape, jnp.uint32)
@@ -109,10 +109,10 @@ def decode_update(
     """
     found = {}
     for name, x in like.items():
-        if wire is None or x.size < LEAST:
+        if wire is None or x.size < MIN_QUANTIZED_SIZE:
             found[name] = _typed(sent[name], np.dtype(np.float32)).reshape(x.shape)
             continue
-        rows = jax.ShapeDtypeStruct((-(-x.size // BOX), BOX), jnp.float32)
+        rows = jax.ShapeDtypeStruct((-(-x.size // BLOCK_SIZE), BLOCK_SIZE), jnp.float32)
         shapes, structure = jax.tree.flatten(jax.eval_shape(wire.encode, rows))
         parts = [
             jnp.asarray(_typed(sent[f"{name}/{place}"], np.dtype(shape.dtype)).reshape(shape.shape))

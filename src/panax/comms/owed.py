@@ -12,13 +12,13 @@ from ..core.errors import RecipeError
 from ..core.layout.layout import Layout
 from ..core.protocols import Axes
 from ..core.task import Task
-from .reduction import Ways, ways_of
+from .reduction import RowViews, compressed_views
 from .settings import AUTO, Comms
 
-Kept = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
+ResidualSpecs = dict[str, tuple[jax.ShapeDtypeStruct, Axes]]
 
 
-def each(axis: str) -> str:
+def per_device_axis(axis: str) -> str:
     """Return the logical axis of values that each device along a mesh axis stores separately."""
     return f"each_{axis}"
 
@@ -64,7 +64,9 @@ def check_mesh(
         )
 
 
-def residual_specs(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Kept:
+def residual_specs(
+    comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout
+) -> ResidualSpecs:
     """Return, by parameter name, the shape and logical axes of each residual.
 
     Args:
@@ -75,7 +77,7 @@ def residual_specs(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...],
     cut = _cut(comms, parameters, layout)
     front = tuple(layout.sizes[axis] for axis in comms.over)
     return {
-        name: (jax.ShapeDtypeStruct((*front, *shape), jnp.float32), (*map(each, comms.over), *axes))
+        name: (jax.ShapeDtypeStruct((*front, *shape), jnp.float32), (*map(per_device_axis, comms.over), *axes))
         for name, (shape, axes) in parameters.items()
         if name in cut
     }
@@ -107,9 +109,11 @@ def reshard_residual(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> ja
     return found.reshape(*replicas, *shape)
 
 
-def _cut(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> Ways:
+def _cut(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> RowViews:
     def shard(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
         places = layout.storage(axes)
         return tuple(size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, places))
 
-    return ways_of({name: (shard(shape, axes), axes) for name, (shape, axes) in parameters.items()}, comms, layout)
+    return compressed_views(
+        {name: (shard(shape, axes), axes) for name, (shape, axes) in parameters.items()}, comms, layout
+    )

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from ..core.layout.layout import Layout
 from ..core.protocols import Axes
-from ..spmd.marks import ValueState, assert_sharding, split_over
+from ..spmd.marks import ValueState, assert_sharding, assert_split
 from .rows import RowView
 from .settings import Comms
 
@@ -38,16 +38,16 @@ BUCKET_BYTES = 4 * 2**20
 """
 
 
-Owed = Mapping[str, Any] | None
+Residuals = Mapping[str, Any] | None
 """Parameter name to each replica's residual in float32, sharded as in `owed.residual_specs`; None without
 error feedback.
 """
 
-Ways = Mapping[str, RowView]
+RowViews = Mapping[str, RowView]
 """Name to row view of each array that is sent compressed."""
 
 
-def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, layout: Layout) -> Ways:
+def compressed_views(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, layout: Layout) -> RowViews:
     """Return the row views of arrays that are large enough to be compressed.
 
     Args:
@@ -59,8 +59,8 @@ def ways_of(shards: Mapping[str, tuple[tuple[int, ...], Axes]], comms: Comms, la
 
 
 def reduce_compressed(
-    terms: Mapping[str, jax.Array], ways: Ways, owed: Owed, comms: Comms, layout: Layout, count: jax.Array
-) -> tuple[dict[str, jax.Array], Owed]:
+    terms: Mapping[str, jax.Array], ways: RowViews, owed: Residuals, comms: Comms, layout: Layout, count: jax.Array
+) -> tuple[dict[str, jax.Array], Residuals]:
     """Return the sums over the replicas, and the new residuals.
 
     It must be called inside a `shard_map` over all mesh axes.
@@ -95,7 +95,7 @@ class GradientShare(NamedTuple):
     owed: jax.Array | None
 
 
-def _buckets(cut: Ways) -> list[list[str]]:
+def _buckets(cut: RowViews) -> list[list[str]]:
     """Group names of arrays that are sent together: equal row sizes, up to `BUCKET_BYTES`."""
     buckets: dict[int, list[list[str]]] = {}
     held: dict[int, int] = {}
@@ -168,7 +168,7 @@ def _split(rows: jax.Array, bucket: Mapping[str, GradientShare]) -> jax.Array:
 def _lying(value: jax.Array, rows: RowView, layout: Layout) -> jax.Array:
     """Assert that a sum is sharded like its array, which the sharding check cannot infer."""
     split = {axis for axes in rows.places for axis in axes}
-    return split_over(
+    return assert_split(
         assert_sharding(value, {axis: ValueState.WHOLE for axis in layout.sizes if axis not in split}), rows.places
     )
 

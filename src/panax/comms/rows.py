@@ -16,8 +16,8 @@ from jaxtyping import Array, UInt32
 
 from ..core.layout.layout import Layout, MeshAxes
 from ..core.layout.quant_blocks import quant_blocks
-from ..core.params.counter_rng import bits_of_places
-from ..core.params.logical import traits_of
+from ..core.params.counter_rng import element_bits
+from ..core.params.logical import lookup_axis
 from ..core.protocols import Axes
 
 MANY = 32
@@ -56,7 +56,7 @@ class RowView:
         boxes = quant_blocks(shape, axes, layout)
         if boxes is None:
             return None
-        along = dealt_along(boxes.whole, boxes.box, axes)
+        along = choose_dealt_dim(boxes.whole, boxes.box, axes)
         return cls(name, shape, layout.storage(axes), boxes.sides, along, owners)
 
     @property
@@ -140,10 +140,10 @@ class RowView:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.shape)))))
         own = [] if device is None else [device]
-        return self.cut(jnp.broadcast_to(bits_of_places(f"{self.name} {what}", count, [*own, *places]), self.shape))
+        return self.cut(jnp.broadcast_to(element_bits(f"{self.name} {what}", count, [*own, *places]), self.shape))
 
 
-def dealt_along(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:
+def choose_dealt_dim(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:
     """Return the dimension with blocks that are assigned to owners in turn.
 
     Among dimensions that at most one mesh axis shards in storage and that have many blocks, it is the one
@@ -153,11 +153,11 @@ def dealt_along(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int
         shape: Shape of the global array.
         box: Shape of a block.
 
-    >>> dealt_along((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn")), dealt_along((64, 8), (1, 8), ("embed", "heads"))
+    >>> choose_dealt_dim((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn")), choose_dealt_dim((64, 8), (1, 8), ("embed", "heads"))
     (2, 0)
     """
     boxes = [size // side for size, side in zip(shape, box)]
-    calm = [dim for dim, axis in enumerate(axes) if len(traits_of(axis).storage or ()) <= 1 and boxes[dim] >= MANY]
+    calm = [dim for dim, axis in enumerate(axes) if len(lookup_axis(axis).storage or ()) <= 1 and boxes[dim] >= MANY]
     return max(calm or range(len(boxes)), key=lambda dim: boxes[dim])
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from typing import Literal
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..core.params.logical import MESH_AXES
 from ..core.validation import Validated
 from ..stores import redact_address
@@ -130,10 +130,12 @@ class Comms(Validated):
                         f"{', '.join(WIRES)}, or leave comms.{name} out"
                     )
         elif self.compress not in WIRES:
-            raise RecipeError(f"comms.compress={self.compress!r} is not a wire; {nearest(self.compress, list(WIRES))}")
+            raise RecipeError(
+                f"comms.compress={self.compress!r} is not a wire; {suggest_name(self.compress, list(WIRES))}"
+            )
         for axis in () if self.over == (AUTO,) else self.over:
             if axis not in MESH_AXES:
-                raise RecipeError(f"comms.over: {axis!r} is not a mesh axis; {nearest(axis, MESH_AXES)}")
+                raise RecipeError(f"comms.over: {axis!r} is not a mesh axis; {suggest_name(axis, MESH_AXES)}")
         if not self.over or len(set(self.over)) < len(self.over):
             raise RecipeError(f"comms.over={self.over}; expected each mesh axis once, and at least one")
         if self.over != (AUTO,):

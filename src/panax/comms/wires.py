@@ -59,7 +59,7 @@ class Wire(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast(Wire):
+class CastWire(Wire):
     """Values cast to another float dtype, without scales."""
 
     dtype: str = "bfloat16"
@@ -78,10 +78,10 @@ class Cast(Wire):
 
 
 @dataclasses.dataclass(frozen=True)
-class Coded(Wire):
+class QuantizedWire(Wire):
     """Codes with a float32 scale per block.
 
-    >>> wire = Coded(INT8)
+    >>> wire = QuantizedWire(INT8)
     >>> wire.decode(wire.encode(jnp.array([[1.0, 0.25, -0.5, 0.0]])))[0, 0].item()
     1.0
     """
@@ -106,11 +106,11 @@ class Coded(Wire):
 
 
 WIRES: dict[str, Wire] = {
-    "bfloat16": Cast("bfloat16"),
-    "int8": Coded(INT8),
-    "float8": Coded(FLOAT8),
-    "int4": Coded(INT4),
-    "sign": Coded(SIGN, rounds_by_chance=False, needs_feedback=True),
+    "bfloat16": CastWire("bfloat16"),
+    "int8": QuantizedWire(INT8),
+    "float8": QuantizedWire(FLOAT8),
+    "int4": QuantizedWire(INT4),
+    "sign": QuantizedWire(SIGN, rounds_by_chance=False, needs_feedback=True),
 }
 """Wire formats that a setting may name."""
 

@@ -25,7 +25,7 @@ from ..core.errors import RecipeError
 from ..job.join import SECRET
 from ..system import json_reader
 from ..system.cache_directory import cache_directory
-from ..system.cpu_info import processor
+from ..system.cpu_info import describe_processor
 from .program_files import ProgramFiles
 
 GIGABYTES = "PANAX_COMPILATION_CACHE_GB"
@@ -39,7 +39,7 @@ _WAIT_SECONDS = 1200.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Compilations:
+class CompilationStats:
     """What this process did for its programs since it began.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Compiler:
 
     def __init__(self, files: ProgramFiles | None, say: Callable[[str], None]):
         self.files, self.say = files, say
-        self.done = Compilations()
+        self.done = CompilationStats()
         self._lock = threading.Lock()
         self._published: set[str] = set()
         self._alike: dict[int, bool] = {}
@@ -80,21 +80,21 @@ class _Compiler:
         pgle_profiler: Any = None,
     ) -> Any:
         def by_jax() -> Any:
-            return internals.original(
+            return internals.original_compile(
                 backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
             )
 
         start, name = time.perf_counter(), str(computation.operation.attributes["sym_name"]).strip('"')
         how = _Job(self, name, backend, computation, devices, compile_options, host_callbacks, executable_devices)
-        plain = internals.is_plain(backend, host_callbacks)
-        key = internals.key_of(computation, devices, compile_options, backend) if plain else None
+        plain = internals.is_cacheable(backend, host_callbacks)
+        key = internals.program_key(computation, devices, compile_options, backend) if plain else None
         found, kind = (by_jax(), "misses") if key is None else self._made(how, key, by_jax)
         self._count(kind, name, time.perf_counter() - start)
         return found
 
     def _made(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str]:
         processes = sorted({device.process_index for device in how.devices.flat})
-        client, mine = internals.coordination(), jax.process_index()
+        client, mine = internals.coordination_client(), jax.process_index()
         shared = client is not None and len(processes) > 1 and mine in processes
         if shared and mine != processes[0] and self._is_alike(client, processes[0]):
             found, _ = self._read(how, key)
@@ -176,14 +176,14 @@ class _Compiler:
         """Whether what another process compiles runs here and is what this process would compile."""
         if other not in self._alike:
             theirs = _asked(client, f"panax/kind/{other}", _WAIT_SECONDS)
-            self._alike[other] = theirs == kind_of_process().encode()
+            self._alike[other] = theirs == process_fingerprint().encode()
         return self._alike[other]
 
     def introduce(self) -> None:
         """Tell the other processes of the job what this one's programs run on."""
-        client = internals.coordination()
+        client = internals.coordination_client()
         if client is not None:
-            client.key_value_set_bytes(f"panax/kind/{jax.process_index()}", kind_of_process().encode())
+            client.key_value_set_bytes(f"panax/kind/{jax.process_index()}", process_fingerprint().encode())
 
     def _publish(self, client: Any, key: str, program: bytes | None) -> None:
         """Give a program to the others; None tells them to make their own."""
@@ -254,7 +254,7 @@ class _Job:
 _compiler: _Compiler | None = None
 
 
-def compile_once(say: Callable[[str], None]) -> None:
+def install_compile_cache(say: Callable[[str], None]) -> None:
     """From now on keep compiled programs on disk, and compile those of several processes in one of them.
 
     A cache that the user has chosen for JAX stays. A second call changes nothing.
@@ -270,16 +270,16 @@ def compile_once(say: Callable[[str], None]) -> None:
     if files is None and jax.process_count() == 1:
         return
     made = _Compiler(files, say)
-    if not internals.replace_compiling(made):
+    if not internals.replace_compile(made):
         say(f"warning: compiled programs are not kept: JAX {jax.__version__} compiles in another way than Panax knows")
         return
     _compiler = made
     made.introduce()
 
 
-def compilations() -> Compilations:
-    """What this process compiled, read and received so far; nothing where `compile_once` was not called."""
-    return Compilations() if _compiler is None else _compiler.done
+def compilation_stats() -> CompilationStats:
+    """What this process compiled, read and received so far; nothing where `install_compile_cache` was not called."""
+    return CompilationStats() if _compiler is None else _compiler.done
 
 
 def max_bytes() -> int:
@@ -298,7 +298,7 @@ def max_bytes() -> int:
     return int(found * 1e9)
 
 
-def kind_of_process() -> str:
+def process_fingerprint() -> str:
     """What compiled programs depend on besides their text: the processor, the versions and XLA's flags."""
     from importlib.metadata import version
 
@@ -306,7 +306,7 @@ def kind_of_process() -> str:
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")).split()
     # How many devices are simulated is said by each program.
     flags = sorted(flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count"))
-    parts = (processor(), panax, version("jax"), version("jaxlib"), *flags)
+    parts = (describe_processor(), panax, version("jax"), version("jaxlib"), *flags)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -317,7 +317,7 @@ def _files(say: Callable[[str], None]) -> ProgramFiles | None:
         return None
     root = Path(cache_directory()) / "programs"
     try:
-        return ProgramFiles(root, kind_of_process(), bound)
+        return ProgramFiles(root, process_fingerprint(), bound)
     except OSError as error:
         say(f"warning: compiled programs are not kept in {root}: {error}; choose another folder with $PANAX_CACHE")
         return None

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ..system.secure_dir import private_folder
+from ..system.secure_dir import make_private_folder
 
 _ENDING = ".program"
 _HEAD = b"panax program 1\n"
@@ -36,8 +36,8 @@ class ProgramFiles:
         Raises:
             OSError: The folder can't be made or written, or is not this user's alone.
         """
-        self.root, self.kind, self.max_bytes = private_folder(root), kind, max_bytes
-        self.folder = private_folder(self.root / hashlib.sha256(kind.encode()).hexdigest()[:16])
+        self.root, self.kind, self.max_bytes = make_private_folder(root), kind, max_bytes
+        self.folder = make_private_folder(self.root / hashlib.sha256(kind.encode()).hexdigest()[:16])
         self.damaged = 0
         self._bytes: int | None = None
         if not os.access(self.folder, os.W_OK | os.X_OK):

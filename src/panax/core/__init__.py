@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from .lazy import lazily
+from .lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from .collecting_task import Collected, CollectingTask
+    from .collecting_task import CollectingTask, CollectionResult
     from .errors import (
         CheckpointError,
         DamagedError,
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         RecipeError,
         StoreError,
         TrainingError,
-        nearest,
+        suggest_name,
     )
     from .layout.layout import Layout, current_layout, current_target, use_layout
-    from .layout.target import Target, Traits
+    from .layout.target import PlatformTraits, Target
     from .measures import (
         DataChecks,
         Loss,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         merge_measures,
         total_loss,
     )
-    from .monitors import HeatMap, MetricMonitor, Watched
+    from .monitors import HeatMap, MetricMonitor, MonitorReport
     from .params.axes import annotation_axes, map_axes, named_leaves, pair_axes, path_name
     from .params.dropout import dropout, uniform
-    from .params.logical import LogicalAxis, Role, Undivided, register_axes
-    from .params.module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked
-    from .params.scopes import current_scope, debugging, real_values, scope
+    from .params.logical import DivisibilityPolicy, LogicalAxis, Role, register_axes
+    from .params.module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked_modules
+    from .params.scopes import current_scope, is_debugging, scope, use_eager_values
     from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
     from .serializable import register_serializable
     from .state import StepGuard, TrainState
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "params.axes": ("annotation_axes", "map_axes", "named_leaves", "pair_axes", "path_name"),
-    "collecting_task": ("Collected", "CollectingTask"),
+    "collecting_task": ("CollectionResult", "CollectingTask"),
     "params.dropout": ("dropout", "uniform"),
     "errors": (
         "CheckpointError",
@@ -56,10 +56,10 @@ _WHERE = {
         "RecipeError",
         "StoreError",
         "TrainingError",
-        "nearest",
+        "suggest_name",
     ),
     "layout.layout": ("Layout", "current_layout", "current_target", "use_layout"),
-    "params.logical": ("LogicalAxis", "Role", "Undivided", "register_axes"),
+    "params.logical": ("LogicalAxis", "Role", "DivisibilityPolicy", "register_axes"),
     "measures": (
         "DataChecks",
         "Loss",
@@ -73,25 +73,34 @@ _WHERE = {
         "merge_measures",
         "total_loss",
     ),
-    "params.module": ("Module", "constant", "logical_axes", "name_key", "normal", "parameter", "stack", "stacked"),
+    "params.module": (
+        "Module",
+        "constant",
+        "logical_axes",
+        "name_key",
+        "normal",
+        "parameter",
+        "stack",
+        "stacked_modules",
+    ),
     "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "serializable": ("register_serializable",),
-    "params.scopes": ("current_scope", "debugging", "real_values", "scope"),
+    "params.scopes": ("current_scope", "is_debugging", "use_eager_values", "scope"),
     "state": ("StepGuard", "TrainState"),
-    "layout.target": ("Target", "Traits"),
+    "layout.target": ("Target", "PlatformTraits"),
     "task": ("DataFacts", "Evaluation", "Gradients", "Task"),
-    "monitors": ("HeatMap", "MetricMonitor", "Watched"),
+    "monitors": ("HeatMap", "MetricMonitor", "MonitorReport"),
 }
 
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "Collected", "CollectingTask", "DamagedError", "DataChecks", "DataError",
+    "Axes", "Batch", "CheckpointError", "CollectionResult", "CollectingTask", "DamagedError", "DataChecks", "DataError",
     "DataFacts", "Evaluation", "Gradients", "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum",
     "Mean", "MeanWithInterval", "MetricMonitor", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position",
     "RecipeError", "RocHistogram", "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task",
-    "TrainState", "TrainingError", "Traits", "Undivided", "Watched", "annotation_axes", "constant", "current_layout",
-    "current_scope", "current_target", "debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",
-    "named_leaves", "nearest", "normal", "pair_axes", "parameter", "path_name", "real_values", "register_axes",
-    "register_serializable", "scope", "stack", "stacked", "total_loss", "uniform", "use_layout",
+    "TrainState", "TrainingError", "PlatformTraits", "DivisibilityPolicy", "MonitorReport", "annotation_axes", "constant", "current_layout",
+    "current_scope", "current_target", "is_debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",
+    "named_leaves", "suggest_name", "normal", "pair_axes", "parameter", "path_name", "use_eager_values", "register_axes",
+    "register_serializable", "scope", "stack", "stacked_modules", "total_loss", "uniform", "use_layout",
 ]  # fmt: skip

@@ -16,10 +16,10 @@ import numpy as np
 from .errors import DataError
 from .measures import NO_FAULT, DataChecks, as_fault
 
-NUMBER = "row"
+ROW_LEAF = "row"
 """Leaf of every batch with each row's index in the global batch; the step adds it if the source does not."""
 
-MASK = "loss_mask"
+MASK_LEAF = "loss_mask"
 """Leaf with the weight of each row or position in the loss."""
 
 
@@ -58,7 +58,7 @@ class LeafRange(NamedTuple):
         return f"{self.high:g} or less" if math.isfinite(self.high) else "finite numbers"
 
 
-def ids(count: int, *, counted_by: str | None = None, least: int = 0, advice: str = "") -> LeafRange:
+def id_range(count: int, *, counted_by: str | None = None, least: int = 0, advice: str = "") -> LeafRange:
     """Return the range of ids below `count`.
 
     Args:
@@ -69,16 +69,16 @@ def ids(count: int, *, counted_by: str | None = None, least: int = 0, advice: st
     return LeafRange(least, count - 1, whole=True, counted_by=counted_by, advice=found)
 
 
-NUMBERS = LeafRange(checked=False)
+UNCHECKED_RANGE = LeafRange(checked=False)
 """Range of features: any value."""
 
-WEIGHTS = LeafRange(0.0, advice="give 0 to leave something out, and a positive weight otherwise")
+WEIGHT_RANGE = LeafRange(0.0, advice="give 0 to leave something out, and a positive weight otherwise")
 """Range of weights, such as `loss_mask`."""
 
 
 def as_leaf_range(allowed: range | LeafRange) -> LeafRange:
     """Convert a `range` of integers to a `LeafRange`."""
-    return allowed if isinstance(allowed, LeafRange) else ids(allowed.stop, least=allowed.start)
+    return allowed if isinstance(allowed, LeafRange) else id_range(allowed.stop, least=allowed.start)
 
 
 Ranges = Mapping[str, range | LeafRange]
@@ -200,7 +200,7 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | 
     return DataChecks(jnp.stack(worst), tuple(checks)) if checks else None
 
 
-def widen(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
+def convert_to_32_bits(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
     """Convert ids, labels and counts to int32, and weights and other values to float32.
 
     Arithmetic in a narrow type wraps around: row 257 is row 1 in uint8. A batch is sent in its narrow type
@@ -222,7 +222,7 @@ def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]
 
     Padding rows hold zeros, so row 0 of a table would otherwise count as used in each step.
     """
-    mask = batch.get(MASK)
+    mask = batch.get(MASK_LEAF)
     found = dict(batch)
     if mask is None or mask.ndim != 1:
         return found

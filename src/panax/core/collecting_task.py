@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .batch_checks import NUMBER
+from .batch_checks import ROW_LEAF
 from .errors import RecipeError
 from .measures import Metrics
 from .protocols import Batch, ModelState, Params
 from .task import Task
 
 
-class Collected(NamedTuple):
+class CollectionResult(NamedTuple):
     """Result of one rollout (`collect`).
 
     Attributes:
@@ -84,7 +84,7 @@ class CollectingTask(Task):
         return self.collections * self.updates
 
     @abc.abstractmethod
-    def collect(self, params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Collected:
+    def collect(self, params: Params, state: ModelState, batch: Batch, key: jax.Array) -> CollectionResult:
         """Act in the environments and return the collected experience.
 
         Args:
@@ -135,8 +135,8 @@ class CollectingTask(Task):
         Raises:
             RecipeError: It has a different number of rows.
         """
-        if batch[NUMBER].shape != (self.rows,):
+        if batch[ROW_LEAF].shape != (self.rows,):
             raise RecipeError(
-                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch[NUMBER].shape[0]} rows; leave the "
+                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch[ROW_LEAF].shape[0]} rows; leave the "
                 f"experiment's data out: this task makes its own"
             )

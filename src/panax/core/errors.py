@@ -71,20 +71,20 @@ class LaunchError(PanaxError, RuntimeError):
     exit_code = 6
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return the name of a value's type with its article.
 
-    >>> kind_of(3), kind_of("x")
+    >>> describe_type(3), describe_type("x")
     ('an int', 'a str')
     """
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' or name == 'ndarray' else 'a'} {name}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return a clause that suggests the known name closest to `name`, or lists all of them.
 
-    >>> nearest("quikstart", ["quickstart", "gpt2"])
+    >>> suggest_name("quikstart", ["quickstart", "gpt2"])
     "did you mean 'quickstart'?"
     """
     known = sorted(known)

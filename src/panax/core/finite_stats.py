@@ -14,7 +14,7 @@ D = TypeVar("D")
 _NOTHING: Any = object()
 
 
-def least(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
+def min_finite(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
     """Return the item with the smallest finite value; the first item if no value is finite.
 
     Args:
@@ -24,27 +24,27 @@ def least(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default
     Raises:
         ValueError: There are no items and no default.
 
-    >>> least([math.nan, 2.0, 1.0]), least([math.nan]), least([(math.nan, "a"), (3.0, "b")], key=lambda pair: pair[0])
+    >>> min_finite([math.nan, 2.0, 1.0]), min_finite([math.nan]), min_finite([(math.nan, "a"), (3.0, "b")], key=lambda pair: pair[0])
     (1.0, nan, (3.0, 'b'))
     """
-    return _first(ascending(values, key=key), default)
+    return _first(sort_finite_first(values, key=key), default)
 
 
-def greatest(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
+def max_finite(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
     """Return the item with the largest finite value; the first item if no value is finite. Arguments as in
     `least`.
 
-    >>> greatest([math.inf, 1.0, 2.0, math.nan])
+    >>> max_finite([math.inf, 1.0, 2.0, math.nan])
     2.0
     """
     finite, others = _parted(values, key)
     return max(finite, key=key) if finite else _first(others, default)  # type: ignore[type-var,arg-type]
 
 
-def ascending(values: Iterable[T], *, key: Callable[[T], Any] | None = None) -> list[T]:
+def sort_finite_first(values: Iterable[T], *, key: Callable[[T], Any] | None = None) -> list[T]:
     """Return the items in ascending order of value; those that are not finite come last, in input order.
 
-    >>> ascending([math.nan, 3, -math.inf, 1])
+    >>> sort_finite_first([math.nan, 3, -math.inf, 1])
     [1, 3, nan, -inf]
     """
     finite, others = _parted(values, key)

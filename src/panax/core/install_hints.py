@@ -32,10 +32,10 @@ def install_command(extra: str) -> str:
     return f"{_pip()} {shlex.quote(wanted)}"
 
 
-def package(*names: str) -> str:
+def package_install_command(*names: str) -> str:
     """Return the command that installs third-party packages into this environment.
 
-    >>> package("tensorboard").endswith("pip install tensorboard")
+    >>> package_install_command("tensorboard").endswith("pip install tensorboard")
     True
     """
     return f"{_pip()} {shlex.join(names)}"

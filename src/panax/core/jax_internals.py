@@ -16,11 +16,11 @@ _PARAMETERS = (
     "backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices", "pgle_profiler",
 )  # fmt: skip
 
-original = compiler.compile_or_get_cached
+original_compile = compiler.compile_or_get_cached
 """JAX's function that returns an executable: from its persistent cache if enabled, otherwise compiled."""
 
 
-def backend_runs() -> bool:
+def is_backend_initialized() -> bool:
     """Return whether JAX has initialized its devices, after which processes can no longer join."""
     return xla_bridge.backends_are_initialized()
 
@@ -37,7 +37,7 @@ def connect_over_loopback() -> bool:
     return True
 
 
-def leave_preemption_to_the_end() -> None:
+def skip_preemption_wait_at_exit() -> None:
     """Do not wait for JAX's preemption service at exit: after a SIGTERM past the last step, it waits for
     processes that have left.
 
@@ -53,24 +53,24 @@ def leave_preemption_to_the_end() -> None:
     state.preemption_sync_manager = None
 
 
-def coordination() -> Any:
+def coordination_client() -> Any:
     """Return the client of the job's coordination service, which has a key-value store; None for a single
     process.
     """
     return distributed.global_state.client
 
 
-def replace_compiling(compile_: Callable[..., Any]) -> bool:
+def replace_compile(compile_: Callable[..., Any]) -> bool:
     """Make JAX call this instead of `original`, with the same arguments; return False if this JAX version's
     signature differs.
     """
-    if tuple(inspect.signature(original).parameters) != _PARAMETERS:
+    if tuple(inspect.signature(original_compile).parameters) != _PARAMETERS:
         return False
     compiler.compile_or_get_cached = compile_
     return True
 
 
-def is_plain(backend: Any, host_callbacks: Any) -> bool:
+def is_cacheable(backend: Any, host_callbacks: Any) -> bool:
     """Return whether a program runs on devices of this process and compiles to the same result from the same
     text.
 
@@ -81,7 +81,7 @@ def is_plain(backend: Any, host_callbacks: Any) -> bool:
     return type(backend) is xla_client.Client and not host_callbacks and not guided
 
 
-def key_of(computation: Any, devices: np.ndarray, options: Any, backend: Any) -> str | None:
+def program_key(computation: Any, devices: np.ndarray, options: Any, backend: Any) -> str | None:
     """Return a hash of everything that determines a program except the machine, equal in every process; None
     if JAX cannot compute one.
 

@@ -261,7 +261,7 @@ def gathered_dim(equation: Any) -> int:
     return read_parameter(equation, "all_gather_dimension")
 
 
-def gathers_into_dim(equation: Any) -> bool:
+def is_tiled_gather(equation: Any) -> bool:
     """Return whether an `all_gather` concatenates along an existing dimension; otherwise it adds one."""
     return bool(read_parameter(equation, "tiled"))
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from .errors import nearest
+from .errors import suggest_name
 
 
-def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
+def lazy_getattr(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
     """Return a module-level `__getattr__` for `package`, and add its names to `dir` for completion.
 
     Args:
@@ -30,7 +30,9 @@ def lazily(package: str, where: Mapping[str, Sequence[str]], rooms: Sequence[str
             # Import the submodule, as `import panax.data` would have done.
             if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
                 return importlib.import_module(f"{package}.{name}")
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; {nearest(name, {*modules, *rooms})}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}; {suggest_name(name, {*modules, *rooms})}"
+            )
         value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -25,7 +25,7 @@ def use_loss_scale(scale: jax.Array | None) -> Iterator[None]:
         _scale.reset(token)
 
 
-def objective_of(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:
+def scaled_objective(losses: Losses, weights: Mapping[str, Scalar] | None = None) -> Scalar:
     """Compute the total loss multiplied by the current loss scale, as it is differentiated; arguments as in
     `total_loss`.
     """

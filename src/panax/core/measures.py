@@ -265,7 +265,7 @@ def _ratio(total: Values, weight: Values) -> Values:
     return mean + 0.0 * jnp.sqrt(weight)
 
 
-RESERVED = frozenset(
+RESERVED_NAMES = frozenset(
     (
         "loss",
         "gradient_norm",
@@ -288,23 +288,23 @@ def is_reserved(name: str) -> bool:
     >>> is_reserved("loss"), is_reserved("train_loss")
     (True, False)
     """
-    return name in RESERVED or name.startswith("loss/")
+    return name in RESERVED_NAMES or name.startswith("loss/")
 
 
-def counted_fields(measure: Any) -> tuple[str, ...]:
+def merged_fields(measure: Any) -> tuple[str, ...]:
     """Return the fields of a loss or metric that are merged: all but static ones and a loss's coefficient."""
     fields = type(measure).__dataclass_fields__
     return tuple(name for name, field in fields.items() if name != "coefficient" and not field.metadata.get("static"))
 
 
-def keeps_largest(measure: Any) -> bool:
+def merges_by_max(measure: Any) -> bool:
     """Return whether the measure merges by maximum instead of by sum."""
     return isinstance(measure, Maximum | DataChecks)
 
 
 def neutral_value(measure: Any, dtype: Any) -> Any:
     """Return the identity element of the measure's reduction."""
-    if not keeps_largest(measure):
+    if not merges_by_max(measure):
         return np.zeros((), dtype)[()]
     return np.asarray(-np.inf, dtype)[()] if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 

@@ -23,7 +23,7 @@ class HeatMap(NamedTuple):
     column: str
 
 
-class Watched(NamedTuple):
+class MonitorReport(NamedTuple):
     """Findings of a monitor since the last record.
 
     Attributes:
@@ -45,6 +45,6 @@ class MetricMonitor(Protocol):
         """Receive one step's array metrics by name, including those that this monitor does not follow."""
         ...
 
-    def take(self) -> Watched:
+    def take(self) -> MonitorReport:
         """Return the findings since the last call."""
         ...

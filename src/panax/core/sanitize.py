@@ -11,12 +11,12 @@ Letters of all scripts stay.
 """
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return text with its newlines and tabs, without color codes, and with other control characters escaped.
 
-    >>> print(printable("\\x1b[31mred\\x1b[0m \\x1b[2Jend"))
+    >>> print(make_printable("\\x1b[31mred\\x1b[0m \\x1b[2Jend"))
     red \\x1b[2Jend
-    >>> print(printable("un\\u00a0mot\\r"))
+    >>> print(make_printable("un\\u00a0mot\\r"))
     un\u00a0mot\\r
     """
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], _COLOURS.sub("", text))

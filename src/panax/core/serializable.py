@@ -40,7 +40,7 @@ def register_serializable(cls: type[_Class]) -> type[_Class]:
     ... @dataclasses.dataclass(frozen=True)
     ... class Bottleneck:
     ...     width: int
-    >>> readable("Bottleneck") is Bottleneck
+    >>> find_serializable("Bottleneck") is Bottleneck
     True
     """
     described = isinstance(cls, type) and dataclasses.is_dataclass(cls)
@@ -54,12 +54,12 @@ def register_serializable(cls: type[_Class]) -> type[_Class]:
     return cls
 
 
-def readable_in(module: str, *names: str) -> None:
+def register_serializable_module(module: str, *names: str) -> None:
     """Register dataclasses of a module that is not imported yet."""
     _classes.update(dict.fromkeys(names, module))
 
 
-def readable(name: str) -> type | None:
+def find_serializable(name: str) -> type | None:
     """Return the class registered under a name, importing its module; None for an unknown name, without any
     import.
     """
@@ -87,6 +87,6 @@ def former_names(text: str) -> str:
     return _ANY_RENAMED.sub(lambda match: _FORMER[match.group()], text)
 
 
-def readable_names() -> list[str]:
+def serializable_names() -> list[str]:
     """Return all registered names."""
     return list(_classes)

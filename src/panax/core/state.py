@@ -81,7 +81,7 @@ class TrainState(eqx.Module):
     @property
     def judged_params(self) -> Params:
         """Parameters for evaluation and export: the averaged ones, if any."""
-        return self.params if self.averaged is None else with_averages(self.params, self.averaged)
+        return self.params if self.averaged is None else replace_averaged(self.params, self.averaged)
 
     @property
     def step_key(self) -> jax.Array:
@@ -89,17 +89,17 @@ class TrainState(eqx.Module):
         return jax.random.fold_in(self.key, self.step)
 
 
-def wide(dtype: Any) -> Any:
+def average_dtype(dtype: Any) -> Any:
     """Return the dtype in which values of `dtype` are averaged: bfloat16 would round small changes away."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
-def averages_of(params: Params) -> Params:
+def init_averages(params: Params) -> Params:
     """Return initial averages: copies of the parameters."""
-    return jax.tree.map(lambda p: jnp.array(p, wide(p.dtype), copy=True), params)
+    return jax.tree.map(lambda p: jnp.array(p, average_dtype(p.dtype), copy=True), params)
 
 
-def with_averages(params: Params, averaged: Params) -> Params:
+def replace_averaged(params: Params, averaged: Params) -> Params:
     """Replace parameters by their averages where these exist, in the parameters' dtypes."""
     return jax.tree.map(
         lambda a, p: p if a is None else a.astype(p.dtype), averaged, params, is_leaf=lambda a: a is None

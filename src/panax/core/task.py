@@ -16,10 +16,10 @@ from jaxtyping import Array, Int
 
 from .batch_checks import LeafRange
 from .errors import RecipeError
-from .layout.requirements import AllToAllRequirement, Pipelined
+from .layout.requirements import AllToAllRequirement, PipelineRequirement
 from .measures import Losses, Metrics, Scalar
 from .monitors import MetricMonitor
-from .params.growth import Growing
+from .params.growth import GrowingVocab
 from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
 
 
@@ -123,7 +123,7 @@ class Task(abc.ABC):
     """
 
     @property
-    def growing(self) -> tuple[Growing, ...]:
+    def growing(self) -> tuple[GrowingVocab, ...]:
         """Tables with rows that are assigned to keys in the data during training; their vocabularies are in
         the model state.
         """
@@ -267,7 +267,7 @@ class Task(abc.ABC):
         return "any"
 
     @property
-    def pipelined(self) -> Pipelined | None:
+    def pipelined(self) -> PipelineRequirement | None:
         """How a pipeline partitions it; None if it cannot be pipelined."""
         return None
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from .errors import RecipeError, kind_of, nearest
+from .errors import RecipeError, describe_type, suggest_name
 
 
 class Validated:
@@ -116,7 +116,7 @@ def _problem(value: Any, hint: Any) -> str | None:
     if isinstance(value, str):
         words = [word for each in alternatives if get_origin(each) is Literal for word in get_args(each)]
         if words:
-            return f"{nearest(value, map(str, words))}" if any(map(str, words)) else f"expected one of {words}"
+            return f"{suggest_name(value, map(str, words))}" if any(map(str, words)) else f"expected one of {words}"
     said = [each for each, alternative in zip(problems, alternatives) if alternative is not type(None)]
     return str(said[0]) + (", or None" if type(None) in alternatives else "")
 
@@ -198,7 +198,7 @@ def _problem_of_class(value: Any, cls: type) -> str | None:
     instead = hint(value) if hint is not None else None
     if instead is None and (inspect.isfunction(value) or inspect.ismethod(value)):
         return f"expected {_a(cls)}, and this is a function: write what it returns, {value.__name__}(...)"
-    return f"expected {_a(cls)}, got {kind_of(value)}" + (f": {instead}" if instead else "")
+    return f"expected {_a(cls)}, got {describe_type(value)}" + (f": {instead}" if instead else "")
 
 
 def _a(cls: type) -> str:

@@ -14,15 +14,15 @@ from .images.images import ImageFolder, ParquetImages, WebDatasetImages
 from .images.mixup import Mixing
 from .images.rand_augment import RandAugment
 from .loading.batch_ramp import BatchRamp
-from .loading.buckets import Bucketed
+from .loading.buckets import BucketedSource
 from .loading.example_data import ExampleData, OpenedExamples
 from .loading.example_source import ExampleSource
-from .loading.examples import Arrays, ExampleFiles, Examples, divide, split_by_time
+from .loading.examples import Arrays, ExampleFiles, Examples, split_by_hash, split_by_time
 from .loading.iterable import IterableSource
-from .loading.prefetch import Prefetched, prefetch
-from .loading.preview import batch_lines
+from .loading.prefetch import PrefetchIterator, prefetch
+from .loading.preview import format_batch
 from .loading.row_numbers import RowNumbers
-from .tables.bags import Bag, Calendar, CountVocabulary, Hashed, HashedIds, IntegerIds
+from .tables.bags import Bag, Calendar, CountVocabulary, HashBuckets, HashedIds, IntegerIds
 from .tables.click_arrays import ClickArrays, ClickExamples
 from .tables.criteo import Criteo
 from .tables.sequences import SequenceExamples, Sequences
@@ -30,12 +30,12 @@ from .tables.synthetic_clicks import SyntheticClicks, SyntheticExamples
 from .tables.table import Table
 from .text.concat import ConcatCorpus
 from .text.corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
-from .text.filtered import Filtered
+from .text.filtered import FilteredCorpus
 from .text.mixture import Mixture, MixtureComponent
-from .text.mixture_source import JoinedRows, MixedSource
+from .text.mixture_source import ConcatRows, MixedSource
 from .text.packing import Documents, PackedRows, PaddedRows
-from .text.paths import corpus_of
-from .text.record_checks import Limits
+from .text.paths import make_corpus
+from .text.record_checks import RecordLimits
 from .text.text import OpenedPart, OpenedText, TextData, split
 from .text.token_file import TokenFile
 from .text.token_source import Accounting, DocumentCounts, PackedSource, RowSource
@@ -44,14 +44,14 @@ from .text.tokenizer import BytePairTokenizer, PretrainedTokenizer, Tokenizer
 from .text.tokens import TokenStore, TokenWriter, open_tokens
 
 __all__ = [
-    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "Bucketed",
+    "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "BucketedSource",
     "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "ConcatCorpus", "Corpus", "CountVocabulary", "Criteo",
     "Digits", "Document", "DocumentCounts", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
-    "Filtered", "Hashed", "HashedIds", "HuggingFaceDisk", "ImageFolder", "IntegerIds", "IterableSource", "JoinedRows",
-    "Jsonl", "Limits", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture", "MixtureComponent", "OpenedExamples",
+    "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder", "IntegerIds", "IterableSource", "ConcatRows",
+    "Jsonl", "RecordLimits", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture", "MixtureComponent", "OpenedExamples",
     "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages",
-    "Prefetched", "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowNumbers", "RowSource",
+    "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowNumbers", "RowSource",
     "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table", "TextData", "TextFiles", "TokenFile",
-    "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages", "batch_lines", "corpus_of", "divide",
+    "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages", "format_batch", "make_corpus", "split_by_hash",
     "open_corpus", "open_tokens", "prefetch", "split", "split_by_time", "write_tokens",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .acrobot import Acrobot
@@ -31,7 +31,7 @@ _WHERE = {
     "spaces": ("Box", "Discrete", "Space"),
 }
 
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "Acrobot", "Action", "Box", "Brax", "CartPole", "Discrete", "Environment", "EnvironmentBatch", "EnvironmentState",

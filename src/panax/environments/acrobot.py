@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import BLUE, DARK, PALE, RED, blank, fill_circle, fill_line
+from .drawing import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .pendulum import wrap_angle
 from .spaces import Box, Discrete
@@ -81,7 +81,7 @@ class Acrobot(Environment):
         return EnvironmentStep(AcrobotState(motion, time), _seen(motion), reward, terminated, time >= self.max_steps)
 
     def draw(self, state: AcrobotState) -> Frame:
-        frame = blank(128, 128)
+        frame = blank_frame(128, 128)
         first, second = float(state.motion[0]), float(state.motion[0] + state.motion[1])
         middle = (64 + 28 * math.cos(first), 64 + 28 * math.sin(first))
         end = (middle[0] + 28 * math.cos(second), middle[1] + 28 * math.sin(second))

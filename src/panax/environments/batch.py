@@ -77,7 +77,7 @@ class EnvironmentBatch:
             key: Of the run, or of an evaluation.
             index: Of each environment in the whole batch.
         """
-        state, observation = self.environment.begin_all(keys_of(key, index))
+        state, observation = self.environment.begin_all(row_keys(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
         return EnvironmentState(state, observation, zeros, zeros.astype(jnp.int32))
 
@@ -91,7 +91,7 @@ class EnvironmentBatch:
             key: Another one for every step.
             index: Of each environment in the whole batch.
         """
-        return self.moved(ongoing, action, keys_of(key, index))
+        return self.moved(ongoing, action, row_keys(key, index))
 
     def moved(self, ongoing: EnvironmentState, action: Action, keys: Key[Array, " batch"]) -> Transition:
         """As `step`, with a key for each environment."""
@@ -107,12 +107,12 @@ class EnvironmentBatch:
         )
 
 
-def keys_of(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
+def row_keys(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
     """A key for each row by its number in the whole batch."""
     return jax.vmap(lambda each: jax.random.fold_in(key, each))(index)
 
 
-def keys_of_steps(
+def step_keys(
     key: Key[Array, ""], index: Int[Array, " batch"], steps: int
 ) -> tuple[Key[Array, "time batch"], Key[Array, "time batch"]]:
     """For each of several steps a key for each row to act with, and one to be moved with.
@@ -122,6 +122,6 @@ def keys_of_steps(
 
     def of_step(number: Int[Array, ""]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:
         act_key, move_key = jax.random.split(jax.random.fold_in(key, number))
-        return keys_of(act_key, index), keys_of(move_key, index)
+        return row_keys(act_key, index), row_keys(move_key, index)
 
     return jax.vmap(of_step)(jnp.arange(steps))

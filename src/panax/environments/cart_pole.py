@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import BLUE, DARK, PALE, RED, blank, fill_circle, fill_line, fill_rectangle
+from .drawing import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line, fill_rectangle
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 
@@ -88,7 +88,7 @@ class CartPole(Environment):
         )
 
     def draw(self, state: CartPoleState) -> Frame:
-        frame = blank(96, 192)
+        frame = blank_frame(96, 192)
         column, angle = 96 + 36 * float(state.motion[0]), float(state.motion[2])
         fill_line(frame, (76, 0), (76, 192), 2, PALE)
         fill_rectangle(frame, (66, column - 14), (80, column + 14), DARK)

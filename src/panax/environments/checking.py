@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import RecipeError, kind_of
+from ..core.errors import RecipeError, describe_type
 from ..core.params.axes import named_leaves
 from .batch import EnvironmentBatch, EnvironmentState, Transition
 from .environment import Environment, State
@@ -28,7 +28,7 @@ def check_environment(environment: Environment, *, seed: int = 0, steps: int = _
     for role, space in (("observation", environment.observation_space), ("action", environment.action_space)):
         if not isinstance(space, Space):
             raise RecipeError(
-                f"{name}.{role}_space is {kind_of(space)}; expected a Box or a Discrete of panax.environments"
+                f"{name}.{role}_space is {describe_type(space)}; expected a Box or a Discrete of panax.environments"
             )
     _check_shapes(environment, name)
     if steps:
@@ -100,7 +100,7 @@ def _check_state(name: str, before: State, after: State) -> None:
 def _check_leaf(what: str, got: Any, expected: jax.ShapeDtypeStruct) -> None:
     shape, dtype = getattr(got, "shape", None), getattr(got, "dtype", None)
     if shape != expected.shape or dtype != expected.dtype:
-        came = _shown(got) if shape is not None else f"{kind_of(got)}"
+        came = _shown(got) if shape is not None else f"{describe_type(got)}"
         raise RecipeError(f"{what} is {came}; expected {_shown(expected)}")
 
 

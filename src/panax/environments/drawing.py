@@ -8,31 +8,31 @@ import numpy as np
 from .environment import Frame
 
 Number = float | int
-Place = tuple[Number, Number]
-Colour = tuple[int, int, int]
+Point = tuple[Number, Number]
+Color = tuple[int, int, int]
 
 WHITE, PALE, DARK = (255, 255, 255), (200, 200, 200), (60, 60, 60)
 RED, BLUE, GREEN, YELLOW = (200, 70, 60), (50, 110, 180), (60, 150, 90), (230, 190, 60)
 
 
-def blank(height: int, width: int) -> Frame:
+def blank_frame(height: int, width: int) -> Frame:
     """A white picture."""
     return np.full((height, width, 3), 255, np.uint8)
 
 
-def fill_rectangle(frame: Frame, upper_left: Place, lower_right: Place, colour: Colour) -> None:
+def fill_rectangle(frame: Frame, upper_left: Point, lower_right: Point, colour: Color) -> None:
     """Colour the pixels between two corners."""
     (top, left), (bottom, right) = (tuple(max(0, round(each)) for each in place) for place in (upper_left, lower_right))
     frame[top:bottom, left:right] = colour
 
 
-def fill_circle(frame: Frame, centre: Place, radius: Number, colour: Colour) -> None:
+def fill_circle(frame: Frame, centre: Point, radius: Number, colour: Color) -> None:
     """Colour the pixels within `radius` of the centre."""
     row, column = _pixels(frame)
     frame[(row - centre[0]) ** 2 + (column - centre[1]) ** 2 <= radius**2] = colour
 
 
-def fill_line(frame: Frame, start: Place, end: Place, width: Number, colour: Colour) -> None:
+def fill_line(frame: Frame, start: Point, end: Point, width: Number, colour: Color) -> None:
     """Colour the pixels within half of `width` of the line between two places."""
     row, column = _pixels(frame)
     along = (end[0] - start[0], end[1] - start[1])

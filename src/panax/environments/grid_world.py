@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from ..core.errors import RecipeError, nearest
-from .drawing import BLUE, DARK, GREEN, PALE, RED, blank, fill_circle, fill_rectangle
+from ..core.errors import RecipeError, suggest_name
+from .drawing import BLUE, DARK, GREEN, PALE, RED, blank_frame, fill_circle, fill_rectangle
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 
@@ -20,7 +20,7 @@ _MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 _FREE, _START, _GOAL, _TRAP, _WALL = ".SGX#"
 _CELL = 16
 
-Seen = Literal["cell", "picture"]
+ObservationKind = Literal["cell", "picture"]
 
 
 class GridWorldState(eqx.Module):
@@ -55,14 +55,14 @@ class GridWorld(Environment):
     slip: float = 0.0
     step_cost: float = 0.02
     max_steps: int = 50
-    seen: Seen = "cell"
+    seen: ObservationKind = "cell"
 
     def __post_init__(self) -> None:
         if not self.maze or len({len(row) for row in self.maze}) != 1 or not self.maze[0]:
             raise RecipeError(f"GridWorld.maze={self.maze}; expected rows of equal length")
         letters = set("".join(self.maze))
         for letter in sorted(letters - set(_FREE + _START + _GOAL + _TRAP + _WALL)):
-            raise RecipeError(f"GridWorld.maze has the letter {letter!r}; {nearest(letter, '.SGX#')}")
+            raise RecipeError(f"GridWorld.maze has the letter {letter!r}; {suggest_name(letter, '.SGX#')}")
         for letter, name in ((_START, "start"), (_GOAL, "goal")):
             if letter not in letters:
                 raise RecipeError(f"GridWorld.maze={self.maze} has no {name}; write {letter!r} where it is")
@@ -116,7 +116,7 @@ class GridWorld(Environment):
 
     def draw(self, state: GridWorldState) -> Frame:
         rows, columns = len(self.maze), len(self.maze[0])
-        frame = blank(rows * _CELL, columns * _CELL)
+        frame = blank_frame(rows * _CELL, columns * _CELL)
         colours = {_WALL: DARK, _GOAL: GREEN, _TRAP: RED, _START: PALE}
         for row, letters in enumerate(self.maze):
             for column, letter in enumerate(letters):

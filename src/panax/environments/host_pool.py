@@ -14,15 +14,15 @@ import numpy as np
 
 from ..core.errors import RecipeError, TrainingError
 from ..system.children import PipedProcess
-from .host_worker import LINE_BYTES, message, parse_message, size_of
+from .host_worker import MAX_LINE_BYTES, encode_message, num_bytes, parse_message
 from .importing import Setting
 
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 
 _SECONDS_TO_BEGIN, _SECONDS_TO_END = 60.0, 2.0
 
 
-class Stepped(NamedTuple):
+class BatchStep(NamedTuple):
     """What one step of all environments yields; every array has one row for each.
 
     Attributes:
@@ -56,7 +56,7 @@ class HostPool:
             RecipeError: gymnasium can't make such an environment; with its own words.
         """
         self._name, self._timeout = name, timeout_seconds
-        self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MOST_PROCESSES))]
+        self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MAX_PROCESSES))]
         self._lock = threading.Lock()
         command = [sys.executable, "-m", "panax.environments.host_worker"]
         self._processes: list[PipedProcess] = []
@@ -86,7 +86,7 @@ class HostPool:
         parts = self._ask([{"do": "reset", "seeds": part} for part in self._parts(list(seeds))])
         return np.concatenate([arrays[0] for _, arrays in parts])
 
-    def step(self, actions: np.ndarray, seeds: Sequence[int]) -> Stepped:
+    def step(self, actions: np.ndarray, seeds: Sequence[int]) -> BatchStep:
         """One step in each environment; where an episode ends, another one begins.
 
         Args:
@@ -97,7 +97,7 @@ class HostPool:
         """
         told = [{"do": "step", "seeds": part} for part in self._parts(list(seeds))]
         parts = self._ask(told, self._parts(actions))
-        return Stepped(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in parts))))
+        return BatchStep(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in parts))))
 
     def fault(self) -> str:
         """What is wrong with an episode's first step, as text; empty if nothing is. Ends the processes if something is."""
@@ -129,7 +129,9 @@ class HostPool:
             try:
                 for number, process in enumerate(self._processes):
                     with contextlib.suppress(EOFError):  # Of a process that died: found below.
-                        process.write(message(told[number], () if arrays is None else (arrays[number],)), seconds)
+                        process.write(
+                            encode_message(told[number], () if arrays is None else (arrays[number],)), seconds
+                        )
                 return [self._answer(number, seconds) for number in range(len(self._processes))]
             except TimeoutError:
                 for process in self._processes:
@@ -146,9 +148,9 @@ class HostPool:
     def _answer(self, number: int, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
         process = self._processes[number]
         try:
-            head, expected = parse_message(process.read_line(LINE_BYTES, seconds))
+            head, expected = parse_message(process.read_line(MAX_LINE_BYTES, seconds))
             arrays = [
-                np.frombuffer(process.read_exactly(size_of(dtype, shape), seconds), dtype).reshape(shape)
+                np.frombuffer(process.read_exactly(num_bytes(dtype, shape), seconds), dtype).reshape(shape)
                 for dtype, shape in expected
             ]
         except EOFError:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-NARROW = {"float64": "float32", "int64": "int32"}
+NARROW_DTYPES = {"float64": "float32", "int64": "int32"}
 """Types of gymnasium's spaces that a device holds in 32 bits."""
 
 
-def action_of(space: Any, action: Any) -> Any:
+def to_host_action(space: Any, action: Any) -> Any:
     """An action of the environment's own space and dtype: a Python integer for `Discrete`, an array for a `Box`.
 
     A bound of 64 bits may be a rounding step inside of the nearest value of 32 bits: that action is moved to the bound.
@@ -40,10 +40,10 @@ def first_observation(environment: Any, seed: int) -> np.ndarray:
             f"reset returned {what}; expected (observation, info) with a dict as info: the environment has the form of gym "
             f"before 0.26; return observation, {{}} or wrap it with shimmy's GymV21CompatibilityV0"
         )
-    return observation_of(environment.observation_space, given[0], "reset")
+    return to_device_observation(environment.observation_space, given[0], "reset")
 
 
-def observation_of(space: Any, given: Any, method: str = "step") -> np.ndarray:
+def to_device_observation(space: Any, given: Any, method: str = "step") -> np.ndarray:
     """An observation in the dtype that a device holds, in memory that nothing else writes to.
 
     Raises:
@@ -55,7 +55,7 @@ def observation_of(space: Any, given: Any, method: str = "step") -> np.ndarray:
         raise TypeError(f"{method} returned an observation of {array.dtype} ({type(given).__name__}); {declared}")
     if array.shape != tuple(space.shape):
         raise TypeError(f"{method} returned an observation of shape {array.shape}; {declared}")
-    held = np.dtype(NARROW.get(space.dtype.name, space.dtype.name))
+    held = np.dtype(NARROW_DTYPES.get(space.dtype.name, space.dtype.name))
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(held)
     wrong = np.zeros(array.shape, np.bool_)
@@ -71,7 +71,7 @@ def observation_of(space: Any, given: Any, method: str = "step") -> np.ndarray:
     return cast
 
 
-def reward_of(given: Any) -> np.float32:
+def to_float_reward(given: Any) -> np.float32:
     """A reward as one number; an array of one element is one.
 
     Raises:
@@ -84,7 +84,7 @@ def reward_of(given: Any) -> np.float32:
     return np.float32(array.reshape(()))
 
 
-def flag_of(name: str, given: Any) -> bool:
+def to_bool_flag(name: str, given: Any) -> bool:
     """A flag as a bool; 0 and 1, and an array of one element, are flags too.
 
     Raises:

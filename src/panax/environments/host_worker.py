@@ -14,15 +14,21 @@ from typing import IO, Any
 
 import numpy as np
 
-from panax.environments.host_values import action_of, first_observation, flag_of, observation_of, reward_of
+from panax.environments.host_values import (
+    first_observation,
+    to_bool_flag,
+    to_device_observation,
+    to_float_reward,
+    to_host_action,
+)
 
 from ..system import json_reader
 from ..system.children import end_with_parent
 
-LINE_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 """Of a message's line: seeds of all environments, or what an error says."""
 
-MOST_BYTES = 1 << 34
+MAX_MESSAGE_BYTES = 1 << 34
 """Of one array."""
 
 
@@ -53,17 +59,17 @@ class EnvironmentWorker:
         """What the steps led to, what is seen after the resets that followed, rewards, and both flags."""
         rows = []
         for environment, action, seed in zip(self.environments, actions, seeds):
-            seen, reward, *flags, _ = environment.step(action_of(environment.action_space, action))
+            seen, reward, *flags, _ = environment.step(to_host_action(environment.action_space, action))
             if len(flags) != 2:
                 raise TypeError(
                     f"step returned {len(flags) + 3} values; expected observation, reward, terminated, truncated, info"
                 )
             # A copy: the environment may write into its array again when it resets.
-            led_to = observation_of(environment.observation_space, seen)
+            led_to = to_device_observation(environment.observation_space, seen)
             reward, terminated, truncated = (
-                reward_of(reward),
-                flag_of("terminated", flags[0]),
-                flag_of("truncated", flags[1]),
+                to_float_reward(reward),
+                to_bool_flag("terminated", flags[0]),
+                to_bool_flag("truncated", flags[1]),
             )
             now = first_observation(environment, seed) if terminated or truncated else led_to
             rows.append((led_to, now, reward, terminated, truncated))
@@ -95,7 +101,7 @@ def space_to_json(space: Any) -> dict[str, Any]:
     return {"kind": kind}
 
 
-def message(head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[Any]:
+def encode_message(head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[Any]:
     """A line that says what follows, and the arrays' bytes, as buffers."""
     about = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in arrays]
     line = json.dumps({**head, "arrays": about}).encode() + b"\n"
@@ -114,31 +120,31 @@ def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tup
     except (KeyError, TypeError) as error:
         raise ValueError(f"it announces arrays by {error!r}; expected dtype and shape of each") from error
     for dtype, shape in arrays:
-        if dtype.hasobject or min(shape, default=0) < 0 or size_of(dtype, shape) > MOST_BYTES:
+        if dtype.hasobject or min(shape, default=0) < 0 or num_bytes(dtype, shape) > MAX_MESSAGE_BYTES:
             raise ValueError(f"an array of {dtype}, shape {shape}, can't be sent")
     return head, arrays
 
 
-def size_of(dtype: np.dtype, shape: Sequence[int]) -> int:
+def num_bytes(dtype: np.dtype, shape: Sequence[int]) -> int:
     """Bytes of an array."""
     return dtype.itemsize * math.prod(shape)
 
 
 def _write(out: IO[bytes], head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-    for part in message(head, arrays):
+    for part in encode_message(head, arrays):
         out.write(part)
     out.flush()
 
 
 def _read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    line = source.readline(LINE_BYTES)
+    line = source.readline(MAX_LINE_BYTES)
     if not line.endswith(b"\n"):
         raise EOFError
     head, arrays = parse_message(line)
     found = []
     for dtype, shape in arrays:
-        data = source.read(size_of(dtype, shape))
-        if len(data) != size_of(dtype, shape):
+        data = source.read(num_bytes(dtype, shape))
+        if len(data) != num_bytes(dtype, shape):
             raise EOFError
         found.append(np.frombuffer(data, dtype).reshape(shape))
     return head, found

@@ -13,12 +13,12 @@ Setting = bool | int | float | str
 Settings = Mapping[str, Setting] | tuple[tuple[str, Setting], ...]
 
 
-def as_pairs(settings: Settings) -> tuple[tuple[str, Setting], ...]:
+def sorted_pairs(settings: Settings) -> tuple[tuple[str, Setting], ...]:
     """Names with their values, in the order of names: values that are compared, hashed, and read back from a file."""
     return tuple(sorted(dict(settings).items()))
 
 
-def library(module: str, extra: str, remark: str = "") -> ModuleType:
+def import_library(module: str, extra: str, remark: str = "") -> ModuleType:
     """Import a module that `panax-jax[extra]` installs.
 
     Args:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from .environment import Action, Environment, EnvironmentStep, Observation, State
-from .importing import Settings, as_pairs, library
+from .importing import Settings, import_library, sorted_pairs
 from .spaces import Box
 
 
@@ -45,12 +45,12 @@ class Brax(Environment):
     max_steps: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", as_pairs(self.options))
+        object.__setattr__(self, "options", sorted_pairs(self.options))
         if self.max_steps < 1:
             raise RecipeError(f"Brax.max_steps={self.max_steps}; expected 1 or more")
-        known = getattr(library("brax.envs", "brax"), "_envs", None)
+        known = getattr(import_library("brax.envs", "brax"), "_envs", None)
         if known is not None and self.name not in known:
-            raise RecipeError(f"Brax.name={self.name!r}; {nearest(self.name, known)}")
+            raise RecipeError(f"Brax.name={self.name!r}; {suggest_name(self.name, known)}")
         try:
             _ = self._made
         except (TypeError, ValueError) as error:
@@ -62,7 +62,7 @@ class Brax(Environment):
 
     @functools.cached_property
     def _made(self) -> Any:
-        return library("brax.envs", "brax").get_environment(self.name, **dict(self.options))
+        return import_library("brax.envs", "brax").get_environment(self.name, **dict(self.options))
 
     @property
     def observation_space(self) -> Box:

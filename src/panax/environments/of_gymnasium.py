@@ -21,10 +21,10 @@ from jaxtyping import Array, Int, Key, UInt32
 from ..compiling.callbacks import capture_callback_errors
 from ..core.errors import RecipeError
 from .environment import Action, Environment, EnvironmentStep, Observation, State
-from .host_pool import MOST_PROCESSES, HostPool
-from .host_values import NARROW
-from .importing import Settings, as_pairs, library
-from .spaces import Box, Discrete, Space, bounds_of
+from .host_pool import MAX_PROCESSES, HostPool
+from .host_values import NARROW_DTYPES
+from .importing import Settings, import_library, sorted_pairs
+from .spaces import Box, Discrete, Space, normalize_bounds
 
 _MOST_POOLS = 2
 """That one environment's settings keep open: one to train in, and one to evaluate in."""
@@ -65,10 +65,10 @@ class Gymnasium(Environment):
     lives_on_host = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "settings", as_pairs(self.settings))
-        library("gymnasium", "gymnasium")
-        if self.processes is not None and not 1 <= self.processes <= MOST_PROCESSES:
-            raise RecipeError(f"Gymnasium.processes={self.processes}; expected 1 to {MOST_PROCESSES}")
+        object.__setattr__(self, "settings", sorted_pairs(self.settings))
+        import_library("gymnasium", "gymnasium")
+        if self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES:
+            raise RecipeError(f"Gymnasium.processes={self.processes}; expected 1 to {MAX_PROCESSES}")
         if self.timeout_seconds <= 0:
             raise RecipeError(f"Gymnasium.timeout_seconds={self.timeout_seconds}; expected more than 0")
         _ = self._spaces
@@ -210,7 +210,7 @@ def _seeds(keys: Key[Array, " batch"]) -> UInt32[Array, " batch"]:
 
 
 def _as_device(array: np.ndarray) -> np.ndarray:
-    return array.astype(NARROW.get(array.dtype.name, array.dtype.name), copy=False)
+    return array.astype(NARROW_DTYPES.get(array.dtype.name, array.dtype.name), copy=False)
 
 
 def _space(told: Mapping[str, Any], whose: str) -> Space:
@@ -219,5 +219,5 @@ def _space(told: Mapping[str, Any], whose: str) -> Space:
     if told["kind"] != "Box":
         raise RecipeError(f"{whose} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
     shape, low, high = tuple(told["shape"]), told["low"], told["high"]
-    dtype: Any = NARROW.get(told["dtype"], told["dtype"])
-    return Box(low=bounds_of(low, shape), high=bounds_of(high, shape), shape=shape, dtype=dtype)
+    dtype: Any = NARROW_DTYPES.get(told["dtype"], told["dtype"])
+    return Box(low=normalize_bounds(low, shape), high=normalize_bounds(high, shape), shape=shape, dtype=dtype)

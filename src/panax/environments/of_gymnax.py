@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from .drawing import BLUE, DARK, GREEN, RED, YELLOW
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation, State
-from .importing import Settings, as_pairs, library
-from .spaces import Box, Discrete, Space, bounds_of
+from .importing import Settings, import_library, sorted_pairs
+from .spaces import Box, Discrete, Space, normalize_bounds
 
 _REMARK = " (gymnax is for jax below 0.12)"
 _CELL = 12
@@ -37,15 +37,17 @@ class Gymnax(Environment):
     options: Settings = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", as_pairs(self.parameters))
-        object.__setattr__(self, "options", as_pairs(self.options))
-        gymnax = library("gymnax", "gymnax", _REMARK)
+        object.__setattr__(self, "parameters", sorted_pairs(self.parameters))
+        object.__setattr__(self, "options", sorted_pairs(self.options))
+        gymnax = import_library("gymnax", "gymnax", _REMARK)
         if self.name not in gymnax.registered_envs:
-            raise RecipeError(f"Gymnax.name={self.name!r}; {nearest(self.name, gymnax.registered_envs)}")
+            raise RecipeError(f"Gymnax.name={self.name!r}; {suggest_name(self.name, gymnax.registered_envs)}")
         known = [field.name for field in dataclasses.fields(gymnax.make(self.name)[1])]
         for name in dict(self.parameters):
             if name not in known:
-                raise RecipeError(f"Gymnax.parameters has {name!r}, which {self.name} has not; {nearest(name, known)}")
+                raise RecipeError(
+                    f"Gymnax.parameters has {name!r}, which {self.name} has not; {suggest_name(name, known)}"
+                )
         try:
             _ = self._spaces
         except TypeError as error:
@@ -54,7 +56,7 @@ class Gymnax(Environment):
     @functools.cached_property
     def _made(self) -> tuple[Any, Any]:
         """gymnax's environment, and its parameters."""
-        environment, parameters = library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
+        environment, parameters = import_library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
         return environment, parameters.replace(**dict(self.parameters))
 
     @functools.cached_property
@@ -116,7 +118,9 @@ def _space(theirs: Any, whose: str) -> Space:
         raise RecipeError(f"{whose} are a {kind}; expected a Box or a Discrete")
     shape = tuple(int(size) for size in theirs.shape)
     low, high = (np.broadcast_to(np.asarray(bound, np.float64), shape) for bound in (theirs.low, theirs.high))
-    return Box(low=bounds_of(low, shape), high=bounds_of(high, shape), shape=shape, dtype=_dtype(theirs.dtype))
+    return Box(
+        low=normalize_bounds(low, shape), high=normalize_bounds(high, shape), shape=shape, dtype=_dtype(theirs.dtype)
+    )
 
 
 def _dtype(dtype: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import DARK, PALE, RED, blank, fill_circle, fill_line
+from .drawing import DARK, PALE, RED, blank_frame, fill_circle, fill_line
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box
 
@@ -75,7 +75,7 @@ class Pendulum(Environment):
         return EnvironmentStep(after, _seen(after), -cost, jnp.bool_(False), after.time >= self.max_steps)
 
     def draw(self, state: PendulumState) -> Frame:
-        frame = blank(128, 128)
+        frame = blank_frame(128, 128)
         angle = float(state.angle)
         end = (64 - 50 * math.cos(angle), 64 - 50 * math.sin(angle))
         fill_line(frame, (64, 64), end, 10, RED)

@@ -158,10 +158,10 @@ class Box(Space):
         return least + unit * (most - least)
 
 
-def bounds_of(bounds: Any, shape: tuple[int, ...]) -> Any:
+def normalize_bounds(bounds: Any, shape: tuple[int, ...]) -> Any:
     """Bounds of each element as `Box` takes them: one number where all are equal, else nested tuples of the shape.
 
-    >>> bounds_of([1.0, 1.0, 9.0, 9.0], (2, 2)), bounds_of([1.0, 1.0], (2,))
+    >>> normalize_bounds([1.0, 1.0, 9.0, 9.0], (2, 2)), normalize_bounds([1.0, 1.0], (2,))
     (((1.0, 1.0), (9.0, 9.0)), 1.0)
     """
     array = np.asarray(bounds, np.float64).reshape(shape)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..core.validation import Validated
 from .hook import Hook, RunView
 
@@ -25,7 +25,7 @@ def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
 def _found(metric: str, values: Mapping[str, float]) -> float:
     name = metric.removeprefix(EVALUATION)
     if name not in values:
-        raise RecipeError(f"there is no metric {metric!r}: {nearest(name, values)}")
+        raise RecipeError(f"there is no metric {metric!r}: {suggest_name(name, values)}")
     return values[name]
 
 

@@ -6,7 +6,7 @@ One process agrees with itself, and touches no device.
 import jax
 import numpy as np
 
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 """Of a text that travels."""
 
 
@@ -27,13 +27,13 @@ def gather_texts(text: str) -> list[str]:
     data = text.encode()
     longest = int(gather_ints(len(data)).max())
     # Few different lengths, each of which is compiled once: nearly all texts have the least.
-    room = np.zeros(max(LEAST_BYTES, 1 << max(longest - 1, 0).bit_length()), np.uint8)
+    room = np.zeros(max(MIN_BYTES, 1 << max(longest - 1, 0).bit_length()), np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)
     found = gather_ints(*room.view(np.int32).tolist())
     return [row.tobytes().rstrip(b"\0").decode() for row in found]
 
 
-def first_text(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """The text of process 0, in every process."""
     return gather_texts(text if is_process_zero() else "")[0]
 

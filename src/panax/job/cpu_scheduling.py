@@ -7,22 +7,22 @@ import time
 import warnings
 from pathlib import Path
 
-SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Between two looks at who uses the cores."""
 
-OTHERS = 0.15
+MAX_OTHERS_SHARE = 0.15
 """The share of the cores that other programs may use; beyond it they count as busy with something else."""
 
-IDLE = 0.2
+MIN_IDLE_SHARE = 0.2
 """Below this share of the cores this process does nothing that another program could disturb."""
 
-LOOKS = 3
+NUM_CHECKS = 3
 """In a row that find the cores busy, until they count as that: a program that ends or begins is not there to stay."""
 
 _watching: threading.Thread | None = None
 
 
-def run_in_batches_while_alone(sharing: int) -> None:
+def use_batch_policy_while_alone(sharing: int) -> None:
     """Let no waking thread of this process interrupt one that runs, as long as no other program wants its cores.
 
     Gloo, which carries the collectives of processes on CPU, has one thread that waits for the network. Where it interrupts the
@@ -38,7 +38,7 @@ def run_in_batches_while_alone(sharing: int) -> None:
         sharing: How many processes of the same job run on the same cores.
     """
     global _watching
-    if _watching is None and hasattr(os, "SCHED_BATCH") and choose(batch=True):
+    if _watching is None and hasattr(os, "SCHED_BATCH") and set_batch_policy(batch=True):
         _watching = threading.Thread(target=_watch, args=(sharing,), name="panax-cores", daemon=True)
         _watching.start()
 
@@ -52,7 +52,7 @@ def processes_on_these_cores(local: int) -> int:
     return local if given == os.cpu_count() else 1
 
 
-def choose(*, batch: bool) -> bool:
+def set_batch_policy(*, batch: bool) -> bool:
     """Give all threads of this process the batch policy, or the usual one; later ones get it from those that start them.
 
     Returns:
@@ -76,7 +76,7 @@ def choose(*, batch: bool) -> bool:
     return True
 
 
-class Cores:
+class CoreUsage:
     """Who uses the cores of this process.
 
     Args:
@@ -112,13 +112,13 @@ class Cores:
 
 
 def _watch(sharing: int) -> None:
-    cores, batch, disturbed = Cores(sharing), True, 0
+    cores, batch, disturbed = CoreUsage(sharing), True, 0
     while True:
-        time.sleep(SECONDS)
+        time.sleep(CHECK_SECONDS)
         mine, others = cores.shares()
-        if mine < IDLE:
+        if mine < MIN_IDLE_SHARE:
             continue
-        disturbed = disturbed + 1 if others > OTHERS else 0
-        wanted = disturbed < LOOKS
-        if wanted != batch and choose(batch=wanted):
+        disturbed = disturbed + 1 if others > MAX_OTHERS_SHARE else 0
+        wanted = disturbed < NUM_CHECKS
+        if wanted != batch and set_batch_policy(batch=wanted):
             batch = wanted

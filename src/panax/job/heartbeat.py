@@ -18,7 +18,7 @@ DESCRIPTOR = "PANAX_HEARTBEAT"
 SECONDS = 0.5
 """The least time between two lines on progress: a pipe is not read for every step of a millisecond."""
 
-ROOM = 4000
+MAX_LINE_BYTES = 4000
 """Bytes of a line, at most: a pipe takes 4096 at once or none."""
 
 
@@ -104,11 +104,11 @@ class Heartbeat:
             return
         os.set_blocking(self._descriptor, True)
         kinds = [kind.__name__ for kind in type(error).__mro__[:-2]]
-        self._tell(error={"kinds": kinds[:6], "message": message[: ROOM // 2], "exit_code": exit_code})
+        self._tell(error={"kinds": kinds[:6], "message": message[: MAX_LINE_BYTES // 2], "exit_code": exit_code})
 
     def _tell(self, **said: Any) -> None:
         line = json.dumps({"at": round(time.time(), 3), **said}).encode()
-        if len(line) >= ROOM:
+        if len(line) >= MAX_LINE_BYTES:
             line = json.dumps({"at": round(time.time(), 3), **dict.fromkeys(said)}).encode()
         # A supervisor that has gone is noticed elsewhere; a full pipe is read in time, or never.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):

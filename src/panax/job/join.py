@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 
 from ..core.errors import JoinError, RecipeError
-from .membership import LOOPBACK, Membership, bracket_host, membership, split_address
-from .rendezvous import Roll, rendezvous
+from .membership import LOOPBACK, Membership, bracket_host, detect_membership, split_address
+from .rendezvous import RendezvousInfo, rendezvous
 
 SECONDS = "PANAX_JOIN_SECONDS"
 """The environment variable that says how long processes wait for each other."""
@@ -79,7 +79,7 @@ def is_joined() -> bool:
     return _joined is not None
 
 
-def processes_of_this_host() -> int:
+def num_local_processes() -> int:
     """How many processes of the job run on this host, as far as whatever started them says; 1 where it does not."""
     if _joined is None:
         return 1
@@ -89,10 +89,10 @@ def processes_of_this_host() -> int:
 
 def this_membership() -> Membership | None:
     """This process's place in a job, as the environment of the process tells it."""
-    return membership(os.environ)
+    return detect_membership(os.environ)
 
 
-def only_alone(what: str) -> None:
+def check_single_process(what: str) -> None:
     """See that this is a process alone.
 
     Raises:
@@ -117,16 +117,16 @@ def _asked(coordinator: str | None, processes: int | None, index: int | None, bi
 def _initialize(place: Membership) -> None:
     import jax
 
-    from ..core.jax_internals import backend_runs, connect_over_loopback, leave_preemption_to_the_end
+    from ..core.jax_internals import connect_over_loopback, is_backend_initialized, skip_preemption_wait_at_exit
 
-    if backend_runs():
+    if is_backend_initialized():
         raise RecipeError(
             f"this is {place}, and JAX has been used before the processes were joined; call panax.join() before anything "
             f"that makes an array or asks for devices, at the top of the recipe's file"
         )
     seconds = join_seconds(os.environ)
     address = listening_address(place) if place.index == 0 else place.coordinator
-    roll = Roll(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
+    roll = RendezvousInfo(place, _facts(), seconds, os.environ.get(SECRET, "").encode())
     rendezvous(roll, address)
     host, _ = split_address(place.coordinator, "the coordinator")
     if any(name.lower() in PROXIES for name in os.environ):
@@ -151,7 +151,7 @@ def _initialize(place: Membership) -> None:
         reason = str(error).partition("\n")[0]
         raise JoinError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
     # Before what JAX itself does at exit, since it is registered after that.
-    atexit.register(leave_preemption_to_the_end)
+    atexit.register(skip_preemption_wait_at_exit)
 
 
 def _without_proxy(environment: Mapping[str, str], host: str) -> str:

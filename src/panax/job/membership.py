@@ -62,7 +62,7 @@ def split_address(address: str, name: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def membership(environment: Mapping[str, str]) -> Membership | None:
+def detect_membership(environment: Mapping[str, str]) -> Membership | None:
     """This process's place in a job, as the environment tells it; None for a process alone.
 
     The sources, of which the first that is there counts: Panax's own variables, those of torchrun, of a Slurm step, of

@@ -39,7 +39,7 @@ _CLOSE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Roll:
+class RendezvousInfo:
     """What the processes of a job know before they meet.
 
     Attributes:
@@ -58,7 +58,7 @@ class Roll:
         return hmac.new(self.secret, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def rendezvous(roll: Roll, bind: str) -> None:
+def rendezvous(roll: RendezvousInfo, bind: str) -> None:
     """Return when all processes of the job are there.
 
     Args:
@@ -91,7 +91,7 @@ class _Peer:
 class _Caller:
     """Process 0."""
 
-    def __init__(self, roll: Roll, bind: str):
+    def __init__(self, roll: RendezvousInfo, bind: str):
         self.roll, self.bind = roll, bind
         self.peers: dict[int, _Peer] = {}
         self.refused: list[str] = []
@@ -240,7 +240,7 @@ class _Caller:
             peer.connection.close()
 
 
-def _answer(roll: Roll) -> None:
+def _answer(roll: RendezvousInfo) -> None:
     """Of another process than the first: come to process 0, and wait for its word."""
     place, deadline = roll.place, time.monotonic() + roll.seconds
     reason = "nothing answers there"

@@ -9,7 +9,7 @@ _asked = False
 _began: float | None = None
 
 
-def count_from_the_process() -> None:
+def count_from_process_start() -> None:
     """Count the first run of this process from the process's own beginning: what Python and its imports took is the run's."""
     global _counts
     _counts = True

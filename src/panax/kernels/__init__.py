@@ -10,10 +10,10 @@ import panax.kernels.cpu.grouped_matmul
 import panax.kernels.cpu.products  # noqa: F401 (all register their kernels)
 from panax.kernels.attention.attention import attention
 from panax.kernels.attention.case import AttentionCase
-from panax.kernels.cpu.timing import Chosen as TimedKernels
-from panax.kernels.cpu.timing import choose as choose_by_timing
+from panax.kernels.cpu.timing import KernelSelection as TimedKernels
+from panax.kernels.cpu.timing import choose_kernels as choose_by_timing
 from panax.kernels.cpu.timing import current_record as timed_kernels_in_force
-from panax.kernels.cpu.timing import machine
+from panax.kernels.cpu.timing import machine_key
 from panax.kernels.cross_entropy import (
     CrossEntropySums,
     chunk_tokens_within,
@@ -23,7 +23,7 @@ from panax.kernels.cross_entropy import (
 )
 from panax.kernels.grouped.grouped import grouped_outer, grouped_product
 from panax.kernels.named import Kernels
-from panax.kernels.registry import Kernel, KernelChoice, choose, kernels_of, register, use_kernels
+from panax.kernels.registry import Kernel, KernelChoice, choose, list_kernels, register, use_kernels
 
 __all__ = [
     "AttentionCase",
@@ -40,9 +40,9 @@ __all__ = [
     "cross_entropy_sums_and_gradients",
     "grouped_outer",
     "grouped_product",
-    "kernels_of",
+    "list_kernels",
     "linear_cross_entropy",
-    "machine",
+    "machine_key",
     "register",
     "timed_kernels_in_force",
     "use_kernels",

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from panax.system.cache_directory import user_caches
-from panax.system.secure_dir import is_own_file, private_folder
+from panax.system.secure_dir import is_own_file, make_private_folder
 
 
 def kernels_folder() -> Path:
@@ -15,10 +15,10 @@ def kernels_folder() -> Path:
     Raises:
         OSError: It can't be made, or others may write to it.
     """
-    return private_folder(user_caches() / "panax" / "kernels")
+    return make_private_folder(user_caches() / "panax" / "kernels")
 
 
-def is_whole(target: Path) -> bool:
+def is_intact(target: Path) -> bool:
     """Whether a file is this user's alone and is what was written: its checksum lies beside it.
 
     A power failure after a rename can leave a file that is empty or cut short, which must not be mapped.
@@ -29,7 +29,7 @@ def is_whole(target: Path) -> bool:
     return beside.read_text(errors="replace") == hashlib.sha256(target.read_bytes()).hexdigest()
 
 
-def put_whole(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes) -> None:
     """Write a file of this user's alone that appears with all its bytes, or not at all."""
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         try:

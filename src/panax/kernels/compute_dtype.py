@@ -4,8 +4,8 @@ import functools
 
 from panax.core.layout.layout import current_target
 from panax.core.layout.target import Target
-from panax.kernels.cpu.instruction_sets import LIMIT
-from panax.kernels.cpu.native import OWN, missing, multiplies_bfloat16
+from panax.kernels.cpu.instruction_sets import ISA_VARIABLE
+from panax.kernels.cpu.native import OWN, multiplies_bfloat16, unavailable_reason
 from panax.system.cpu_info import cpu_flags
 
 AUTO = "auto"
@@ -14,10 +14,10 @@ FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of processors with instructions for bfloat16: Intel's and AMD's, Intel's matrix units, Arm's."""
 
 
-def dtype_for(target: Target) -> str:
+def default_dtype(target: Target) -> str:
     """The dtype that "auto" selects on a target. For a CPU it depends on this machine's processor.
 
-    >>> dtype_for(Target("gpu", architecture="h100")), dtype_for(Target("gpu", architecture="v100"))
+    >>> default_dtype(Target("gpu", architecture="h100")), default_dtype(Target("gpu", architecture="v100"))
     ('bfloat16', 'float32')
     """
     return "float32" if reason_for_float32(target) else "bfloat16"
@@ -31,9 +31,9 @@ def reason_for_float32(target: Target) -> str | None:
     return None if known else f"{target} is not known to have instructions for bfloat16"
 
 
-def resolve(dtype: str) -> str:
+def resolve_dtype(dtype: str) -> str:
     """Return the dtype's name; for "auto", the dtype selected on the current target."""
-    return dtype_for(current_target()) if dtype == AUTO else dtype
+    return default_dtype(current_target()) if dtype == AUTO else dtype
 
 
 @functools.cache
@@ -43,5 +43,5 @@ def _slow_here() -> str | None:
         return None
     if not cpu_flags() & FLAGS:
         return "this processor has no instructions for bfloat16"
-    why = missing(OWN, "bfloat16") or f"{LIMIT} rules them out"
+    why = unavailable_reason(OWN, "bfloat16") or f"{ISA_VARIABLE} rules them out"
     return f"this processor has instructions for bfloat16, and Panax no kernel of them here: {why}"

@@ -111,7 +111,7 @@ def convolution_weight_gradient(
     return _functions(x, d_out, x.shape, w_shape, geometry).by_weights(x, d_out, w_shape, geometry)
 
 
-def output_places(x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry) -> tuple[int, ...]:
+def output_shape(x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry) -> tuple[int, ...]:
     """The spatial shape of a convolution's output."""
     return tuple(
         max(((size - 1) * spread + 1 if size else 0) + low + high - dilation * (taps - 1) - 1, -1) // stride + 1
@@ -124,15 +124,15 @@ def output_places(x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: 
 def _functions(
     a: jax.Array, b: jax.Array, x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry
 ) -> ConvolutionFunctions:
-    choice = choose_convolution(case_of(a, b, x_shape, w_shape, geometry), current_target())
+    choice = choose_convolution(describe_case(a, b, x_shape, w_shape, geometry), current_target())
     return choice.kernel.run
 
 
-def case_of(
+def describe_case(
     a: jax.Array, b: jax.Array, x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry
 ) -> ConvolutionCase:
     """Describe a convolution of these shapes; `a` and `b` are the arrays that are read."""
-    out_size = x_shape[0] * w_shape[0] * math.prod(output_places(x_shape, w_shape, geometry))
+    out_size = x_shape[0] * w_shape[0] * math.prod(output_shape(x_shape, w_shape, geometry))
     products = out_size * math.prod(w_shape[1:]) // math.prod(geometry.input_dilation)
     # Bfloat16 is multiplied as float32, so one kernel serves both, and a gradient of the other dtype.
     narrow = {a.dtype, b.dtype} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
@@ -200,7 +200,7 @@ def _shifts(
 
 def _shifted_forward(x: Any, w: Any, geometry: ConvolutionGeometry) -> jax.Array:
     wide = _sum_dtype(x)
-    places = output_places(x.shape, w.shape, geometry)
+    places = output_shape(x.shape, w.shape, geometry)
     total = jnp.zeros((x.shape[0], w.shape[0], *places), wide)
     for tap, seen in _shifts(_padded(x, geometry), w.shape, places, geometry):
         weight = w[(slice(None), 0, *tap)].astype(wide)

@@ -33,7 +33,7 @@ def register_cost(name: str, flops: Flops) -> None:
     _COSTS[name] = flops
 
 
-def cost_of(name: str) -> Flops | None:
+def lookup_cost(name: str) -> Flops | None:
     """What was registered for a name."""
     return _COSTS.get(name)
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from panax.core.errors import RecipeError
 from panax.core.validation import Validated
-from panax.kernels.registry import check_name, kernels_of
+from panax.kernels.registry import check_name, list_kernels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Kernels(Validated):
             "matmul": self.matmul,
             "row sums": self.row_sums,
             # What stands between custom calls is made like them.
-            "wall": self.matmul if self.matmul in {kernel.name for kernel in kernels_of("wall")} else "auto",
+            "wall": self.matmul if self.matmul in {kernel.name for kernel in list_kernels("wall")} else "auto",
         }
 
     def check_effect(self, works: Collection[str]) -> None:

@@ -12,9 +12,9 @@ from jax import lax
 from panax.core.layout.layout import arrays_are_local, current_target
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
-from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, note, register
+from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, log_choice, register
 
-LEAST_PRODUCTS = 2**22
+MIN_PRODUCTS = 2**22
 """Multiplications from which work is worth a custom call."""
 
 
@@ -37,7 +37,7 @@ class MatmulCase:
         names = {x.dtype.name for x in operands}
         return cls(
             dtype=names.pop() if len(names) == 1 else "",
-            large=multiplications >= LEAST_PRODUCTS,
+            large=multiplications >= MIN_PRODUCTS,
             local=is_local(*operands),
         )
 
@@ -79,10 +79,10 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     return out.astype(out_dtype).reshape(*rows, *columns)
 
 
-def sum_of_rows(x: jax.Array) -> jax.Array:
+def sum_rows(x: jax.Array) -> jax.Array:
     """The sum over the rows of a matrix, in float32 or, of what is wider, in its own type.
 
-    >>> sum_of_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
+    >>> sum_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
     [3.0, 3.0]
     """
     kernel = kernel_for("row sums", x.size * 8, x)
@@ -107,7 +107,7 @@ def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel 
     case, target = MatmulCase.of(multiplications, *operands), current_target()
     choice = choose(work, case, target, timed=timed_kernel(work, case.dtype), yields=True)
     if choice.reason == NAMED and work != "wall":
-        note(choice, target)
+        log_choice(choice, target)
     return None if choice.name == XLA else choice.kernel
 
 

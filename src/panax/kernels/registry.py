@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from panax.core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, suggest_name
 from panax.core.layout.target import Target
 
 logger = logging.getLogger("panax.kernels")
@@ -95,15 +95,15 @@ def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
     return kernel
 
 
-def kernels_of(work: str, target: Target | None = None) -> list[Kernel]:
+def list_kernels(work: str, target: Target | None = None) -> list[Kernel]:
     """List the kernels of a kind of work, highest rank first; with a target, those for its platform."""
     found = _kernels.get(work)
     if found is None:
-        raise ValueError(f"there are no kernels for {work!r}; {nearest(work, _kernels)}")
+        raise ValueError(f"there are no kernels for {work!r}; {suggest_name(work, _kernels)}")
     return [kernel for kernel in found if target is None or _is_for(kernel, target)]
 
 
-def works() -> tuple[str, ...]:
+def list_works() -> tuple[str, ...]:
     """List the kinds of work that have kernels."""
     return tuple(_kernels)
 
@@ -150,7 +150,7 @@ def _chosen(
         missing = kernel.missing() if lacking is None else dict(lacking).get(kernel.name)
         return kernel.limit(case, target) or missing
 
-    candidates = kernels_of(work, target)
+    candidates = list_kernels(work, target)
     if named != "auto":
         kernel = _find(work, named, target)
         limit = limit_of(kernel)
@@ -183,14 +183,14 @@ def check_name(work: str, name: str) -> None:
     Raises:
         RecipeError: It does not; the message suggests the nearest name.
     """
-    names = {"auto", *(kernel.name for kernel in kernels_of(work))}
+    names = {"auto", *(kernel.name for kernel in list_kernels(work))}
     if name not in names:
-        raise RecipeError(f"there is no kernel {name!r} for {work}; {nearest(name, names)}")
+        raise RecipeError(f"there is no kernel {name!r} for {work}; {suggest_name(name, names)}")
 
 
 def _find(work: str, name: str, target: Target) -> Kernel:
     check_name(work, name)
-    found = [kernel for kernel in kernels_of(work) if kernel.name == name]
+    found = [kernel for kernel in list_kernels(work) if kernel.name == name]
     fitting = [kernel for kernel in found if _is_for(kernel, target)]
     if not fitting:
         platforms = " and ".join(_PLURALS.get(p, p) for kernel in found for p in kernel.platforms)
@@ -226,7 +226,7 @@ def use_kernels(names: Mapping[str, str]) -> Iterator[dict[str, str]]:
         _taken.reset(taken)
 
 
-def note(choice: KernelChoice, target: Target) -> KernelChoice:
+def log_choice(choice: KernelChoice, target: Target) -> KernelChoice:
     """Record the chosen kernel and the reason, in the log once per process and in the enclosing
     `use_kernels`.
     """
@@ -235,7 +235,7 @@ def note(choice: KernelChoice, target: Target) -> KernelChoice:
     if lines is not None:
         lines[line] = choice.kernel.work
     # A portable kernel is slow if the platform has a specific one.
-    own = [kernel for kernel in kernels_of(choice.kernel.work, target) if kernel.platforms]
+    own = [kernel for kernel in list_kernels(choice.kernel.work, target) if kernel.platforms]
     slow = not choice.kernel.platforms and any(kernel.rank > choice.kernel.rank for kernel in own)
     _log_once(line, logging.WARNING if slow and choice.reason != NAMED else logging.INFO)
     return choice

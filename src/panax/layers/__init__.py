@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 from . import axes as axes
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .loss import TokenLoss, token_loss
     from .mixers.state_space import StateSpace, StateSpaceCache
     from .mixers.state_space_block import StateSpaceBlock
-    from .moe.expert_load import ExpertWatch
-    from .moe.moe import MixtureOfExperts, router_measures, router_weights
+    from .moe.expert_load import ExpertLoadMonitor
+    from .moe.moe import MixtureOfExperts, router_metrics, router_weights
     from .moe.moe_config import MoE, register_router
     from .moe.routing import RouterTerms, Tokens
     from .norm import Norm
@@ -32,11 +32,11 @@ _WHERE = {
     "tables.bags": ("embedding_bag", "embedding_rows"),
     "block": ("Block", "Context"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
-    "moe.expert_load": ("ExpertWatch",),
+    "moe.expert_load": ("ExpertLoadMonitor",),
     "feed_forward": ("Activation", "FeedForward"),
     "attention.latent_attention": ("Latent", "LatentAttention", "LatentCache"),
     "loss": ("TokenLoss", "token_loss"),
-    "moe.moe": ("MixtureOfExperts", "router_measures", "router_weights"),
+    "moe.moe": ("MixtureOfExperts", "router_metrics", "router_weights"),
     "moe.moe_config": ("MoE", "register_router"),
     "norm": ("Norm",),
     "attention.rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
@@ -50,13 +50,13 @@ _WHERE = {
     "transformer": ("TransformerBlock",),
 }
 
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "EmbeddingTables", "ExpertWatch", "FeatureConfig",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig",
     "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm",
     "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock",
     "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling",
-    "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_measures", "router_weights", "run_stacks",
+    "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks",
     "token_loss",
 ]  # fmt: skip

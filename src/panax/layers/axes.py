@@ -1,11 +1,11 @@
 """Logical axes of Panax's layers, with their default sharding rules and traits. Plain Python, without jax."""
 
-from ..core.params.logical import MESH_AXES, Role, Undivided, register_axes
+from ..core.params.logical import MESH_AXES, DivisibilityPolicy, Role, register_axes
 from ..core.params.logical import LogicalAxis as Axis
 
 # Layers stored on their stages do not use the stage axis here; embeddings, which belong to no single stage, do.
 _AT_REST = ("fsdp", "expert", "stage")
-_ELECTIVE = Undivided.ELECTIVE
+_ELECTIVE = DivisibilityPolicy.ELECTIVE
 
 register_axes(
     Axis("batch", "rows of the global batch", compute=("replica", "fsdp", "expert"), storage=(), role=Role.ROWS),
@@ -13,23 +13,23 @@ register_axes(
          role=Role.POSITIONS),
     Axis("residual", "positions in a row, in the residual stream between them", compute=("context", "tensor"), storage=(),
          role=Role.STREAM),
-    Axis("embed", "width of the residual stream", storage=_AT_REST, undivided=Undivided.OFF_STAGES, role=Role.WIDTH),
+    Axis("embed", "width of the residual stream", storage=_AT_REST, undivided=DivisibilityPolicy.OFF_STAGES, role=Role.WIDTH),
     Axis("norm", "scale and bias of a normalisation over the residual stream or a head"),
     Axis("heads", "query heads", compute=("tensor",), parallel=True),
     Axis("kv_heads", "key and value heads", compute=("tensor",), parallel=True, may_be_whole=True,
-         undivided=Undivided.REPLICATED),
+         undivided=DivisibilityPolicy.REPLICATED),
     Axis("head_dim", "width of one head"),
     Axis("q_latent", "latent of the queries, where it is projected down to"),
     Axis("kv_latent", "latent of keys and values beside the rotated part of the key, where they are projected down to"),
-    Axis("q_rank", "latent of the queries, where these are projected up from it", storage=_AT_REST, undivided=Undivided.FEWER),
+    Axis("q_rank", "latent of the queries, where these are projected up from it", storage=_AT_REST, undivided=DivisibilityPolicy.FEWER),
     Axis("kv_rank", "latent of keys and values, where these are projected up from it", storage=_AT_REST,
-         undivided=Undivided.FEWER),
+         undivided=DivisibilityPolicy.FEWER),
     Axis("key_value", "one head's key, without its rotated part, and its value, side by side"),
     Axis("value_dim", "width of one head's value, where it is not that of its key"),
     Axis("ssm_heads", "heads of a state-space layer", compute=("tensor",), parallel=True),
     Axis("ssm_head_dim", "width of one of them"),
     Axis("ssm_groups", "what writes and reads the states of adjacent heads", compute=("tensor",), parallel=True,
-         may_be_whole=True, undivided=Undivided.REPLICATED),
+         may_be_whole=True, undivided=DivisibilityPolicy.REPLICATED),
     Axis("ssm_state", "columns of a head's state"),
     Axis("tap", "positions that a convolution along a row reads"),
     Axis("ffn", "width of the feed-forward layer", compute=("tensor",), parallel=True),

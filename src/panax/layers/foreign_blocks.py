@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec
 
 from ..core import logical_axes, map_axes, pair_axes
 from ..core.errors import LayoutError
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..mesh import Placement
-from ..mesh.placement import as_spec
-from ..parallel.context import sequence_places, zigzag_order
+from ..mesh.placement import partition_entries
+from ..parallel.context import sequence_positions, zigzag_order
 from ..spmd.manual import map_over_shards
 from .block import Block, Context
 from .stack import Stack
@@ -66,7 +66,7 @@ def _check(block: Block, placement: Placement) -> None:
         warnings.warn(f"{_name(block)} has no dimension `embed`, so it is not compared with one device", stacklevel=3)
         return
     parts = 2 * sizes["context"] * sizes["tensor"]
-    rows = int(np.prod([sizes[axis] for axis in placement.compute((axis_of(Role.ROWS),))[0]], dtype=int))
+    rows = int(np.prod([sizes[axis] for axis in placement.compute((axis_for_role(Role.ROWS),))[0]], dtype=int))
     x = rng.standard_normal((rows, _POSITIONS * parts, width)).astype(np.float32)
     params = jax.tree.map(functools.partial(_drawn, rng), block)
     try:
@@ -125,19 +125,21 @@ def _alone(params: Any, x: jax.Array) -> jax.Array:
 
 def _on_mesh(block: Block, params: Any, x: np.ndarray, placement: Placement) -> jax.Array:
     sizes = placement.sizes
-    rows, stream, positions = (axis_of(role) for role in (Role.ROWS, Role.STREAM, Role.POSITIONS))
+    rows, stream, positions = (axis_for_role(role) for role in (Role.ROWS, Role.STREAM, Role.POSITIONS))
 
     def local(params: Any, x: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
-        place = sequence_places(
+        place = sequence_positions(
             x.shape[1], context=sizes["context"], tensor=sizes["tensor"] if position.shape[1] != x.shape[1] else 1
         )
         return run_block(params, x, Context(position, None, row, None, place), None)[0]
 
     def spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-        return PartitionSpec(*as_spec(placement.compute(axes)))
+        return PartitionSpec(*partition_entries(placement.compute(axes)))
 
     lies = map_axes(
-        lambda leaf, axes: PartitionSpec(*as_spec(placement.storage(axes, leaf.shape))), block, logical_axes(block)
+        lambda leaf, axes: PartitionSpec(*partition_entries(placement.storage(axes, leaf.shape))),
+        block,
+        logical_axes(block),
     )
     given = (lies, spec((rows, stream, None)), spec((rows, positions)), spec((rows,)))
     order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from ..core import Module, scope, stack, stacked
+from ..core import Module, scope, stack, stacked_modules
 from ..parallel import RematPolicy, rematerialize, scan_layers
 from .block import Block, Context
 from .whole_rows import run_block
@@ -28,7 +28,7 @@ class Stack(Module):
 
     first: int = eqx.field(static=True)
     repeats: int = eqx.field(static=True)
-    blocks: tuple[Block, ...] = stacked("layer")
+    blocks: tuple[Block, ...] = stacked_modules("layer")
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, remat: RematPolicy, state: Any = None
@@ -146,19 +146,19 @@ def run_stacks(
 ) -> tuple[Float[Array, "batch residual embed"], Any]:
     """Run several stacks in sequence, as `Stack` does."""
     found = []
-    for stack_, own in zip(stacks, states_by_stack(stacks, state)):
+    for stack_, own in zip(stacks, split_state_by_stack(stacks, state)):
         x, reported = stack_(x, context, remat, own)
         found += [] if reported is None else [reported]
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found) if found else None
 
 
-def states_by_stack(stacks: Sequence[Stack], state: Any) -> list[Any]:
+def split_state_by_stack(stacks: Sequence[Stack], state: Any) -> list[Any]:
     """Split the state of all reporting layers by stack."""
     ends = list(itertools.accumulate(stack_.reporting for stack_ in stacks))
     spans = [slice(end - stack_.reporting, end) for stack_, end in zip(stacks, ends)]
     return [jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in spans]
 
 
-def layers_of(stacks: Sequence[Stack]) -> list[Block]:
+def list_layers(stacks: Sequence[Stack]) -> list[Block]:
     """Return every layer, abstract, in order."""
     return [layer for stack_ in stacks for _ in range(stack_.repeats) for layer in stack_.layers]

@@ -44,7 +44,7 @@ class TransformerBlock(Block):
             branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
             x = self._add(x, branch, self.attention_post_norm, context, 0)
         with scope("feed_forward"):
-            branch, terms = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
+            branch, terms = apply_feed_forward(self.feed_forward, self.feed_forward_norm(x), context, state)
             return self._add(x, branch, self.feed_forward_post_norm, context, 1), terms
 
     @property
@@ -71,14 +71,14 @@ class TransformerBlock(Block):
         attention: Any = self.attention  # Either kind, as is its cache.
         branch, cache = attention.extend(self.attention_norm(x), context.position, cache, start)
         x = self._add(x, branch, self.attention_post_norm, context, 0)
-        branch, _ = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
+        branch, _ = apply_feed_forward(self.feed_forward, self.feed_forward_norm(x), context, state)
         return self._add(x, branch, self.feed_forward_post_norm, context, 1), cache
 
     def _add(self, x: jax.Array, branch: jax.Array, post_norm: Norm | None, context: Context, place: int) -> jax.Array:
-        return add(x, branch if post_norm is None else post_norm(branch), self.dropout, context, place)
+        return add_residual(x, branch if post_norm is None else post_norm(branch), self.dropout, context, place)
 
 
-def feed(
+def apply_feed_forward(
     feed_forward: FeedForward | MixtureOfExperts, x: jax.Array, context: Context, bias: jax.Array | None
 ) -> tuple[jax.Array, RouterTerms | None]:
     """Run a layer's feed-forward, dense or mixture of experts."""
@@ -88,7 +88,7 @@ def feed(
     return feed_forward(x, Tokens(context.valid, context.place, context.row, key, bias))
 
 
-def add(x: jax.Array, branch: jax.Array, rate: float, context: Context, place: int) -> jax.Array:
+def add_residual(x: jax.Array, branch: jax.Array, rate: float, context: Context, place: int) -> jax.Array:
     """Add a layer's branch to the residual stream, after dropout.
 
     Args:

@@ -24,7 +24,7 @@ class LayerUnit(NamedTuple):
     signature: Any
 
 
-def units(stacks: Sequence[Stack]) -> list[LayerUnit]:
+def list_units(stacks: Sequence[Stack]) -> list[LayerUnit]:
     """Split the stacks into units, in layer order. Layers that differ only in settings, such as windows, are
     separate units."""
     found = []
@@ -41,8 +41,9 @@ def units(stacks: Sequence[Stack]) -> list[LayerUnit]:
     return found
 
 
-def runs(stacks: Sequence[Stack]) -> list[list[LayerUnit]]:
+def group_runs(stacks: Sequence[Stack]) -> list[list[LayerUnit]]:
     """Group adjacent units with equal signatures."""
     return [
-        list(group) for _, group in itertools.groupby(units(stacks), key=lambda unit: (unit.signature, unit.reports))
+        list(group)
+        for _, group in itertools.groupby(list_units(stacks), key=lambda unit: (unit.signature, unit.reports))
     ]

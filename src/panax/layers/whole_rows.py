@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..core.layout.layout import Layout, current_layout, use_layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..parallel.context import zigzag_inverse, zigzag_order
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.linear import all_gather_sum
@@ -28,7 +28,7 @@ def run_block(
     layout = current_layout()
     if block.positions != "row" or layout is None:
         return block(x, context, state)
-    (stream,), (row,) = (layout.compute((axis_of(role),)) for role in (Role.STREAM, Role.POSITIONS))
+    (stream,), (row,) = (layout.compute((axis_for_role(role),)) for role in (Role.STREAM, Role.POSITIONS))
     if not stream:
         return block(x, context, state)
     length = x.shape[1]

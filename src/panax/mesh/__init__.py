@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .placement import Placement
@@ -15,7 +15,7 @@ _WHERE = {
     "topology": ("MeshShape", "data_parallel_size"),
 }
 
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "COMPUTE", "LOGICAL_AXES", "MESH_AXES", "STORAGE", "MeshShape", "Placement", "Rules", "assign", "data_parallel_size",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LayoutError
-from ..core.layout.target import target_of
+from ..core.layout.target import device_target
 
 SLOW_AXES = ("replica", "stage", "fsdp")
 """Axes that may span TPU slices, in order of preference."""
@@ -39,7 +39,7 @@ def device_grid(devices: Sequence[Any], sizes: Mapping[str, int]) -> np.ndarray:
     shape = tuple(sizes.values())
     if len(devices) != math.prod(shape):
         raise LayoutError(f"the mesh {_described(sizes)} has {math.prod(shape)} devices, {len(devices)} were given")
-    if target_of(devices[0]).traits.rings:
+    if device_target(devices[0]).traits.rings:
         return _ring_grid(devices, sizes)
     ordered = sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id))
     grid = _filled(ordered, shape)

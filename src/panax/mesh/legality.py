@@ -13,17 +13,17 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..core.errors import LayoutError
-from ..core.layout.requirements import AllToAllRequirement, Pipelined
-from ..core.params.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_of, traits_of
+from ..core.layout.requirements import AllToAllRequirement, PipelineRequirement
+from ..core.params.logical import COMPUTE, LOGICAL_AXES, MESH_AXES, MeshAxes, Role, axis_for_role, lookup_axis
 from ..core.protocols import RowOrder
 from .rules import Rules, assign, divisors
 from .topology import MeshShape, data_parallel_size
 
 Sizes = Mapping[str, int]
-Named = tuple[str, tuple[str | None, ...], tuple[int, ...]]
+ArrayAxes = tuple[str, tuple[str | None, ...], tuple[int, ...]]
 """Name, logical axes and shape of an array."""
 
-SUGGESTED = 3
+NUM_SUGGESTIONS = 3
 """Number of meshes that an error lists."""
 
 
@@ -44,11 +44,11 @@ class MeshRequirements:
         micro_batches: Number of micro-batches that a batch is split into.
     """
 
-    arrays: tuple[Named, ...] = ()
-    batch: tuple[Named, ...] = ()
+    arrays: tuple[ArrayAxes, ...] = ()
+    batch: tuple[ArrayAxes, ...] = ()
     supported: frozenset[str] = frozenset(MESH_AXES)
     who: str = "the task"
-    pipelined: Pipelined | None = None
+    pipelined: PipelineRequirement | None = None
     exchanges: tuple[AllToAllRequirement, ...] = ()
     splits_residual: bool = False
     row_order: RowOrder = "zigzag"
@@ -60,7 +60,7 @@ class MeshRequirements:
         return {axis: size for _, axes, shape in self.arrays for axis, size in zip(axes, shape) if axis is not None}
 
 
-def fitted_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
+def fit_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
     """Return the rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
     rest = stages == 1 or (needs.pipelined is not None and needs.pipelined.rest_on(stages))
@@ -83,18 +83,18 @@ def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
     panax.core.errors.LayoutError: w_q: heads=4 is not divisible by tensor=8; use tensor in {1, 2, 4} or another heads. Nearest \
 layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.tensor 4; --mesh.fsdp 4 --mesh.tensor 2
     """
-    found = problem(needs, rules, mesh)
+    found = find_problem(needs, rules, mesh)
     if found is not None:
         raise LayoutError(found + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
 
 
-def problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
+def find_problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """Return the first reason why the mesh is illegal; None if it is legal."""
     for axis, size in mesh.items():
         if size > 1 and axis not in needs.supported:
             known = ", ".join(a for a in MESH_AXES if a in needs.supported)
             return f"mesh.{axis}={size}: {needs.who} supports the mesh axes {known}; set mesh.{axis} to 1"
-    fitted = fitted_rules(rules, needs, mesh)
+    fitted = fit_rules(rules, needs, mesh)
     try:
         for name, axes, shape in needs.arrays:
             assign(axes, shape, fitted.storage, mesh, name)
@@ -119,7 +119,7 @@ def _residual(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     """Check that the residual stream is sharded over every axis along which layers scatter sums into it."""
     if not needs.splits_residual:
         return None
-    stream = axis_of(Role.STREAM)
+    stream = axis_for_role(Role.STREAM)
     over = rules.compute.get(stream, ())
     for logical in _parallel(needs):
         lacking = [axis for axis in _split_over(rules, mesh, logical) if axis not in over]
@@ -143,12 +143,12 @@ def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
                 f"rules.compute: {logical} -> {over(logical)}, and {needs.who} computes {logical} whole; take it out of "
                 f"rules.compute, or split it in rules.storage"
             )
-        if over(logical) and traits_of(logical).role is not Role.LAYERS and not rules.storage.get(logical):
+        if over(logical) and lookup_axis(logical).role is not Role.LAYERS and not rules.storage.get(logical):
             return (
                 f"rules.storage: {logical} rests whole, and rules.compute has {logical} -> {over(logical)}; let it rest split "
                 f"over these too"
             )
-    stream, positions, rows = map(axis_of, (Role.STREAM, Role.POSITIONS, Role.ROWS))
+    stream, positions, rows = map(axis_for_role, (Role.STREAM, Role.POSITIONS, Role.ROWS))
     beyond = tuple(axis for axis in over(stream) if axis not in over(positions))
     clash = [axis for axis in beyond if axis in over(rows)]
     if clash or not {*over(positions)} <= {*over(stream), *over(rows)}:
@@ -157,7 +157,7 @@ def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
             f"takes {positions}'s axes and further ones that split no {rows}"
         )
     for logical in _parallel(needs):
-        whole = not over(logical) and traits_of(logical).may_be_whole
+        whole = not over(logical) and lookup_axis(logical).may_be_whole
         if not whole and {*over(logical)} != {*beyond}:
             return (
                 f"rules.compute: {logical} is split over {over(logical)}, and {stream} over {beyond} beyond {positions}; split "
@@ -198,7 +198,7 @@ def _single(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     if not needs.splits_residual:
         return None
     for logical in needs.logical_sizes:
-        reason = traits_of(logical).single
+        reason = lookup_axis(logical).single
         axes = _split_over(rules, mesh, logical)
         if reason and len(axes) > 1:
             product = "·".join(f"{axis}={mesh[axis]}" for axis in axes)
@@ -211,12 +211,12 @@ def _batch(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     for name, axes, shape in needs.batch:
         for axis, size in zip(axes, shape):
             whole = parts * needs.micro_batches
-            if traits_of(axis).role is Role.ROWS and size % whole:
+            if lookup_axis(axis).role is Role.ROWS and size % whole:
                 return (
                     f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
                     f"micro-batches; use a multiple of {whole} rows"
                 )
-            if traits_of(axis).role is Role.POSITIONS and needs.splits_residual:
+            if lookup_axis(axis).role is Role.POSITIONS and needs.splits_residual:
                 found = _length(size, mesh, needs.row_order)
                 if found:
                     return found
@@ -242,7 +242,7 @@ def _length(length: int, mesh: Sizes, order: RowOrder) -> str | None:
     )
 
 
-def remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
+def list_remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
     """Return remarks on a mesh that is legal but probably not intended."""
     stages, count = mesh.get("stage", 1), needs.micro_batches
     if count >= stages:
@@ -263,8 +263,8 @@ def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devic
             divisor are listed.
     """
     for count in reversed(divisors(num_devices)):
-        legal = (found for found in neighbours(mesh, count) if problem(needs, rules, found) is None)
-        flags = [as_flags(found, mesh) for found in itertools.islice(legal, SUGGESTED)]
+        legal = (found for found in neighboring_meshes(mesh, count) if find_problem(needs, rules, found) is None)
+        flags = [format_flags(found, mesh) for found in itertools.islice(legal, NUM_SUGGESTIONS)]
         if flags:
             some = "1 device" if count == 1 else f"{count} devices"
             fewer = "" if count == num_devices else f" (of {num_devices}, none is legal)"
@@ -272,7 +272,7 @@ def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devic
     return ""
 
 
-def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
+def neighboring_meshes(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
     """Return every mesh of `num_devices`, nearest to `mesh` first.
 
     A mesh is near if it adds no new kind of parallelism and changes few of the requested axes by small
@@ -286,23 +286,23 @@ def neighbours(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]]:
         by = {axis: abs(math.log2(other[axis] / mesh.get(axis, 1))) for axis in MESH_AXES}
         return begun, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
 
-    return iter(sorted(meshes(num_devices), key=distance))
+    return iter(sorted(enumerate_meshes(num_devices), key=distance))
 
 
-def meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[dict[str, int]]:
+def enumerate_meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[dict[str, int]]:
     """Yield every mesh of `count` devices: mesh axis to size."""
     if len(axes) == 1:
         yield {axes[0]: count}
         return
     for size in divisors(count):
-        for rest in meshes(count // size, axes[1:]):
+        for rest in enumerate_meshes(count // size, axes[1:]):
             yield {axes[0]: size, **rest}
 
 
-def as_flags(mesh: Sizes, asked: Sizes) -> str:
+def format_flags(mesh: Sizes, asked: Sizes) -> str:
     """Format a mesh as flags: its axes above 1, and requested axes that are now 1.
 
-    >>> as_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
+    >>> format_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
     '--mesh.fsdp 4 --mesh.tensor 1'
     """
     typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or asked.get(axis, 1) > 1]

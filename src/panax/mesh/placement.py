@@ -11,12 +11,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from ..core.errors import LayoutError
 from ..core.layout.layout import use_layout
-from ..core.layout.target import Target, target_of
+from ..core.layout.target import Target, device_target
 from ..core.params.axes import pair_axes
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..core.protocols import Axes, RowOrder
-from ..job.cpu_scheduling import processes_on_these_cores, run_in_batches_while_alone
-from ..job.join import processes_of_this_host
+from ..job.cpu_scheduling import processes_on_these_cores, use_batch_policy_while_alone
+from ..job.join import num_local_processes
 from .devices import device_grid
 from .legality import MeshRequirements, resolve_mesh
 from .rules import MESH_AXES, MeshAxes, Rules, assign
@@ -74,8 +74,8 @@ class Placement:
                 f"processes"
             )
         grid = device_grid(taken, sizes)
-        if jax.process_count() > 1 and not target_of(taken[0]).traits.own_memory:
-            run_in_batches_while_alone(processes_on_these_cores(processes_of_this_host()))
+        if jax.process_count() > 1 and not device_target(taken[0]).traits.own_memory:
+            use_batch_policy_while_alone(processes_on_these_cores(num_local_processes()))
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 
     @property
@@ -84,7 +84,7 @@ class Placement:
 
     @property
     def target(self) -> Target:
-        return target_of(self.devices.devices.flat[0], self.devices.size)
+        return device_target(self.devices.devices.flat[0], self.devices.size)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -118,7 +118,7 @@ class Placement:
         return dataclasses.replace(self, rules=self.rules.without(axis))
 
     def with_whole_rows(self) -> "Placement":
-        dims = self.compute((axis_of(Role.STREAM),)) + self.compute((axis_of(Role.POSITIONS),))
+        dims = self.compute((axis_for_role(Role.STREAM),)) + self.compute((axis_for_role(Role.POSITIONS),))
         return dataclasses.replace(
             self, alike=tuple(dict.fromkeys((*self.alike, *(axis for dim in dims for axis in dim))))
         )
@@ -139,7 +139,7 @@ class Placement:
             LayoutError: A dimension does not divide; the message names the parameter.
         """
         shardings = [
-            self.sharding(*as_spec(assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)))
+            self.sharding(*partition_entries(assign(leaf_axes, leaf.shape, self.rules.storage, self.sizes, name)))
             for name, leaf, leaf_axes in pair_axes(tree, axes)
         ]
         return jax.tree.structure(tree).unflatten(shardings)
@@ -158,7 +158,9 @@ class Placement:
         """
         return {
             name: self.sharding(
-                *as_spec(assign(axes[name], leaf.shape, self.rules.compute, self.sizes, f"batch leaf {name!r}"))
+                *partition_entries(
+                    assign(axes[name], leaf.shape, self.rules.compute, self.sizes, f"batch leaf {name!r}")
+                )
             )
             for name, leaf in batch.items()
         }
@@ -170,10 +172,10 @@ class Placement:
             yield
 
 
-def as_spec(dims: tuple[MeshAxes, ...]) -> tuple[Any, ...]:
+def partition_entries(dims: tuple[MeshAxes, ...]) -> tuple[Any, ...]:
     """Return the entries of a PartitionSpec, given the mesh axes of each dimension.
 
-    >>> as_spec((("fsdp",), (), ("fsdp", "expert")))
+    >>> partition_entries((("fsdp",), (), ("fsdp", "expert")))
     ('fsdp', None, ('fsdp', 'expert'))
     """
     return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims)

@@ -12,8 +12,18 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from ..core.errors import LayoutError, nearest
-from ..core.params.logical import COMPUTE, EACH, MESH_AXES, STORAGE, MeshAxes, Role, Undivided, axis_of, traits_of
+from ..core.errors import LayoutError, suggest_name
+from ..core.params.logical import (
+    COMPUTE,
+    LOCAL_AXES,
+    MESH_AXES,
+    STORAGE,
+    DivisibilityPolicy,
+    MeshAxes,
+    Role,
+    axis_for_role,
+    lookup_axis,
+)
 from ..core.params.logical import LOGICAL_AXES as LOGICAL_AXES
 from ..core.validation import Validated
 
@@ -59,7 +69,7 @@ class Rules(Validated):
                 for axis in mesh_axes:
                     if axis not in MESH_AXES:
                         raise LayoutError(
-                            f"rules.{which}: {logical} -> {axis!r} is not a mesh axis; {nearest(axis, MESH_AXES)}"
+                            f"rules.{which}: {logical} -> {axis!r} is not a mesh axis; {suggest_name(axis, MESH_AXES)}"
                         )
         for logical, mesh_axes in self.storage.items():
             used = self.compute.get(logical, ())
@@ -79,21 +89,21 @@ class Rules(Validated):
 
     def with_rows_over(self, axis: str) -> "Rules":
         """Return these rules with rows also sharded over another mesh axis."""
-        rows = axis_of(Role.ROWS)
+        rows = axis_for_role(Role.ROWS)
         return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
 
     def without_positions(self) -> "Rules":
         """Return these rules for batches without positions: devices along an axis that would shard positions
         compute alike.
         """
-        return dataclasses.replace(self, compute={**self.compute, axis_of(Role.POSITIONS): ()})
+        return dataclasses.replace(self, compute={**self.compute, axis_for_role(Role.POSITIONS): ()})
 
     def with_whole_residual(self) -> "Rules":
         """Return these rules for a model with a residual stream that is sharded no further than the positions
         of its rows.
         """
-        whole = self.compute.get(axis_of(Role.POSITIONS), ())
-        return dataclasses.replace(self, compute={**self.compute, axis_of(Role.STREAM): whole})
+        whole = self.compute.get(axis_for_role(Role.POSITIONS), ())
+        return dataclasses.replace(self, compute={**self.compute, axis_for_role(Role.STREAM): whole})
 
     def fitted(
         self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True
@@ -101,7 +111,7 @@ class Rules(Validated):
         """Return these rules for one model, with axes that do not divide sharded differently where that is
         legal.
 
-        Each axis defines what happens if the mesh does not divide it (`Undivided`). Layers that do not form
+        Each axis defines what happens if the mesh does not divide it (`DivisibilityPolicy`). Layers that do not form
         equal, adjacent stages are stored sharded along their width, and sent to their stages once per step.
 
         Args:
@@ -111,16 +121,16 @@ class Rules(Validated):
         """
         storage, compute = dict(self.storage), dict(self.compute)
         for name, size in sizes.items():
-            rests, undivided = storage.get(name, ()), traits_of(name).undivided
-            if undivided is Undivided.REPLICATED and not _divides(mesh, compute.get(name, ()), size):
+            rests, undivided = storage.get(name, ()), lookup_axis(name).undivided
+            if undivided is DivisibilityPolicy.REPLICATED and not _divides(mesh, compute.get(name, ()), size):
                 storage[name] = compute[name] = ()
-            elif undivided is Undivided.OFF_STAGES and not _divides(mesh, rests, size):
+            elif undivided is DivisibilityPolicy.OFF_STAGES and not _divides(mesh, rests, size):
                 storage[name] = tuple(axis for axis in rests if axis != "stage")
-            elif undivided is Undivided.FEWER:
+            elif undivided is DivisibilityPolicy.FEWER:
                 while not _divides(mesh, rests, size):
                     rests = storage[name] = rests[:-1]
         if not layers_rest_on_stages:
-            storage[axis_of(Role.LAYERS)] = ()
+            storage[axis_for_role(Role.LAYERS)] = ()
         # Not by `replace`, which would validate every field again: a search fits thousands of layouts.
         made = copy.copy(self)
         object.__setattr__(made, "storage", storage)
@@ -156,7 +166,7 @@ def assign(
     used: dict[str, str] = {}
     result: list[MeshAxes] = []
     for i, logical in enumerate(axes):
-        rule = EACH.get(logical or "") or rules.get(logical or "", ())
+        rule = LOCAL_AXES.get(logical or "") or rules.get(logical or "", ())
         wanted = [axis for axis in rule if mesh.get(axis, 1) > 1]
         # A mesh axis that another dimension already uses is dropped from a longer rule; if it is the only one
         # of a rule, it is an error.
@@ -169,7 +179,7 @@ def assign(
             )
         if shape is None or not free:
             pass
-        elif traits_of(logical).undivided is Undivided.ELECTIVE:
+        elif lookup_axis(logical).undivided is DivisibilityPolicy.ELECTIVE:
             free = _dividing(shape[i], free, mesh)
         else:
             _check_divides(name, logical or "", shape[i], free, mesh)

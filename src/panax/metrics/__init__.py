@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
 # Not lazily: the module and the function share a name.
 from .heat_map import heat_map
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .prometheus import PrometheusTracker
     from .services import CsvTracker, MlflowTracker, WandbTracker
     from .tensorboard import TensorBoardTracker
-    from .throughput import Peak, memory_in_use_bytes, peak_of
+    from .throughput import Peak, find_peak_flops, memory_in_use_bytes
     from .trackers import JsonlTracker, Tracker, Trackers
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "clock": ("StepClock",),
@@ -30,7 +30,7 @@ __getattr__ = lazily(
         "prometheus": ("PrometheusTracker",),
         "services": ("CsvTracker", "MlflowTracker", "WandbTracker"),
         "tensorboard": ("TensorBoardTracker",),
-        "throughput": ("Peak", "memory_in_use_bytes", "peak_of"),
+        "throughput": ("Peak", "memory_in_use_bytes", "find_peak_flops"),
         "trackers": ("JsonlTracker", "Tracker", "Trackers"),
     },
 )
@@ -38,5 +38,5 @@ __getattr__ = lazily(
 __all__ = [
     "BackgroundReporter", "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "MlflowTracker", "Peak",
     "PrometheusTracker", "RunFacts", "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map",
-    "memory_in_use_bytes", "peak_of",
+    "memory_in_use_bytes", "find_peak_flops",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..core.sanitize import printable
+from ..core.sanitize import make_printable
 from .throughput import Peak
 from .trackers import Tracker
 
@@ -50,7 +50,7 @@ def open_console(console: Console | None = None) -> tuple[Callable[[str], None],
 
     def say(line: str) -> None:
         # Styled as a text: `style=` would be the bar's too, until it is drawn again.
-        console.print(Text(wrap_line(printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
+        console.print(Text(wrap_line(make_printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
 
     return say, ConsoleTracker(console)
 

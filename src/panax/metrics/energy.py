@@ -37,7 +37,7 @@ class EnergyMeter:
         return {}
 
 
-def energy_of(platform: str) -> EnergyMeter | None:
+def find_energy_meter(platform: str) -> EnergyMeter | None:
     """A meter of this host's devices of a platform, as jax names it; None where nothing tells."""
     return _of_gpus() if platform == "gpu" else _of_packages() if platform == "cpu" else None
 

@@ -15,7 +15,7 @@ GAP = 4
 Frames = UInt8[np.ndarray, "frame height width 3"]
 
 
-def animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
+def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
     """A film that is shown over and over; what knows no animation shows its first frame.
 
     Each frame holds only the rectangle that differs from the one before.
@@ -41,7 +41,7 @@ def animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, png_chunk(b"IEND", b"")])
 
 
-def sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
+def contact_sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
     """Frames in rows, from the first to the last one; of more than `most`, so many that lie evenly between."""
     chosen = frames[_evenly(len(frames), most)]
     rows = -(-len(chosen) // columns)

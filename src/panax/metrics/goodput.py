@@ -27,7 +27,7 @@ on held-out data, hooks and samples included where they follow it. lost work: st
 waits. restart: from a failure, a rewind or a change of layout until the steps go on. idle: nobody was at it.
 """
 
-REWOUND = "rewound"
+ROLLED_BACK = "rewound"
 """A session's end where the run went back to an earlier step."""
 
 _OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
@@ -94,7 +94,7 @@ class Session:
     @property
     def rewound(self) -> bool:
         """Whether it ended in that the run went back to an earlier step."""
-        return self.end == REWOUND
+        return self.end == ROLLED_BACK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def read_life(folder: str | Path) -> Life:
     Raises:
         DataError: The ledger can't be read.
     """
-    return life_of(read_intervals(folder))
+    return summarize_life(read_intervals(folder))
 
 
 def read_intervals(folder: str | Path) -> list[Interval]:
@@ -174,7 +174,7 @@ def _interval(line: str) -> Interval | None:
     return None
 
 
-def life_of(intervals: Sequence[Interval], resumed_at: int | None = None) -> Life:
+def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None) -> Life:
     """The life that the lines of a ledger tell.
 
     Args:
@@ -216,7 +216,7 @@ def _session(
     for line in lines:
         seconds, share = (
             dict(line.seconds),
-            _lost_share(before, line.step, kept, failed=not word or "error" in word or word == REWOUND),
+            _lost_share(before, line.step, kept, failed=not word or "error" in word or word == ROLLED_BACK),
         )
         if share:
             # At the very step that is kept, what was done besides training is kept too: its checkpoint, for one.
@@ -289,17 +289,15 @@ def describe_life(life: Life) -> str:
     'goodput 90 % of 1 min 40 s: compile 6.0 s, start 4.0 s'
     """
     rest = sorted(((life.seconds[kind], kind) for kind in KINDS[1:] if life.seconds[kind] >= 0.05), reverse=True)
-    spent = ", ".join(f"{kind} {readable_seconds(seconds)}" for seconds, kind in rest)
+    spent = ", ".join(f"{kind} {format_seconds(seconds)}" for seconds, kind in rest)
     whole = life.wall_seconds - life.seconds["idle"]
-    return f"goodput {life.goodput:.0%} of {readable_seconds(whole)}".replace("%", " %") + (
-        f": {spent}" if spent else ""
-    )
+    return f"goodput {life.goodput:.0%} of {format_seconds(whole)}".replace("%", " %") + (f": {spent}" if spent else "")
 
 
-def readable_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A duration in at most two units.
 
-    >>> [readable_seconds(each) for each in (0.14, 9.96, 75.0, 3660.0, 200000.0)]
+    >>> [format_seconds(each) for each in (0.14, 9.96, 75.0, 3660.0, 200000.0)]
     ['0.1 s', '10 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
     """
     if seconds < 9.95:
@@ -312,10 +310,10 @@ def readable_seconds(seconds: float) -> str:
     return f"{whole} s"
 
 
-def as_scalars(life: Mapping[str, float]) -> dict[str, Any]:
+def life_scalars(life: Mapping[str, float]) -> dict[str, Any]:
     """Seconds by kind as a run's log names them.
 
-    >>> as_scalars({"training": 3.0, "data wait": 1.0, "idle": 5.0})
+    >>> life_scalars({"training": 3.0, "data wait": 1.0, "idle": 5.0})
     {'goodput/training_seconds': 3.0, 'goodput/data_wait_seconds': 1.0, 'goodput/idle_seconds': 5.0, 'goodput/fraction': 0.75}
     """
     named = {f"goodput/{kind.replace(' ', '_')}_seconds": round(seconds, 3) for kind, seconds in life.items()}

@@ -23,10 +23,10 @@ SCALE = 2
 LINE, GAP = 14, 8
 """From one line of text to the next; what is left free around it."""
 
-NUMBERED = 30
+MIN_NUMBERED_CELL = 30
 """Cells of this many pixels have their number in them."""
 
-LETTERS = {
+GLYPHS = {
     "0": "####.##.##.####", "1": ".#.##..#..#.###", "2": "###..#####..###", "3": "###..####..####", "4": "#.##.####..#..#",
     "5": "####..###..####", "6": "####..####.####", "7": "###..#..#..#..#", "8": "####.#####.####", "9": "####.####..####",
     "a": ".#.#.#####.##.#", "b": "##.#.###.#.###.", "c": ".###..#..#...##", "d": "##.#.##.##.###.", "e": "####..####..###",
@@ -73,7 +73,7 @@ def _cells(loads: Float[np.ndarray, "row column"], cell: int) -> Float[np.ndarra
     image = np.kron(_colours(loads), np.ones((cell, cell, 1)))
     if cell > 4:
         image[cell - 1 :: cell] = image[:, cell - 1 :: cell] = 200.0
-    if cell >= NUMBERED:
+    if cell >= MIN_NUMBERED_CELL:
         for (row, column), load in np.ndenumerate(loads):
             top, left = row * cell + (cell - LINE) // 2 + 1, column * cell + GAP - 2
             _write(image, f"{load:.1f}", top, left, light=bool(abs(load - 1) > 0.6))
@@ -94,12 +94,12 @@ def _write(canvas: Float[np.ndarray, "height width 3"], text: str, top: int, lef
 
 
 def _text(text: str) -> Mask:
-    letters = [np.array([dot == "#" for dot in LETTERS.get(letter, LETTERS[" "])]).reshape(5, 3) for letter in text]
+    letters = [np.array([dot == "#" for dot in GLYPHS.get(letter, GLYPHS[" "])]).reshape(5, 3) for letter in text]
     spaced = np.concatenate([np.pad(letter, ((0, 0), (0, 1))) for letter in letters], axis=1)[:, :-1]
     return np.kron(spaced, np.ones((SCALE, SCALE), bool))
 
 
-def png(image: Picture) -> bytes:
+def encode_png(image: Picture) -> bytes:
     """A picture in the Portable Network Graphics format (RFC 2083)."""
     height, width, _ = image.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

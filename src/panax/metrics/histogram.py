@@ -35,12 +35,12 @@ class Histogram(NamedTuple):
         return np.linspace(self.least, self.greatest, len(self.counts) + 1)
 
 
-def histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogram:
+def compute_histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogram:
     """The histogram of an array of any shape, as arrays: to be traced, then fetched with `fetch_histogram`.
 
     Bins are counted by comparisons with their edges, not by a scatter: an array that is split over devices stays where it lies.
 
-    >>> fetch_histogram(histogram(jnp.array([0.0, 1.0, 1.0, 4.0]), bins=4)).counts.tolist()
+    >>> fetch_histogram(compute_histogram(jnp.array([0.0, 1.0, 1.0, 4.0]), bins=4)).counts.tolist()
     [1, 2, 0, 1]
     """
     values = jnp.atleast_1d(values).astype(jnp.float32)

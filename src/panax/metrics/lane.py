@@ -9,10 +9,10 @@ from typing import Any
 
 from ..core.errors import PanaxError
 
-MOST_WAITING = 10_000
+MAX_PENDING_CALLS = 10_000
 """Calls that may wait; further ones are left out until there is room."""
 
-MOST_BYTES = 64 << 20
+MAX_PENDING_BYTES = 64 << 20
 """Of pictures, films and texts that may wait; one that is larger waits alone."""
 
 CLOSE_SECONDS = 10.0
@@ -33,7 +33,7 @@ class BackgroundReporter:
         warn: Callable[[str], None] = _LOG.warning,
         *,
         threaded: bool = True,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_PENDING_CALLS,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         """
@@ -61,9 +61,9 @@ class BackgroundReporter:
         if self._thread is None or self._closed:
             self._call(function, arguments)
             return
-        full, size = False, sum(map(size_of, arguments))
+        full, size = False, sum(map(estimate_bytes, arguments))
         with self._changed:
-            if len(self._calls) >= self._most or (self._calls and self._waiting_bytes + size > MOST_BYTES):
+            if len(self._calls) >= self._most or (self._calls and self._waiting_bytes + size > MAX_PENDING_BYTES):
                 self._lost += 1
                 full, self._full = not self._full, True
             else:
@@ -117,18 +117,18 @@ class BackgroundReporter:
                 )
 
 
-def size_of(value: Any) -> int:
+def estimate_bytes(value: Any) -> int:
     """About how many bytes a value holds: of arrays, texts, and what lists, tuples and mappings hold of them.
 
-    >>> size_of([b"abc", {"a": "de"}, 1.0])
+    >>> estimate_bytes([b"abc", {"a": "de"}, 1.0])
     5
     """
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(map(size_of, value.values()))
+        return sum(map(estimate_bytes, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(size_of, value))
+        return sum(map(estimate_bytes, value))
     return int(getattr(value, "nbytes", 0))
 
 

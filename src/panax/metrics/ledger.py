@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from .energy import EnergyMeter
-from .goodput import FILE, REWOUND, as_scalars, life_of, read_intervals
+from .goodput import FILE, ROLLED_BACK, life_scalars, read_intervals, summarize_life
 
-WRITTEN_SECONDS = 1.0
+MIN_WRITE_SECONDS = 1.0
 """The least time between two writings of an interval that goes on."""
 
 INTERVAL_SECONDS = 10.0
@@ -73,7 +73,7 @@ class Ledger:
         self.word = ""
         self._folder = folder
         self._earlier = [] if folder is None else read_intervals(folder)
-        life = life_of(self._earlier)
+        life = summarize_life(self._earlier)
         last = life.sessions[-1] if life.sessions else None
         failed = last is not None and (last.failed or goes_on)
         self._session = 1 if last is None else last.number + 1
@@ -101,7 +101,7 @@ class Ledger:
         """Spend what follows on `kind`; returns what was before."""
         self._book()
         before, self._kind = self._kind, kind
-        if self._since - self._written >= WRITTEN_SECONDS:
+        if self._since - self._written >= MIN_WRITE_SECONDS:
             self._write()
         return before
 
@@ -147,7 +147,7 @@ class Ledger:
 
     def begin_steps(self, step: int) -> None:
         """The session goes on after `step` steps: what an earlier one has done beyond them is lost work."""
-        self._past = life_of(self._earlier, resumed_at=step).seconds
+        self._past = summarize_life(self._earlier, resumed_at=step).seconds
         self._step = step
         self.move(self._compiled() - self._compiled_before, "compile")
         self.switch("training")
@@ -156,7 +156,7 @@ class Ledger:
     def rewind(self) -> None:
         """The run goes back to an earlier step, inside of this process: its session ends here, and another one begins."""
         self._book()
-        self._write(REWOUND, last=True)
+        self._write(ROLLED_BACK, last=True)
         self._wait()
         if self._folder is not None:
             self._earlier = read_intervals(self._folder)
@@ -164,7 +164,7 @@ class Ledger:
         self._from, self._open, self._own, self._begins = self._since, {}, {}, True
         self._gap, self._gap_seconds, self._kind = "", 0.0, "restart"
         self._step, self._compiled_before = None, self._compiled()
-        self._past = life_of(self._earlier).seconds
+        self._past = summarize_life(self._earlier).seconds
         self._write()
 
     def _wait(self) -> None:
@@ -184,7 +184,7 @@ class Ledger:
         self._step = step
         if self._since - self._from >= (_SAVED_SECONDS if saved else INTERVAL_SECONDS):
             self._next()
-        elif self._since - self._written >= WRITTEN_SECONDS:
+        elif self._since - self._written >= MIN_WRITE_SECONDS:
             self._write()
 
     def scalars(self) -> dict[str, float]:
@@ -193,7 +193,7 @@ class Ledger:
         whole = {kind: seconds + self._own.get(kind, 0.0) for kind, seconds in self._past.items()}
         if self._gap:
             whole[self._gap] += self._gap_seconds
-        return as_scalars(whole)
+        return life_scalars(whole)
 
     def close(self, word: str = "") -> None:
         """The session ends.

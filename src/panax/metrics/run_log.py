@@ -75,7 +75,7 @@ class RunLog:
                     file.write(text)
 
 
-def both(first: Callable[[str], Any], second: Callable[[str], Any]) -> Callable[[str], None]:
+def tee(first: Callable[[str], Any], second: Callable[[str], Any]) -> Callable[[str], None]:
     """What gives a line to two places, to the second also where the first raises."""
 
     def say(line: str) -> None:

@@ -19,7 +19,7 @@ from ..system import files
 from ..system.files import expand_user
 from ..system.lock import open_locked
 from .facts import RunFacts
-from .heat_map import Picture, png
+from .heat_map import Picture, encode_png
 from .histogram import Histogram
 from .trackers import Tracker
 
@@ -79,7 +79,7 @@ class CsvTracker(Tracker):
             if new:
                 self._rewrite(lambda row: True, new)
             with open(self._file, "ab+", buffering=0) as table:
-                files.mend_end(table)
+                files.trim_partial_line(table)
                 text = io.StringIO(newline="")
                 csv.DictWriter(text, self._columns, restval="").writerow(row)
                 table.write(text.getvalue().encode())
@@ -254,7 +254,7 @@ class MlflowTracker(Tracker):
         if self._client is not None:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{step:08d}.png"
-                path.write_bytes(png(image))
+                path.write_bytes(encode_png(image))
                 self._client.log_artifact(self._run_id, str(path), _plain(name))
 
     def text(self, step: int, name: str, text: str) -> None:

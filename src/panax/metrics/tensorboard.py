@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from .facts import RunFacts
-from .film import Frames, animated_png
-from .heat_map import Picture, png
+from .film import Frames, encode_animated_png
+from .heat_map import Picture, encode_png
 from .histogram import Histogram
 from .trackers import Tracker
 
 TRAIN, EVALUATION = "train", "evaluation"
 """The two runs that TensorBoard shows, a folder each."""
 
-COUNTED = ("tokens", "images", "examples", "transitions", "clicks", "rows")
+COUNT_UNITS = ("tokens", "images", "examples", "transitions", "clicks", "rows")
 """How much a loss was taken over."""
 
-UPDATE = ("gradient_norm", "learning_rate", "parameter_norm", "skipped", *COUNTED)
+UPDATE_SCALARS = ("gradient_norm", "learning_rate", "parameter_norm", "skipped", *COUNT_UNITS)
 """Scalars of a training step that say how it was made, not how good it is."""
 
 GROUPS = {
@@ -35,7 +35,7 @@ GROUPS = {
     "experts": "7 experts",
 }
 
-BOOKKEEPING = (
+BOOKKEEPING_SETTINGS = (
     "checkpoint",
     "directory",
     "evaluate",
@@ -60,9 +60,9 @@ def run_and_tag(name: str) -> tuple[str, str]:
     """
     group, _, rest = name.partition("/")
     if group == EVALUATION and rest:
-        return EVALUATION, f"{'2 update' if rest in COUNTED else '1 loss'}/{rest}"
+        return EVALUATION, f"{'2 update' if rest in COUNT_UNITS else '1 loss'}/{rest}"
     if group == TRAIN and rest:
-        return TRAIN, f"2 update/{rest}" if rest in UPDATE else f"1 loss/{rest}"
+        return TRAIN, f"2 update/{rest}" if rest in UPDATE_SCALARS else f"1 loss/{rest}"
     return TRAIN, f"{GROUPS[group]}/{rest}" if group in GROUPS and rest else name
 
 
@@ -124,7 +124,7 @@ class TensorBoardTracker(Tracker):
         from tensorboardX.summary import hparams, text
 
         flat = run.flat()
-        learned = {name: value for name, value in flat.items() if name.partition(".")[0] not in BOOKKEEPING}
+        learned = {name: value for name, value in flat.items() if name.partition(".")[0] not in BOOKKEEPING_SETTINGS}
         for summary in hparams({"run_id": run.run_id, **learned}, {"1 loss/loss": 0.0}):
             self._files[TRAIN].write(0, summary)
         rows = "".join(f"| {name} | {value} |\n" for name, value in {"run_id": run.run_id, **flat}.items())
@@ -143,11 +143,11 @@ class TensorBoardTracker(Tracker):
             self._files[run].write(step, Summary(value=scalars))
 
     def picture(self, step: int, name: str, image: Picture) -> None:
-        self._image(step, name, image.shape, png(image))
+        self._image(step, name, image.shape, encode_png(image))
 
     def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
         # TensorBoard hands an image's bytes to the browser, which plays an animated PNG.
-        self._image(step, name, frames.shape[1:], animated_png(frames, seconds_per_frame))
+        self._image(step, name, frames.shape[1:], encode_animated_png(frames, seconds_per_frame))
 
     def _image(self, step: int, name: str, shape: tuple[int, ...], encoded: bytes) -> None:
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]

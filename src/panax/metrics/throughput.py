@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.layout.target import target_of
-from ..kernels import kernels_of, machine, use_kernels
-from ..kernels.cache import kernels_folder, put_whole
+from ..core.layout.target import device_target
+from ..kernels import list_kernels, machine_key, use_kernels
+from ..kernels.cache import kernels_folder, write_atomically
 from ..kernels.cpu.native import peak_loop
 from ..kernels.product import MatmulCase, product
 from ..system import json_reader
@@ -55,7 +55,7 @@ class Peak:
     source: str
 
 
-def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
+def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
     """The peak of these JAX devices: of the data sheet; of CPUs what registers do, of others that of a large product."""
     kind = devices[0].device_kind.lower()
     for name in sorted(PEAK_FLOPS, key=len, reverse=True):
@@ -66,8 +66,8 @@ def peak_of(devices: Sequence[Any], dtype: str) -> Peak:
             )
     # Simulated devices share the host's cores: their number adds nothing.
     loop = measure_loop(dtype) if devices[0].platform == "cpu" else None
-    measured = measure_product(dtype) if loop is None else loop
-    what = ("product" if loop is None else "loop", machine(), target_of(devices[0]).architecture, dtype)
+    measured = measure_matmul(dtype) if loop is None else loop
+    what = ("product" if loop is None else "loop", machine_key(), device_target(devices[0]).architecture, dtype)
     best = _kept_best("-".join(filter(None, what)), measured)
     if loop is None:
         source = f"the fastest {dtype} product ever measured on this {devices[0].platform}"
@@ -88,7 +88,7 @@ def measure_loop(dtype: str) -> float | None:
 
 
 @functools.cache
-def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
+def measure_matmul(dtype: str, size: int = 1536, rounds: int = 3) -> float:
     """Measure the FLOP/s of the fastest of a few square matmuls with random entries, by the fastest kernel of this machine.
 
     It takes most of a second, so a process measures once: the second run of a sweep or a notebook begins that much earlier.
@@ -96,8 +96,8 @@ def measure_product(dtype: str, size: int = 1536, rounds: int = 3) -> float:
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
     a = a.astype(dtype)
-    target, case = target_of(device), MatmulCase(dtype=str(a.dtype), large=True, local=True)
-    kernels = [k.name for k in kernels_of("matmul", target) if (k.limit(case, target) or k.missing()) is None]
+    target, case = device_target(device), MatmulCase(dtype=str(a.dtype), large=True, local=True)
+    kernels = [k.name for k in list_kernels("matmul", target) if (k.limit(case, target) or k.missing()) is None]
     return max(_rate(name, a, rounds) for name in kernels)
 
 
@@ -121,7 +121,7 @@ def _kept_best(name: str, measured: float) -> float:
         file = kernels_folder() / f"peak-{name}.json"
         kept = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
         if measured > kept:
-            put_whole(file, json.dumps(measured).encode())
+            write_atomically(file, json.dumps(measured).encode())
         return max(kept, measured) if math.isfinite(kept) else measured
     except (OSError, ValueError, TypeError):
         return measured  # A cache that can't be used: what was measured now.

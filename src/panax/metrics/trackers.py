@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ..system import files
 from .facts import RunFacts
-from .film import Frames, sheet
+from .film import Frames, contact_sheet
 from .heat_map import Picture
 from .histogram import Histogram
 from .lane import BackgroundReporter
@@ -46,7 +46,7 @@ class Tracker(abc.ABC):
 
     def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
         """Take a film; by default as a picture of its frames side by side."""
-        self.picture(step, name, sheet(frames))
+        self.picture(step, name, contact_sheet(frames))
 
     def text(self, step: int, name: str, text: str) -> None:  # noqa: B027
         """Take a text, such as a sample, if this is a place for texts."""
@@ -76,7 +76,7 @@ class JsonlTracker(Tracker):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab+", buffering=0)  # noqa: SIM115
             # A run that resumes after a power failure.
-            files.mend_end(self._file)
+            files.trim_partial_line(self._file)
         before = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(line)

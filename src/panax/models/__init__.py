@@ -5,10 +5,10 @@ from .decoder.base_width import BaseWidth
 from .decoder.config import DecoderConfig
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
-from .decoder.sampling import logits_of, sample
+from .decoder.sampling import compute_logits, sample
 from .decoder.task import DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
-from .parameter_counts import active_parameters, count_parameters
+from .parameter_counts import count_active_parameters, count_parameters
 from .presets.decoders import PRESETS, PUBLISHED_PARAMETERS
 from .presets.moe import PUBLISHED_ACTIVE
 from .presets.vit import VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
@@ -27,6 +27,6 @@ __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
     "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HstuConfig",
     "HybridConfig", "SequenceTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask",
-    "active_parameters", "count_parameters", "item_vectors", "logits_of", "query_vectors", "retrieval_metrics", "sample",
+    "count_active_parameters", "count_parameters", "item_vectors", "compute_logits", "query_vectors", "retrieval_metrics", "sample",
     "sequence_item_vectors", "training_flops_per_image", "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

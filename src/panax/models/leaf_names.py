@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from ..core.batch_checks import MASK
+from ..core.batch_checks import MASK_LEAF
 
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+LEAF_ALIASES: Mapping[str, tuple[str, ...]] = {
     "tokens": ("input_ids", "inputs", "ids", "x"),
     "targets": ("labels", "target", "y"),
-    MASK: ("mask", "attention_mask", "label_mask", "weights", "sample_weight"),
+    MASK_LEAF: ("mask", "attention_mask", "label_mask", "weights", "sample_weight"),
     "image": ("pixel_values", "images", "pixels", "x"),
     "label": ("labels", "target", "targets", "y"),
     "items": ("item", "input_ids", "item_ids"),

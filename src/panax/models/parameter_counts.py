@@ -23,11 +23,11 @@ def count_parameters(config: DecoderConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model)) - padding + biases
 
 
-def active_parameters(config: DecoderConfig) -> int:
+def count_active_parameters(config: DecoderConfig) -> int:
     """Count the parameters active for one token: all but the experts to which it is not routed.
 
     >>> from panax.models import PRESETS
-    >>> active_parameters(PRESETS["gpt2"])
+    >>> count_active_parameters(PRESETS["gpt2"])
     124439808
     """
     moe = config.feed_forward

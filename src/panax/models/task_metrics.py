@@ -20,10 +20,10 @@ A target's value must depend on its scores only, so that the mean is the same on
 return a pair: the values and the targets' weights.
 """
 
-RESERVED = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "averaged", "bits_per_byte")
+RESERVED_NAMES = ("loss", "accuracy", "accuracy_top5", "tokens", "images", "ema_decay", "averaged", "bits_per_byte")
 
 
-def own_metrics() -> Any:
+def metrics_field() -> Any:
     """Return the dataclass field of a task's metrics, excluded from checkpoint metadata since functions are
     not serialized.
     """
@@ -33,11 +33,11 @@ def own_metrics() -> Any:
 def check_names(metrics: Mapping[str, TokenMetric]) -> None:
     """Raise a RecipeError if a metric's name is already taken."""
     for name in metrics:
-        if name in RESERVED or name.startswith(("loss/", "experts/")):
+        if name in RESERVED_NAMES or name.startswith(("loss/", "experts/")):
             raise RecipeError(f"task.metrics has {name!r}, which the task measures itself; give it another name")
 
 
-def measured_by(
+def compute_token_metrics(
     metrics: Mapping[str, TokenMetric],
     scores: Float[Array, "*row class"],
     targets: Int[Array, "*row"],

@@ -10,16 +10,16 @@ from .matrix.muon import Muon
 from .matrix.shampoo import Shampoo
 from .matrix.soap import Soap
 from .optimizer import Chained, Optax, Optimizer
-from .per_layer import on_each_layer
+from .per_layer import apply_per_layer
 from .rows.row_adagrad import RowAdagrad
 from .rows.rows import LazyAdam, RowOptimizer, RowSgd, RowWiseAdagrad
-from .schedule import OwnSchedule, Schedule
+from .schedule import CustomSchedule, Schedule
 from .sharded.sharded_optimizer import ShardedOptimizer
 from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "Optax", "Optimizer", "OwnSchedule",
+    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "Optax", "Optimizer", "CustomSchedule",
     "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo",
-    "ShardedOptimizer", "Soap", "Transformation", "on_each_layer", "optimizer_state_axes", "uses_weight_decay",
+    "ShardedOptimizer", "Soap", "Transformation", "apply_per_layer", "optimizer_state_axes", "uses_weight_decay",
 ]  # fmt: skip

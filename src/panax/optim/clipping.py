@@ -12,12 +12,12 @@ from ..kernels.precision import accumulation_dtype
 from .parameter import Parameter
 from .sharded.shard import ParameterShard, partition_spec, shard_map_over_params
 
-LEAST_NORM = 1e-3
+MIN_NORM = 1e-3
 """Minimum weight norm in adaptive clipping, so that weights initialized with zeros can move
 (arXiv:2102.06171)."""
 
 
-def clipped_by_layer(
+def clip_by_layer(
     gradients: Any,
     params: Any,
     axes: Mapping[str, Axes],
@@ -60,7 +60,7 @@ def _clipped(
     if ratio is not None:
         into = shard.parameter.matrix
         dims = shard.parameter.own if into is None else into[0]
-        weights = jnp.maximum(shard.norm(value, dims), LEAST_NORM)
+        weights = jnp.maximum(shard.norm(value, dims), MIN_NORM)
         wide = _at_most(wide, shard.norm(wide, dims), ratio * weights.astype(wide.dtype))
     return wide.astype(gradient.dtype)
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ..core.params.axes import path_name
-from ..core.params.logical import is_copies
+from ..core.params.logical import is_stack_axis
 from ..core.protocols import Axes
 
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
@@ -23,7 +23,7 @@ def uses_weight_decay(axes: Axes) -> bool:
     >>> [uses_weight_decay(axes) for axes in (("layer", "embed", "heads", "head_dim"), ("layer", "heads", "head_dim"), ("norm",))]
     [True, False, False]
     """
-    return len({SAME_SPACE.get(name or "", name) for name in axes if name and not is_copies(name)}) >= 2
+    return len({SAME_SPACE.get(name or "", name) for name in axes if name and not is_stack_axis(name)}) >= 2
 
 
 def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:
@@ -32,12 +32,12 @@ def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:
 
     def mask(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda path, _: uses_weight_decay(axes_named(path_name(path), axes)), tree
+            lambda path, _: uses_weight_decay(lookup_axes(path_name(path), axes)), tree
         )
 
     return mask
 
 
-def axes_named(name: str, axes: Mapping[str, Axes]) -> Axes:
+def lookup_axes(name: str, axes: Mapping[str, Axes]) -> Axes:
     """Return the axes of the named parameter, or of the parameter that `name` is one layer of."""
     return axes[name] if name in axes else axes[name.rpartition(".")[0]]

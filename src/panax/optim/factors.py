@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..core.params.selection import LayerParameters, choose
+from ..core.params.selection import LayerParameters, select_params
 from .parameter import Parameter
 
 
@@ -15,7 +15,7 @@ def select_factors(
     overriding earlier ones."""
     found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
     for pattern, factor in patterns.items():
-        for name, rows in choose(pattern, names, layers, f"optimizer.{setting}").items():
+        for name, rows in select_params(pattern, names, layers, f"optimizer.{setting}").items():
             found.setdefault(name, []).append((rows, float(factor)))
     return found
 

@@ -17,8 +17,8 @@ from ..core.params.selection import LayerParameters
 from ..core.protocols import Axes
 from ..core.validation import Validated
 from .decay import decay_mask
-from .per_layer import Scope, on_each_layer
-from .schedule import OwnSchedule, Schedule
+from .per_layer import Scope, apply_per_layer
+from .schedule import CustomSchedule, Schedule
 from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
@@ -31,7 +31,7 @@ class Optimizer(Validated, abc.ABC):
         schedule: The learning-rate schedule.
     """
 
-    schedule: Schedule | OwnSchedule = Schedule()  # noqa: RUF009
+    schedule: Schedule | CustomSchedule = Schedule()  # noqa: RUF009
 
     @classmethod
     def hint_for(cls, value: Any) -> str | None:
@@ -112,7 +112,7 @@ class Chained(Optimizer):
         meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
         kinds = axes if meanings is None else meanings
-        chain = on_each_layer(self.chain(self.learning_rate(num_steps), decay_mask(kinds)), kinds, self.scope)
+        chain = apply_per_layer(self.chain(self.learning_rate(num_steps), decay_mask(kinds)), kinds, self.scope)
         init, update = _in_its_own_ways(chain)
         takes_loss = isinstance(chain, optax.GradientTransformationExtraArgs)
         return Transformation(init, update, optimizer_state_axes, takes_loss=takes_loss)

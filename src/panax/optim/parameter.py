@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.errors import RecipeError, nearest
-from ..core.params.logical import LOGICAL_AXES, is_copies
+from ..core.errors import RecipeError, suggest_name
+from ..core.params.logical import LOGICAL_AXES, is_stack_axis
 from ..core.protocols import Axes
 from .decay import SAME_SPACE
 
@@ -43,12 +43,12 @@ class Parameter:
     @property
     def copies(self) -> tuple[int, ...]:
         """The stacking dimensions: layers, stages, experts."""
-        return tuple(dim for dim, axis in enumerate(self.kinds) if is_copies(axis))
+        return tuple(dim for dim, axis in enumerate(self.kinds) if is_stack_axis(axis))
 
     @property
     def own(self) -> tuple[int, ...]:
         """The dimensions of a single array of the stack."""
-        return tuple(dim for dim, axis in enumerate(self.kinds) if not is_copies(axis))
+        return tuple(dim for dim, axis in enumerate(self.kinds) if not is_stack_axis(axis))
 
     @property
     def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -57,20 +57,20 @@ class Parameter:
         Axes that together index one space, such as heads and head_dim, count as one; an unnamed axis joins
         its neighbor. Of more than two spaces, all but the last are rows.
         """
-        return matrix_of(self.kinds)
+        return matrix_dims(self.kinds)
 
 
-def matrix_of(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def matrix_dims(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return `Parameter.matrix` for the given logical axes.
 
-    >>> matrix_of(("layer", "heads", "head_dim", "embed")), matrix_of(("layer", "heads", "head_dim"))
+    >>> matrix_dims(("layer", "heads", "head_dim", "embed")), matrix_dims(("layer", "heads", "head_dim"))
     (((1, 2), (3,)), None)
-    >>> matrix_of(("features", "width", None, None)), matrix_of((None, None, "width", "features"))
+    >>> matrix_dims(("features", "width", None, None)), matrix_dims((None, None, "width", "features"))
     (((0,), (1, 2, 3)), ((0, 1, 2), (3,)))
     """
     spaces: list[tuple[str | None, list[int]]] = []
     for dim, axis in enumerate(axes):
-        if is_copies(axis):
+        if is_stack_axis(axis):
             continue
         space = SAME_SPACE.get(axis or "", axis)
         if spaces and (space is None or spaces[-1][0] in (space, None)):
@@ -96,4 +96,6 @@ def check_excluded(excluded: tuple[str, ...], axes: Mapping[str, Axes]) -> None:
     known = {*LOGICAL_AXES, *(axis for each in axes.values() for axis in each if axis)}
     for axis in excluded:
         if axis not in known:
-            raise RecipeError(f"optimizer.excluded: {axis!r} is not a logical axis; {nearest(axis, sorted(known))}")
+            raise RecipeError(
+                f"optimizer.excluded: {axis!r} is not a logical axis; {suggest_name(axis, sorted(known))}"
+            )

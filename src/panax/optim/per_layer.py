@@ -1,7 +1,7 @@
 """Unstacking for optax, so that a transformation sees each layer's array although layers are stored stacked.
 
 LAMB's norms, Adafactor's factors and Muon's orthogonalization are defined on a single layer's matrix. Applied
-to a stack, they silently give different updates (LAMB was off by 57 %, Muon by 270 %). `on_each_layer` makes
+to a stack, they silently give different updates (LAMB was off by 57 %, Muon by 270 %). `apply_per_layer` makes
 a stacked tree train exactly as the unstacked one would. Panax's own optimizers do not need it
 (`on_shards.py`).
 """
@@ -34,7 +34,7 @@ def stack_depth(axes: Axes) -> int:
     return depth
 
 
-def on_each_layer(
+def apply_per_layer(
     inner: optax.GradientTransformation, axes: Mapping[str, Axes], scope: Scope
 ) -> optax.GradientTransformation:
     """Apply `inner` as if stacked layers were separate parameters.

@@ -154,7 +154,7 @@ class Schedule(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnSchedule(Validated):
+class CustomSchedule(Validated):
     """A custom function of the step as the learning rate, such as one of optax's schedules.
 
     Attributes:
@@ -162,13 +162,13 @@ class OwnSchedule(Validated):
             not be negative.
 
     >>> import optax
-    >>> float(OwnSchedule(function=optax.linear_schedule(1.0, 0.0, 10)).build(100)(5))
+    >>> float(CustomSchedule(function=optax.linear_schedule(1.0, 0.0, 10)).build(100)(5))
     0.5
     """
 
     function: Callable[[Any], Any]
 
-    def for_batch(self, rows: int) -> "OwnSchedule":
+    def for_batch(self, rows: int) -> "CustomSchedule":
         """Return itself: a custom function has no scaling rule."""
         return self
 

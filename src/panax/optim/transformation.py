@@ -8,7 +8,7 @@ import jax
 from ..core.protocols import Axes
 from ..kernels.precision import accumulation_dtype
 
-Described = Mapping[str, tuple[tuple[int, ...], Axes]]
+ParameterSpecs = Mapping[str, tuple[tuple[int, ...], Axes]]
 """Parameter name to its global shape and logical axes."""
 
 
@@ -51,7 +51,7 @@ class Transformation(NamedTuple):
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
-    axes: Callable[[Any, Described], Any]
+    axes: Callable[[Any, ParameterSpecs], Any]
     averaged: Callable[[Any, Any], Any] | None = None
     renewal: Renewal | None = None
     skipped: Callable[[Any, Any], Any] | None = None

@@ -57,7 +57,7 @@ def zigzag_inverse(length: int, n: int) -> np.ndarray:
     return np.argsort(zigzag_order(length, n))
 
 
-def sequence_places(
+def sequence_positions(
     local_length: int, *, context: int, tensor: int = 1, order: RowOrder | None = None
 ) -> Int[Array, " seq"]:
     """Return the index in the global row of each token that this device holds.
@@ -74,7 +74,7 @@ def sequence_places(
     Raises:
         ValueError: The order is zigzag, and a device's part cannot be cut into two equal chunks.
 
-    >>> sequence_places(3, context=1).tolist()
+    >>> sequence_positions(3, context=1).tolist()
     [0, 1, 2]
     """
     part = local_length * tensor

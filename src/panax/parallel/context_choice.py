@@ -11,7 +11,7 @@ from panax.core.layout.layout import row_order
 from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
 from panax.kernels.attention.attention import attention
-from panax.kernels.registry import Kernel, choose, note, register
+from panax.kernels.registry import Kernel, choose, log_choice, register
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import heads_limit, ulysses_attention
 
@@ -76,7 +76,7 @@ def context_attention(
         options: Options of `attention`.
     """
     case = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis_size)
-    run = note(choose("context attention", case, target, named=asked), target).kernel.run
+    run = log_choice(choose("context attention", case, target, named=asked), target).kernel.run
     axis = {"axis_name": axis_name, "axis_size": axis_size, "order": row_order()}
     return run(q, k, v, segments, **axis, target=target, **options)
 

@@ -1,7 +1,7 @@
 """Exchange of rows with the devices that hold their experts, over the expert axis.
 
 Each device sorts its rows by expert, so that those for one device are adjacent. All devices all-gather their
-row counts per expert (`Plan`), from which each computes what it sends, what arrives and where. Buffers have a
+row counts per expert (`RoutingCounts`), from which each computes what it sends, what arrives and where. Buffers have a
 fixed size but loads vary, so rows travel in rounds; each round takes a window of the rows from each device to
 each other (`ExchangeWindow`):
 
@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from ..core.layout.layout import MeshAxes
 from ..spmd.collectives import axis_index
 from ..spmd.marks import ValueState, assert_sharding
-from .rows import RowMap, collect, spread
+from .rows import RowMap, copy_to_rows, sum_by_token
 
 
 class ExchangeWindow(NamedTuple):
@@ -58,7 +58,7 @@ class Arrivals(NamedTuple):
     rank: Int[Array, " row"]
 
 
-class Plan(NamedTuple):
+class RoutingCounts(NamedTuple):
     """Number of rows of each device for each expert of each device, known to all of them."""
 
     counts: Int[Array, "source target expert"]
@@ -89,12 +89,12 @@ class ExchangePlan:
     buffer: int
     ragged: bool
 
-    def plan(self, counts: Int[Array, " expert"]) -> Plan:
+    def plan(self, counts: Int[Array, " expert"]) -> RoutingCounts:
         """All-gather the number of rows that each device has for each expert."""
         counts = counts.astype(jnp.int32).reshape(1, self.ways, -1)
-        return Plan(jax.lax.all_gather(counts, self.axes, axis=0, tiled=True))
+        return RoutingCounts(jax.lax.all_gather(counts, self.axes, axis=0, tiled=True))
 
-    def rounds(self, plan: Plan) -> Int[Array, ""]:
+    def rounds(self, plan: RoutingCounts) -> Int[Array, ""]:
         """Return the number of rounds that deliver everything; the same on all devices of the exchange."""
         most, room = (plan.sent.sum(axis=0), self.buffer) if self.ragged else (plan.sent, self._each)
         return -(-most.max() // room)
@@ -103,7 +103,7 @@ class ExchangePlan:
         """Return the maximum number of rounds if each device has `count` rows: all of them for one device."""
         return -(-count * self.ways // self.buffer)
 
-    def window(self, plan: Plan, number: Int[Array, ""]) -> ExchangeWindow:
+    def window(self, plan: RoutingCounts, number: Int[Array, ""]) -> ExchangeWindow:
         if not self.ragged:
             low = jnp.minimum(number * self._each, plan.sent)
             high = jnp.minimum(low + self._each, plan.sent)
@@ -114,22 +114,24 @@ class ExchangePlan:
         low, high = jnp.clip(-first, 0, plan.sent), jnp.clip(self.buffer - first, 0, plan.sent)
         return ExchangeWindow(low, high, jnp.maximum(first + low, 0))
 
-    def send(self, rows: Shaped[Array, "row ..."], plan: Plan, window: ExchangeWindow) -> Shaped[Array, "buffer ..."]:
+    def send(
+        self, rows: Shaped[Array, "row ..."], plan: RoutingCounts, window: ExchangeWindow
+    ) -> Shaped[Array, "buffer ..."]:
         """Send a round's rows; return those for this device, with zeros in empty slots."""
         if self.ragged:
             return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))
-        return _all_to_all(self.axes, True, spread(rows, self._padded(plan, window, rows.shape[0])))
+        return _all_to_all(self.axes, True, copy_to_rows(rows, self._padded(plan, window, rows.shape[0])))
 
     def bring(
-        self, buffer: Float[Array, "buffer ..."], plan: Plan, window: ExchangeWindow, count: int
+        self, buffer: Float[Array, "buffer ..."], plan: RoutingCounts, window: ExchangeWindow, count: int
     ) -> Float[Array, "row ..."]:
         """Return a round's rows to their sources, as the transpose of `send`: `count` rows on this device,
         zeros for other rounds' rows."""
         if self.ragged:
             return _ragged(self.axes, count, False, buffer, self._route(plan, window).reversed)
-        return collect(_all_to_all(self.axes, False, buffer), self._padded(plan, window, count))
+        return sum_by_token(_all_to_all(self.axes, False, buffer), self._padded(plan, window, count))
 
-    def arrivals(self, plan: Plan, window: ExchangeWindow) -> Arrivals:
+    def arrivals(self, plan: RoutingCounts, window: ExchangeWindow) -> Arrivals:
         """Describe the rows that a round brings to this device."""
         me = axis_index(self.axes)
         counts, low, high, at = plan.counts[:, me], window.low[:, me], window.high[:, me], window.at[:, me]
@@ -151,7 +153,7 @@ class ExchangePlan:
     def _each(self) -> int:
         return self.buffer // self.ways
 
-    def _padded(self, plan: Plan, window: ExchangeWindow, count: int) -> RowMap:
+    def _padded(self, plan: RoutingCounts, window: ExchangeWindow, count: int) -> RowMap:
         """Map this device's rows to equal parts of the buffer, one per target."""
         me = axis_index(self.axes)
         starts, sent, low, high = plan.starts[me], plan.sent[me], window.low[me], window.high[me]
@@ -165,7 +167,7 @@ class ExchangePlan:
         slot = jnp.where(travels, inside * self._each + place - low[inside], self.buffer)
         return RowMap(row, slot[:, None], count)
 
-    def _route(self, plan: Plan, window: ExchangeWindow) -> "_Route":
+    def _route(self, plan: RoutingCounts, window: ExchangeWindow) -> "_Route":
         me = axis_index(self.axes)
         travels, starts = window.high - window.low, plan.starts + window.low
         return _Route(starts[me], travels[me], window.at[me], window.at[:, me], travels[:, me], starts[:, me])

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..core.layout.layout import axis_size
-from ..core.measures import Loss, counted_fields, is_measure, keeps_largest, merge_measures, neutral_value
+from ..core.measures import Loss, is_measure, merge_measures, merged_fields, merges_by_max, neutral_value
 from ..spmd.collectives import merge_over_devices
 from ..spmd.marks import ValueState, assert_sharding
 from .schedules import PipelineSchedule
@@ -84,7 +84,9 @@ class _Carry(NamedTuple):
     chunks: Any
 
 
-def run(schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any, micro_batches: Any) -> PipelineOutput:
+def run_pipeline(
+    schedule: PipelineSchedule, work: PipelineWork, outer: Any, chunks: Any, micro_batches: Any
+) -> PipelineOutput:
     """Run all micro-batches through the pipeline.
 
     Args:
@@ -144,7 +146,7 @@ def _tick(
             if some("forward_first"):
                 x = jnp.where(row["forward_first"] == 1, work.embed(outer, micro_batch), x)
                 inputs = _put(inputs, x, row["forward_slot"])
-            weights = chunk_of(chunks, row["forward_chunk"], schedule.chunks)
+            weights = select_chunk(chunks, row["forward_chunk"], schedule.chunks)
             output, _, of_layers = work.layers(weights, x, micro_batch, row["forward_chunk"])
             of_layers = _counted(of_layers, row["forward"] == 1)
             if some("loss"):
@@ -160,7 +162,7 @@ def _tick(
         if goes_backward:
             micro_batch = _at(micro_batches, row["backward_micro_batch"])
             chunk = row["backward_chunk"]
-            weights = chunk_of(chunks, chunk, schedule.chunks)
+            weights = select_chunk(chunks, chunk, schedule.chunks)
             x, gradient = _at(inputs, row["backward_slot"]), _at(gradients, row["backward_gradient_slot"])
 
             def of_weights(weights: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -234,7 +236,7 @@ def _put(slots: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_index_in_dim(slots, value.astype(slots.dtype), index, 0)
 
 
-def chunk_of(chunks: Any, index: jax.Array, count: int) -> Any:
+def select_chunk(chunks: Any, index: jax.Array, count: int) -> Any:
     """Return one chunk's weights, from leaves with a leading axis of `count` chunks."""
     return jax.tree.map(lambda leaf: leaf[0], chunks) if count == 1 else _at(chunks, index)
 
@@ -271,14 +273,14 @@ def _merged(stacked: Any) -> Any:
     """Merge the measures of a phase's ticks."""
 
     def one(measure: Any) -> Any:
-        largest = keeps_largest(measure)
+        largest = merges_by_max(measure)
         return _by_field(measure, lambda leaf: leaf.max(axis=0) if largest else leaf.sum(axis=0), lambda leaf: leaf[0])
 
     return jax.tree.map(one, stacked, is_leaf=is_measure)
 
 
 def _by_field(measure: Any, of_sums: Callable[[jax.Array], jax.Array], of_coefficient: Callable[[Any], Any]) -> Any:
-    changed = {name: of_sums(getattr(measure, name)) for name in counted_fields(measure)}
+    changed = {name: of_sums(getattr(measure, name)) for name in merged_fields(measure)}
     if isinstance(measure, Loss):
         changed["coefficient"] = of_coefficient(measure.coefficient)
     return dataclasses.replace(measure, **changed)
@@ -291,7 +293,7 @@ def _over_stages(phases: list[Any]) -> Any:
             merged = merge_measures(merged, measures) if merged else measures
 
     def terms(measure: Any) -> Any:
-        holds = {AXIS: ValueState.OWN if keeps_largest(measure) else ValueState.PARTIAL}
+        holds = {AXIS: ValueState.OWN if merges_by_max(measure) else ValueState.PARTIAL}
         return _by_field(measure, lambda leaf: assert_sharding(leaf, holds), lambda coefficient: coefficient)
 
     return merge_over_devices(jax.tree.map(terms, merged, is_leaf=is_measure), (AXIS,))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from ..core import current_layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..spmd.contraction import PRODUCT
 from ..spmd.gathering import DECODED
 from ..spmd.weights import GATHERED
@@ -14,7 +14,7 @@ from ..spmd.weights import GATHERED
 ATTENTION = "attention"
 """Checkpoint name of the attention output."""
 
-EXCHANGED = "exchanged_rows"
+EXCHANGED_ROWS = "exchanged_rows"
 """Checkpoint name of rows received from other devices for their experts."""
 
 RematPolicy = Literal["none", "products", "full"]
@@ -35,7 +35,7 @@ def rematerialize(function: Callable[..., Any], policy: RematPolicy) -> Callable
     if policy == "full":
         return jax.checkpoint(function)
     if policy == "products":
-        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT, ATTENTION, EXCHANGED))
+        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT, ATTENTION, EXCHANGED_ROWS))
     if not _gathers():
         return function
     return jax.checkpoint(function, policy=_all_but_gathered)
@@ -48,5 +48,5 @@ def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 
 def _gathers() -> bool:
     """Return whether parameters are stored with another sharding than they are computed with."""
-    layout, width = current_layout(), (axis_of(Role.WIDTH),)
+    layout, width = current_layout(), (axis_for_role(Role.WIDTH),)
     return layout is not None and layout.storage(width) != layout.compute(width)

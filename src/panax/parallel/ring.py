@@ -36,9 +36,9 @@ from panax.kernels.attention.attention import attention
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.mask import MASKED, MaskRule
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.registry import KernelChoice, kernels_of, named_kernel, note
+from panax.kernels.registry import KernelChoice, list_kernels, log_choice, named_kernel
 from panax.parallel.context import WireBytes
-from panax.parallel.ring_chunks import Ring, chunk_gradients, chunk_outputs, pieces_of, shifts_with_work
+from panax.parallel.ring_chunks import Ring, active_shifts, chunk_gradients, chunk_outputs, chunk_pairs
 from panax.spmd.marks import ValueState, assert_sharding
 
 _REASON = (
@@ -119,8 +119,8 @@ def _say(target: Target) -> None:
     named = named_kernel("attention")
     if named not in ("auto", "blockwise"):
         raise RecipeError(f"{named!r} can't do this attention: {_REASON}")
-    blockwise = next(kernel for kernel in kernels_of("attention") if kernel.name == "blockwise")
-    note(KernelChoice(blockwise, _REASON), target)
+    blockwise = next(kernel for kernel in list_kernels("attention") if kernel.name == "blockwise")
+    log_choice(KernelChoice(blockwise, _REASON), target)
 
 
 def ring_bytes(
@@ -147,7 +147,7 @@ def ring_bytes(
     """
     if axis_size == 1:
         return WireBytes(0, 0)
-    steps = len(shifts_with_work(axis_size, local_seq // _chunks(order), MaskRule(causal=causal, window=window), order))
+    steps = len(active_shifts(axis_size, local_seq // _chunks(order), MaskRule(causal=causal, window=window), order))
     elements = 2 * batch * local_seq * kv_heads * head_dim
     keys = elements * itemsize + (batch * local_seq * 4 if packed else 0)
     return WireBytes(steps * keys, steps * (keys + elements * max(itemsize, 4)))
@@ -164,7 +164,7 @@ def _forward(q, k, v, segments, ring: Ring):
 
     # Attend to the keys held at a shift, and merge the results into the running output.
     def visit(merged, held, shift):
-        pieces = pieces_of(ring, shift)
+        pieces = chunk_pairs(ring, shift)
         for piece, part in zip(pieces, chunk_outputs(ring, pieces, (q, segments), held)):
             merged = _merge(merged, part, piece.query * ring.chunk)
         return merged
@@ -191,7 +191,7 @@ def _backward(ring: Ring, saved, d_out):
 
     def visit(gradients, held, shift):
         d_q, d_k, d_v = gradients
-        pieces = pieces_of(ring, shift)
+        pieces = chunk_pairs(ring, shift)
         for piece, parts in zip(pieces, chunk_gradients(ring, pieces, queries, held)):
             d_q = _add(d_q, parts[0], piece.query * ring.chunk)
             d_k, d_v = (_add(x, part, piece.key * ring.chunk) for x, part in zip((d_k, d_v), parts[1:]))
@@ -224,7 +224,7 @@ def _chunks(order: RowOrder) -> int:
 
 
 def _shifts(ring: Ring) -> tuple[int, ...]:
-    return shifts_with_work(ring.axis_size, ring.chunk, ring.mask, ring.order)
+    return active_shifts(ring.axis_size, ring.chunk, ring.mask, ring.order)
 
 
 def _send(arrays, places: int | None, ring: Ring):

@@ -76,29 +76,29 @@ class Ring:
         )
 
 
-def shifts_with_work(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = "zigzag") -> tuple[int, ...]:
+def active_shifts(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = "zigzag") -> tuple[int, ...]:
     """Return the nonzero shifts at which any device attends to the keys of the device `shift` positions
     before it.
 
-    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=None))
+    >>> active_shifts(8, 16, MaskRule(causal=True, window=None))
     (1, 2, 3, 4, 5, 6, 7)
-    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=16))
+    >>> active_shifts(8, 16, MaskRule(causal=True, window=16))
     (1, 7)
-    >>> shifts_with_work(8, 16, MaskRule(causal=True, window=16), "contiguous")
+    >>> active_shifts(8, 16, MaskRule(causal=True, window=16), "contiguous")
     (1,)
     """
     return tuple(shift for shift in range(1, axis_size) if _pieces_at(axis_size, chunk, mask, order, shift))
 
 
-def pieces_of(ring: Ring, shift: int | Array) -> list[ChunkPair]:
+def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
     """Return the chunk pairs of this device with the keys of the device `shift` positions before it; 0 is
     itself.
 
     Args:
-        shift: If traced, one of `shifts_with_work`; the result then covers all of them.
+        shift: If traced, one of `active_shifts`; the result then covers all of them.
     """
     n = ring.axis_size
-    shifts = (shift,) if isinstance(shift, int) else shifts_with_work(n, ring.chunk, ring.mask, ring.order)
+    shifts = (shift,) if isinstance(shift, int) else active_shifts(n, ring.chunk, ring.mask, ring.order)
     distances: dict[int, set[int]] = {}
     for each in shifts:
         for number, found in _pieces_at(n, ring.chunk, ring.mask, ring.order, each).items():

@@ -14,13 +14,13 @@ from jaxtyping import Array, Int
 
 from ..core.layout.declarations import declare_trip_count
 
-Run = Callable[[Int[Array, ""], Any, Any], jax.Array]
+RoundFunction = Callable[[Int[Array, ""], Any, Any], jax.Array]
 """(round number, constants, variables) to the round's term of the sum. Must be hashable, and hold no
 arrays."""
 
 
 def sum_over_rounds(
-    run: Run, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
+    run: RoundFunction, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
 ) -> jax.Array:
     """Sum `run` over `rounds` rounds, at least one.
 
@@ -35,13 +35,15 @@ def sum_over_rounds(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _in_rounds(run: Run, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any) -> jax.Array:
+def _in_rounds(
+    run: RoundFunction, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
+) -> jax.Array:
     first = run(jnp.int32(0), constants, (variables, zeros_for))
     return _later(run, most, rounds, constants, (variables, zeros_for), first)
 
 
 def _forward(
-    run: Run, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
+    run: RoundFunction, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
 ) -> tuple[jax.Array, Any]:
     def first(variables: Any, zeros_for: Any) -> jax.Array:
         return run(jnp.int32(0), constants, (variables, zeros_for))
@@ -50,7 +52,7 @@ def _forward(
     return _later(run, most, rounds, constants, (variables, zeros_for), y), (pull, rounds, constants, variables)
 
 
-def _later(run: Run, most: int, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array) -> jax.Array:
+def _later(run: RoundFunction, most: int, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array) -> jax.Array:
     def more(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         number, total = carry
         return number + 1, total + run(number, constants, arguments).astype(jnp.float32)
@@ -60,7 +62,7 @@ def _later(run: Run, most: int, rounds: jax.Array, constants: Any, arguments: An
     return total.astype(y.dtype)
 
 
-def _backward(run: Run, most: int, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
+def _backward(run: RoundFunction, most: int, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
     pull, rounds, constants, variables = saved
     first = pull(gradient)
     like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1])

@@ -24,18 +24,18 @@ from jaxtyping import Array, Float, Int
 from ..core.layout.declarations import declare_trip_count, tag_comm
 from ..core.layout.layout import MeshAxes, current_target
 from ..spmd.collectives import all_gather, all_reduce, axis_index, reduce_scatter
-from ..spmd.marks import ValueState, assert_sharding, split_over
+from ..spmd.marks import ValueState, assert_sharding, assert_split
 from ..spmd.row_gradients import Change, RowGradients, merge_rows, update_rows
-from ..spmd.rows import GatheredRows, distinct
-from .exchange import ExchangePlan, ExchangeWindow, Plan
-from .row_places import Lies
+from ..spmd.rows import GatheredRows, unique_rows
+from .exchange import ExchangePlan, ExchangeWindow, RoutingCounts
+from .row_places import TablePlacement
 
 SPARE = 1.25
 """Size of a device's buffer relative to the distinct rows it may request: headroom for owners with more
 requests."""
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """A device's requests, and what the first round transfers.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     """
 
     numbers: Int[Array, " asked"]
-    plan: Plan
+    plan: RoutingCounts
     first: "ExchangeRound"
     arrived: Int[Array, " buffer"]
 
@@ -77,7 +77,7 @@ class RowExchange:
         asked: Maximum number that it requests itself: its part of these.
     """
 
-    lies: Lies
+    lies: TablePlacement
     count: int
     here: int
     distinct: int
@@ -85,7 +85,7 @@ class RowExchange:
     exchange: ExchangePlan
 
     @classmethod
-    def of(cls, lies: Lies, shard: tuple[int, ...], ids: int) -> "RowExchange":
+    def of(cls, lies: TablePlacement, shard: tuple[int, ...], ids: int) -> "RowExchange":
         """Size the exchange.
 
         Args:
@@ -96,20 +96,20 @@ class RowExchange:
         return cls.of_parts(lies, shard, distinct, -(-distinct // _size(lies.shared_out)))
 
     @classmethod
-    def of_parts(cls, lies: Lies, shard: tuple[int, ...], distinct: int, asked: int) -> "RowExchange":
+    def of_parts(cls, lies: TablePlacement, shard: tuple[int, ...], distinct: int, asked: int) -> "RowExchange":
         """Size the exchange for devices that need `distinct` rows and request `asked` of them."""
         ways = jax.lax.axis_size(lies.rows)
         buffer = -(-math.ceil(SPARE * asked) // ways) * ways
         exchange = ExchangePlan(lies.rows, ways, buffer, ragged=current_target().traits.ragged_exchange)
         return cls(lies, shard[0] * ways, shard[0], distinct, asked, exchange)
 
-    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Asked]:
+    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, RowRequest]:
         """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs.
 
         Args:
             table: This device's shard.
         """
-        numbers = distinct(ids, self.count, self.distinct)
+        numbers = unique_rows(ids, self.count, self.distinct)
         parts = _size(self.lies.shared_out)
         padded = jnp.pad(numbers, (0, self.asked * parts - numbers.shape[0]), constant_values=self.count)
         # Stride over the parts, so that each part has rows of all owners.
@@ -127,10 +127,10 @@ class RowExchange:
         part = assert_sharding(rows[:, None], dict.fromkeys(self.lies.shared_out, ValueState.SPLIT), 1)
         with tag_comm("rows of tables"):
             together = all_gather(part, self.lies.shared_out, 1).reshape(self.asked * parts, -1)
-            whole = all_gather(split_over(together, ((), self.lies.columns)), self.lies.columns, 1)
+            whole = all_gather(assert_split(together, ((), self.lies.columns)), self.lies.columns, 1)
         return GatheredRows(numbers, whole[: numbers.shape[0]], self.count), asked
 
-    def back(self, gradients: Float[Array, "distinct row_width"], asked: Asked) -> RowGradients:
+    def back(self, gradients: Float[Array, "distinct row_width"], asked: RowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it
         requested."""
         parts = _size(self.lies.shared_out)
@@ -163,7 +163,7 @@ class RowExchange:
         return self._later(asked, done, more)
 
     def _summed(
-        self, own: jax.Array, asked: Asked, round_: ExchangeRound, arrived: jax.Array
+        self, own: jax.Array, asked: RowRequest, round_: ExchangeRound, arrived: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return (row numbers in the shard, gradients) of a round, each row once, summed over all
         replicas."""
@@ -173,7 +173,7 @@ class RowExchange:
             arrived = all_gather(arrived, self.lies.met, 0)
         return merge_rows(arrived, values, self.here)
 
-    def _asked(self, numbers: jax.Array, *, arrives: bool = True) -> Asked:
+    def _asked(self, numbers: jax.Array, *, arrives: bool = True) -> RowRequest:
         owner = jnp.arange(self.exchange.ways + 1, dtype=jnp.int32) * self.here
         starts = jnp.searchsorted(numbers, owner).astype(jnp.int32)
         with tag_comm("numbers of rows"):
@@ -181,9 +181,9 @@ class RowExchange:
         none = jnp.zeros_like(plan.sent)
         first = self._next(numbers, plan, ExchangeRound(none, none, jnp.zeros(self.exchange.ways, jnp.int32)))
         nothing = jnp.full(self.exchange.buffer, self.here, jnp.int32)
-        return Asked(numbers, plan, first, self._arrived(numbers, plan, first) if arrives else nothing)
+        return RowRequest(numbers, plan, first, self._arrived(numbers, plan, first) if arrives else nothing)
 
-    def _arrived(self, numbers: jax.Array, plan: Plan, round_: ExchangeRound) -> jax.Array:
+    def _arrived(self, numbers: jax.Array, plan: RoutingCounts, round_: ExchangeRound) -> jax.Array:
         with tag_comm("numbers of rows"):
             # Count from 1: empty slots arrive as zeros.
             sent = self.exchange.send(numbers % self.here + 1, plan, self._window(round_))
@@ -196,7 +196,7 @@ class RowExchange:
         at = jnp.arange(self.exchange.ways, dtype=jnp.int32)[:, None] * (self.exchange.buffer // self.exchange.ways)
         return ExchangeWindow(round_.low, round_.high, jnp.broadcast_to(at, travels.shape))
 
-    def _next(self, numbers: jax.Array, plan: Plan, before: ExchangeRound) -> ExchangeRound:
+    def _next(self, numbers: jax.Array, plan: RoutingCounts, before: ExchangeRound) -> ExchangeRound:
         """Find the widest ranges of rows that fit, after those already transferred."""
         ways, me = self.exchange.ways, axis_index(self.lies.rows)
         low, starts = before.high, plan.starts[me]
@@ -229,7 +229,7 @@ class RowExchange:
         with tag_comm("numbers of rows"):
             return ExchangeRound(low, all_gather(cut[None], self.lies.rows, 0), bound)
 
-    def _later(self, asked: Asked, first: Any, more: Callable[[Any, ExchangeRound, jax.Array], Any]) -> Any:
+    def _later(self, asked: RowRequest, first: Any, more: Callable[[Any, ExchangeRound, jax.Array], Any]) -> Any:
         """Fold `more` over the rounds after the first; there are none if all rows fit in one."""
 
         def left(carry: tuple[ExchangeRound, Any]) -> jax.Array:

@@ -14,10 +14,10 @@ from ..core.protocols import Axes
 from ..mesh.rules import MESH_AXES
 from ..spmd.collectives import all_gather, all_reduce, reduce_scatter, token_axes
 from ..spmd.row_gradients import RowGradients, merge_rows
-from ..spmd.rows import GatheredRows, distinct
+from ..spmd.rows import GatheredRows, unique_rows
 
 
-class Lies(NamedTuple):
+class TablePlacement(NamedTuple):
     """Sharding of a table, by mesh axes larger than 1.
 
     Attributes:
@@ -33,7 +33,7 @@ class Lies(NamedTuple):
     alike: MeshAxes
 
     @classmethod
-    def of(cls, name: str, axes: Axes, layout: Layout) -> "Lies":
+    def of(cls, name: str, axes: Axes, layout: Layout) -> "TablePlacement":
         """Derive the sharding of a table from its logical axes.
 
         Raises:
@@ -69,7 +69,7 @@ class Lies(NamedTuple):
         return tuple(axis for axis in self.copies if axis not in self.alike)
 
 
-class Wanted(NamedTuple):
+class LocalRowRequest(NamedTuple):
     """Rows that a device reads of a replicated table.
 
     Attributes:
@@ -90,13 +90,13 @@ class RowCopies:
             sorted and gathered.
     """
 
-    lies: Lies
+    lies: TablePlacement
     count: int
     distinct: int
     whole: bool
 
     @classmethod
-    def of(cls, lies: Lies, shard: tuple[int, ...], ids: int) -> "RowCopies":
+    def of(cls, lies: TablePlacement, shard: tuple[int, ...], ids: int) -> "RowCopies":
         """Choose how to access the table.
 
         Args:
@@ -106,7 +106,9 @@ class RowCopies:
         met = jax.lax.axis_size(lies.met) if lies.met else 1
         return cls(lies, shard[0], min(shard[0], ids), shard[0] <= ids * met)
 
-    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, Wanted]:
+    def open(
+        self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]
+    ) -> tuple[GatheredRows, LocalRowRequest]:
         """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs."""
         if self.whole:
             # Duplicate indices all write the same value.
@@ -115,11 +117,13 @@ class RowCopies:
             with tag_comm("numbers of rows"):
                 asked = jax.lax.pmax(asked, self.lies.met) if self.lies.met else asked
             numbers = jnp.where(asked > 0, jnp.arange(self.count, dtype=jnp.int32), self.count)
-            return GatheredRows(None, self._joined(table), self.count), Wanted(numbers)
-        numbers = distinct(ids, self.count, self.distinct)
-        return GatheredRows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), Wanted(numbers)
+            return GatheredRows(None, self._joined(table), self.count), LocalRowRequest(numbers)
+        numbers = unique_rows(ids, self.count, self.distinct)
+        return GatheredRows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), LocalRowRequest(
+            numbers
+        )
 
-    def back(self, gradients: Float[Array, "distinct row_width"], wanted: Wanted) -> RowGradients:
+    def back(self, gradients: Float[Array, "distinct row_width"], wanted: LocalRowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it read."""
         with tag_comm("gradients of tables"):
             own = reduce_scatter(gradients, self.lies.columns, 1)

@@ -36,20 +36,20 @@ class RowMap(eqx.Module):
 
 
 @jax.custom_vjp
-def spread(x: Shaped[Array, "token ..."], places: RowMap) -> Shaped[Array, "row ..."]:
+def copy_to_rows(x: Shaped[Array, "token ..."], places: RowMap) -> Shaped[Array, "row ..."]:
     """Copy each row's token into it; empty rows are zero.
 
-    >>> spread(jnp.array([1.0, 2.0]), RowMap(jnp.array([1, 2, 0]), None, 2)).tolist()
+    >>> copy_to_rows(jnp.array([1.0, 2.0]), RowMap(jnp.array([1, 2, 0]), None, 2)).tolist()
     [2.0, 0.0, 1.0]
     """
     return x.at[places.token].get(mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
-def collect(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, "token ..."]:
+def sum_by_token(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, "token ..."]:
     """Sum each token's rows in float32.
 
-    >>> collect(jnp.array([1.0, 2.0, 4.0]), RowMap(jnp.array([1, 1, 5]), None, 2)).tolist()
+    >>> sum_by_token(jnp.array([1.0, 2.0, 4.0]), RowMap(jnp.array([1, 1, 5]), None, 2)).tolist()
     [0.0, 3.0]
     """
     if places.rows is None:
@@ -61,7 +61,10 @@ def collect(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, "toke
     return taken.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
 
 
-spread.defvjp(lambda x, places: (spread(x, places), places), lambda places, gradient: (collect(gradient, places), None))
-collect.defvjp(
-    lambda rows, places: (collect(rows, places), places), lambda places, gradient: (spread(gradient, places), None)
+copy_to_rows.defvjp(
+    lambda x, places: (copy_to_rows(x, places), places), lambda places, gradient: (sum_by_token(gradient, places), None)
+)
+sum_by_token.defvjp(
+    lambda rows, places: (sum_by_token(rows, places), places),
+    lambda places, gradient: (copy_to_rows(gradient, places), None),
 )

@@ -95,14 +95,16 @@ class PipelineSchedule:
     def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
         """Return the fraction of the time in which a stage is idle.
 
-        >>> round(build(Pipeline(), stages=4, micro_batches=12).bubble(), 6) == round(3 / 15, 6)
+        >>> round(build_schedule(Pipeline(), stages=4, micro_batches=12).bubble(), 6) == round(3 / 15, 6)
         True
         """
         each = forward + (backward if any(b for _, b, _ in self.phases) else 0.0)
         return 1.0 - self.micro_batches * each / self.time(forward, backward)
 
 
-def build(pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False) -> PipelineSchedule:
+def build_schedule(
+    pipeline: Pipeline, *, stages: int, micro_batches: int, forward_only: bool = False
+) -> PipelineSchedule:
     """Build the schedule's table.
 
     Args:
@@ -283,7 +285,7 @@ def schedule_table(stages: int, micro_batches: int, chunks: int) -> str:
         (f"interleaved, {chunks} chunks", Pipeline(schedule="interleaved", chunks=chunks)),
     ]
     for name, pipeline in named:
-        schedule = build(pipeline, stages=stages, micro_batches=micro_batches)
+        schedule = build_schedule(pipeline, stages=stages, micro_batches=micro_batches)
         counts = {(True, False): 0, (True, True): 0, (False, True): 0}
         for forward, backward, count in schedule.phases:
             counts[forward, backward] += count

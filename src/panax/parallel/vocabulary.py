@@ -17,10 +17,10 @@ from jaxtyping import Array, Bool, Int, UInt32
 from ..core.layout.declarations import tag_comm
 from ..core.params.counter_rng import mix
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
-from ..spmd.in_place import read_first
-from .row_places import Lies
+from ..spmd.in_place import read_before_write
+from .row_places import TablePlacement
 
-NONE = -1
+NO_ROW = -1
 """Row index of a key without a row."""
 
 
@@ -36,7 +36,7 @@ class ShardVocabulary(NamedTuple):
     asked: Int[Array, " row"]
 
 
-class Decided(NamedTuple):
+class RowAssignments(NamedTuple):
     """Assignments of one step in a device's shard.
 
     Attributes:
@@ -54,10 +54,10 @@ class Decided(NamedTuple):
     given: Int[Array, ""]
     taken: Int[Array, ""]
     crowded: Int[Array, ""]
-    before: "Said"
+    before: "VocabularyLookup"
 
 
-class Said(NamedTuple):
+class VocabularyLookup(NamedTuple):
     """Vocabulary entries of the rows that a step uses.
 
     Attributes:
@@ -83,7 +83,7 @@ class BlockKeys(NamedTuple):
     block: Int[Array, " keys"]
 
 
-def block_of(keys: UInt32[Array, "keys 2"], blocks: int) -> Int[Array, " keys"]:
+def assign_blocks(keys: UInt32[Array, "keys 2"], blocks: int) -> Int[Array, " keys"]:
     """Return the block of each key; `blocks` for the zero key."""
     hashed = mix(keys[:, 0] ^ mix(keys[:, 1] + jnp.uint32(0x9E3779B9)))
     return jnp.where((keys != 0).any(axis=1), (hashed % jnp.uint32(blocks)).astype(jnp.int32), blocks)
@@ -118,16 +118,16 @@ class VocabularyBlocks:
         lies: Sharding of the table; its columns are not sharded.
         here: Blocks per shard.
         ways: Rows per block.
-        idle_steps: As in `Growing`.
+        idle_steps: As in `GrowingVocab`.
     """
 
-    lies: Lies
+    lies: TablePlacement
     here: int
     ways: int
     idle_steps: int
 
     @classmethod
-    def of(cls, lies: Lies, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
+    def of(cls, lies: TablePlacement, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
         """Derive the number of blocks from the shard's rows.
 
         Args:
@@ -147,7 +147,7 @@ class VocabularyBlocks:
 
     def given(
         self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
-    ) -> tuple[Int[Array, " ids"], ShardVocabulary, Decided]:
+    ) -> tuple[Int[Array, " ids"], ShardVocabulary, RowAssignments]:
         """Return the row of each key in the whole table, assigning rows to new keys; also the updated
         vocabulary and the decisions.
 
@@ -158,7 +158,7 @@ class VocabularyBlocks:
         mine, block = asked.mine.keys, asked.mine.block
         real = block < self.here
         had = self._rows_of(vocabulary, asked.mine)
-        asked_before, marked = read_first(vocabulary.asked, had, jnp.where(had >= 0, had, self.rows))
+        asked_before, marked = read_before_write(vocabulary.asked, had, jnp.where(had >= 0, had, self.rows))
         # Mark rows in use before looking for idle ones, so that no key of this batch loses its row.
         last = vocabulary.asked.at[marked].set(step, mode="drop")
         of_block = last.reshape(self.here, self.ways).at[block].get(mode="clip")
@@ -176,9 +176,9 @@ class VocabularyBlocks:
         # A key without a row reads one of its block's rows, chosen by hash.
         by_chance = (mix(mine[:, 0] + jnp.uint32(1)) % jnp.uint32(self.ways)).astype(jnp.int32)
         reads = jnp.where(gets, row, jnp.where(new, block * self.ways + by_chance, had))
-        keys_before, place = read_first(vocabulary.keys, row, jnp.where(gets, row, self.rows))
+        keys_before, place = read_before_write(vocabulary.keys, row, jnp.where(gets, row, self.rows))
         touched = jnp.where(gets, row, jnp.where(had >= 0, had, self.rows))
-        before = Said(touched, jnp.where(gets[:, None], keys_before, mine), asked_before)
+        before = VocabularyLookup(touched, jnp.where(gets[:, None], keys_before, mine), asked_before)
         after = ShardVocabulary(
             vocabulary.keys.at[place].set(mine, mode="drop", unique_indices=True),
             last.at[place].set(step, mode="drop", unique_indices=True),
@@ -186,15 +186,15 @@ class VocabularyBlocks:
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
         with tag_comm("what a vocabulary gave out"):
             counts = all_reduce(counts, self.lies.rows)
-        return asked.answers(reads), after, Decided(place, mine, counts[0], counts[1], counts[2], before)
+        return asked.answers(reads), after, RowAssignments(place, mine, counts[0], counts[1], counts[2], before)
 
     def _asked(self, keys: UInt32[Array, "ids 2"]) -> "_Asked":
         ways = jax.lax.axis_size(self.lies.rows) if self.lies.rows else 1
         blocks, first = self.here * ways, axis_index(self.lies.rows) * self.here
-        own, place = distinct_keys(keys, block_of(keys, blocks), blocks)
+        own, place = distinct_keys(keys, assign_blocks(keys, blocks), blocks)
         with tag_comm("keys of tables"):
             everyone = all_gather(own.keys, token_axes(), 0)
-        block = block_of(everyone, blocks) - first
+        block = assign_blocks(everyone, blocks) - first
         is_mine = (block >= 0) & (block < self.here)
         mine, among = distinct_keys(everyone, jnp.where(is_mine, block, self.here), self.here)
         return _Asked(self, mine, is_mine, among, place, own.keys.shape[0], first * self.ways)
@@ -204,7 +204,7 @@ class VocabularyBlocks:
         of_block = vocabulary.keys.reshape(self.here, self.ways, 2).at[mine.block].get(mode="clip")
         same: Bool[Array, "keys way"] = (of_block == mine.keys[:, None]).all(axis=2) & (mine.block < self.here)[:, None]
         way = jnp.argmax(same, axis=1).astype(jnp.int32)
-        return jnp.where(same.any(axis=1), mine.block * self.ways + way, NONE)
+        return jnp.where(same.any(axis=1), mine.block * self.ways + way, NO_ROW)
 
 
 class _Asked(NamedTuple):

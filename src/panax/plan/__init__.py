@@ -2,20 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from .collectives import Collective, Total, count_collectives, summary
+    from .collectives import Collective, CollectiveTotal, count_collectives, summarize_collectives
     from .search.targets import Hardware, parse_target, target_devices
-    from .step import Memory, StepPlan, TooLarge, plan_step, text_batch
+    from .step import ProgramMemory, ProgramTooLargeError, StepPlan, plan_step, text_batch
     from .walk.traffic import Traffic, traffic_totals
     from .walk.walk import StepCost, walk_step
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
-        "collectives": ("Collective", "Total", "count_collectives", "summary"),
-        "step": ("Memory", "StepPlan", "TooLarge", "plan_step", "text_batch"),
+        "collectives": ("Collective", "CollectiveTotal", "count_collectives", "summarize_collectives"),
+        "step": ("ProgramMemory", "StepPlan", "ProgramTooLargeError", "plan_step", "text_batch"),
         "search.targets": ("Hardware", "parse_target", "target_devices"),
         "walk.traffic": ("Traffic", "traffic_totals"),
         "walk.walk": ("StepCost", "walk_step"),
@@ -23,6 +23,6 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "Collective", "Hardware", "Memory", "StepCost", "StepPlan", "TooLarge", "Total", "Traffic", "count_collectives",
-    "parse_target", "plan_step", "summary", "target_devices", "text_batch", "traffic_totals", "walk_step",
+    "Collective", "Hardware", "ProgramMemory", "StepCost", "StepPlan", "ProgramTooLargeError", "CollectiveTotal", "Traffic", "count_collectives",
+    "parse_target", "plan_step", "summarize_collectives", "target_devices", "text_batch", "traffic_totals", "walk_step",
 ]  # fmt: skip

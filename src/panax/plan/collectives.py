@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from .groups import axes_of, axes_of_pairs, read_groups
+from .groups import group_axes, permutation_axes, read_groups
 from .hlo import Computation, Frame, HloBuffer, HloModule, Instruction, buffers, elements
 
 KINDS = (
@@ -78,7 +78,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class CollectiveTotal:
     """All collectives of one kind over the same axes.
 
     Attributes:
@@ -122,7 +122,7 @@ def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collecti
     return list(_Reader(mesh_shape, started).read(entry))
 
 
-def summary(collectives: Iterable[Collective]) -> list[Total]:
+def summarize_collectives(collectives: Iterable[Collective]) -> list[CollectiveTotal]:
     """Collectives added up by kind and axes, the most bytes first; without those in loops of unknown length."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in collectives:
@@ -130,7 +130,7 @@ def summary(collectives: Iterable[Collective]) -> list[Total]:
             continue
         groups.setdefault((collective.kind, collective.axes), []).append(collective)
     totals = [
-        Total(
+        CollectiveTotal(
             kind,
             axes,
             sum(member.times for member in members),
@@ -216,9 +216,9 @@ def _collective(
     result = _result(instruction, kind)
     groups = read_groups(instruction.attributes, math.prod(mesh_shape.values()))
     if kind == "collective-permute":
-        members, axes = 2, axes_of_pairs(groups, mesh_shape)
+        members, axes = 2, permutation_axes(groups, mesh_shape)
     else:
-        members, axes = len(groups[0]), axes_of(groups, mesh_shape)
+        members, axes = len(groups[0]), group_axes(groups, mesh_shape)
     if not axes:
         return None
     whole = sum(buffer.size_bytes for buffer in result) * (members if kind == "reduce-scatter" else 1)

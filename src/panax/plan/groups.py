@@ -93,12 +93,12 @@ class _Piece(NamedTuple):
     end: int
 
 
-def axes_of(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+def group_axes(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes along which the members of a group differ, in the mesh's order.
 
     A group that holds only some of an axis's places is written with both numbers: `fsdp[4 of 8]`.
 
-    >>> axes_of([(0, 2), (1, 3)], {"fsdp": 2, "tensor": 2})
+    >>> group_axes([(0, 2), (1, 3)], {"fsdp": 2, "tensor": 2})
     ('fsdp',)
     """
     sizes = tuple(mesh_shape.values())
@@ -114,7 +114,7 @@ def axes_of(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
     )
 
 
-def axes_of_pairs(pairs: Sequence[tuple[int, ...]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+def permutation_axes(pairs: Sequence[tuple[int, ...]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes along which sources and targets of a permutation differ."""
     if not pairs:
         return ()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..core.errors import nearest
+from ..core.errors import suggest_name
 
 BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
@@ -185,7 +185,7 @@ def buffers(shape: str) -> list[HloBuffer]:
     for dtype, dims in _ARRAY.findall(re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", shape)):
         if dtype not in BITS:
             raise ValueError(
-                f"a program holds an array of {dtype}, of which the size is not known; {nearest(dtype, BITS)}"
+                f"a program holds an array of {dtype}, of which the size is not known; {suggest_name(dtype, BITS)}"
             )
         bits = BITS[dtype]
         for size in filter(None, dims.replace("<=", "").split(",")):

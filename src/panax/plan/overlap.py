@@ -38,7 +38,7 @@ class OverlapReport:
         return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)
 
 
-def schedule_tells(text: str) -> bool:
+def has_async_schedule(text: str) -> bool:
     """Whether a program says of its collectives when they start and when they are done; one for TPUs shows chains of fusions, one
     for CPUs waits for each."""
     return "-start(" in text and "chain_id=" not in text

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .collectives import Collective, summary
+from .collectives import Collective, summarize_collectives
 from .overlap import OverlapReport
 from .step import StepPlan
 from .walk.walk import StepCost
@@ -26,7 +26,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
         return [*lines, "communication  none"]
     rows = [("collective", "over", "executions", "sent")]
     counted = [collective for collective in plan.collectives if not collective.open_ended]
-    for total in summary(counted):
+    for total in summarize_collectives(counted):
         count = f"{'' if total.exact else '~'}{total.count:,}"
         rows.append((total.kind, "·".join(total.axes), count, size(total.wire_bytes)))
     rows.append(("all", "", "", size(sum(collective.total_wire_bytes for collective in counted))))

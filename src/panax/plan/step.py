@@ -12,11 +12,11 @@ from ..data import TextData
 from ..data.text.token_source import TEXT_LEAVES
 from ..train import CompiledStep
 from .collectives import Collective, count_collectives
-from .overlap import OverlapReport, overlapped_flops, schedule_tells
+from .overlap import OverlapReport, has_async_schedule, overlapped_flops
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class ProgramMemory:
     """Bytes on each device while a program runs, as its compiler arranged them.
 
     Attributes:
@@ -36,7 +36,7 @@ class Memory:
         return self.arguments + self.outputs + self.temporaries - self.reused
 
     @classmethod
-    def of(cls, compiled: Any) -> "Memory":
+    def of(cls, compiled: Any) -> "ProgramMemory":
         """Of a compiled program. What it keeps in the host's memory is not counted."""
         read = compiled.memory_analysis()
         return cls(
@@ -59,12 +59,12 @@ class StepPlan:
     """
 
     collectives: list[Collective]
-    memory: Memory
+    memory: ProgramMemory
     compile_seconds: float
     beside: tuple[OverlapReport, ...] = ()
 
 
-class TooLarge(Exception):
+class ProgramTooLargeError(Exception):
     """The compiler itself found that a program does not fit its target's memory; the message is the compiler's."""
 
 
@@ -76,20 +76,22 @@ def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
     """
     start = time.perf_counter()
     try:
-        with nothing_kept():
+        with disable_compilation_cache():
             compiled = step.lower(batch).compile()
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise TooLarge(str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2] or str(error)) from error
+        raise ProgramTooLargeError(
+            str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2] or str(error)
+        ) from error
     seconds = time.perf_counter() - start
     text, mesh = compiled.as_text(), step.placement.sizes
-    beside = tuple(overlapped_flops(text, mesh)) if schedule_tells(text) else ()
-    return StepPlan(count_collectives(text, mesh), Memory.of(compiled), seconds, beside)
+    beside = tuple(overlapped_flops(text, mesh)) if has_async_schedule(text) else ()
+    return StepPlan(count_collectives(text, mesh), ProgramMemory.of(compiled), seconds, beside)
 
 
 @contextlib.contextmanager
-def nothing_kept() -> Iterator[None]:
+def disable_compilation_cache() -> Iterator[None]:
     """Compile without writing to the persistent compilation cache: programs for absent devices can't be read back from it."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)

@@ -15,13 +15,13 @@ import numpy as np
 from ..core import named_leaves
 from ..mesh.rules import MeshAxes
 from ..parallel.row_exchange import SPARE
-from ..parallel.row_places import Lies
+from ..parallel.row_places import TablePlacement
 from ..spmd.collectives import token_axes
 from ..train import CompiledStep
 from .report import size
 
 FLOAT32 = INT32 = 4
-KEY = 8
+KEY_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TableCost:
     name: str
     rows: int
     width: int
-    lies: Lies
+    lies: TablePlacement
     sizes: Mapping[str, int]
     ids: int
     found: int | None
@@ -94,7 +94,7 @@ class TableCost:
             add("all-reduce", lies.columns, FLOAT32 * self.touched)
         if self.told is not None:
             everyone = self.ids * self._size(self.told)
-            add("all-gather", self.told, KEY * everyone)
+            add("all-gather", self.told, KEY_BYTES * everyone)
             # Whose rows they are, and how many were given, taken and shared.
             add("all-reduce", lies.rows, INT32 * (everyone + 3))
         return ledger
@@ -154,7 +154,7 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
         found = []
         for name, axes in program.tables.axes.items():
             shape, one_device = named[name].shape, placement.devices.size == 1
-            lies = Lies((), (), (), ()) if one_device else Lies.of(name, axes, placement)
+            lies = TablePlacement((), (), (), ()) if one_device else TablePlacement.of(name, axes, placement)
             kept = (program.abstract.tables or {}).get(name, {})
             kept_places = (step.shardings.tables or {}).get(name, {})
             held = [(named[name], places[name]), *((kept[kind], kept_places[kind]) for kind in kept)]

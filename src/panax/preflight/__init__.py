@@ -1,8 +1,8 @@
 """Before a run: is every device, link, disk, clock and library as it should be, and what can they do?"""
 
-from .collectives import CollectiveUse, uses_of
-from .judging import HardwareFinding, findings_of
+from .collectives import CollectiveUse, summarize_uses
+from .judging import HardwareFinding, find_problems
 from .measuring import measure
 from .report import Preflight
 
-__all__ = ["CollectiveUse", "HardwareFinding", "Preflight", "findings_of", "measure", "uses_of"]
+__all__ = ["CollectiveUse", "HardwareFinding", "Preflight", "find_problems", "measure", "summarize_uses"]

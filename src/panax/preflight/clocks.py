@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from ..core.jax_internals import coordination
+from ..core.jax_internals import coordination_client
 
 BARRIERS = 12
 
@@ -22,9 +22,9 @@ Passage = tuple[float, float]
 """When a process entered a barrier and when it left it, by its own clock."""
 
 
-def passages() -> list[Passage]:
+def record_passages() -> list[Passage]:
     """Enter several barriers with all other processes; empty for a process alone."""
-    client = coordination()
+    client = coordination_client()
     if client is None:
         return []
     check, found = next(_numbers), []
@@ -35,10 +35,10 @@ def passages() -> list[Passage]:
     return found
 
 
-def offset_of(passed: Sequence[Passage], reference: Sequence[Passage]) -> tuple[float, float]:
+def estimate_offset(passed: Sequence[Passage], reference: Sequence[Passage]) -> tuple[float, float]:
     """How far a clock is ahead of a reference, and by how much that may be wrong, in seconds.
 
-    >>> offset_of([(10.0, 10.2), (11.1, 11.3)], [(0.1, 0.2), (1.0, 1.2)])
+    >>> estimate_offset([(10.0, 10.2), (11.1, 11.3)], [(0.1, 0.2), (1.0, 1.2)])
     (10.0, 0.1)
     """
     low = max((entered - left for (entered, _), (_, left) in zip(passed, reference)), default=0.0)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
 from ..plan.walk.traffic import Traffic
-from .devices import seconds_of
+from .devices import time_executions
 
 FIRST_BYTES = 2**18
 """Sent first; how long that takes says how much more can be sent in time."""
@@ -64,7 +64,7 @@ class CollectiveFigures:
     large_seconds: float
 
 
-def uses_of(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
+def summarize_uses(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
     """What a step sends, by kind and axes; the size is that of the messages which carry most of the bytes."""
     found: dict[tuple[str, MeshAxes], list[Traffic]] = {}
     for one in traffic:
@@ -99,7 +99,7 @@ def measure_collective(mesh: Mesh, use: CollectiveUse) -> CollectiveFigures:
 def _timed(mesh: Mesh, use: CollectiveUse, sent: int) -> tuple[float, int]:
     """(the seconds of the fastest of several, the bytes that a device sends)."""
     program, x, sent = collective_program(mesh, dataclasses.replace(use, sent_bytes=sent))
-    return min(seconds_of(program, x)), sent
+    return min(time_executions(program, x)), sent
 
 
 def collective_program(mesh: Mesh, use: CollectiveUse) -> tuple[Callable[[jax.Array], jax.Array], jax.Array, int]:
@@ -158,7 +158,7 @@ def _sent(kind: str, ways: int, block_bytes: int) -> int:
     return (2 if kind == "all-reduce" else 1) * block_bytes * (ways - 1) // ways
 
 
-def slowest_of(figures: Sequence[Sequence[Any]]) -> list[CollectiveFigures]:
+def slowest_figures(figures: Sequence[Sequence[Any]]) -> list[CollectiveFigures]:
     """Of each collective what the slowest process saw: a step waits for it.
 
     Args:

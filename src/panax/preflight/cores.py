@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class CoreTimes:
     """What the system has counted until now, in seconds.
 
     Attributes:
@@ -36,7 +36,7 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Usage:
+class CoreUsage:
     """Between two moments, as one process saw it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Usage:
     programs: list[tuple[int, str, float]]
 
 
-def read_core_times() -> Moment:
+def read_core_times() -> CoreTimes:
     """Look now."""
     import psutil
 
@@ -67,10 +67,10 @@ def read_core_times() -> Moment:
         times = each.info["cpu_times"]
         if times is not None:
             programs[each.info["pid"]] = (each.info["name"] or "?", times.user + times.system)
-    return Moment(time.monotonic(), os.cpu_count() or 1, busy, stolen, time.process_time(), programs)
+    return CoreTimes(time.monotonic(), os.cpu_count() or 1, busy, stolen, time.process_time(), programs)
 
 
-def usage(before: Moment, after: Moment) -> Usage:
+def measure_usage(before: CoreTimes, after: CoreTimes) -> CoreUsage:
     """What was used between two moments."""
     used = []
     for pid, (name, seconds) in after.programs.items():
@@ -79,7 +79,7 @@ def usage(before: Moment, after: Moment) -> Usage:
             used.append((pid, name, seconds - seconds_before))
     used.sort(key=lambda each: -each[2])
     busy = None if after.busy is None or before.busy is None else after.busy - before.busy
-    return Usage(
+    return CoreUsage(
         os.getpid(),
         _machine(),
         after.at - before.at,
@@ -91,13 +91,13 @@ def usage(before: Moment, after: Moment) -> Usage:
     )
 
 
-def busy_cores(here: Sequence[Usage]) -> tuple[float, str]:
+def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
     """How many cores of a machine others took, and the programs that took most, each with its cores, as far as they are seen.
 
     Args:
         here: What each of the job's processes on that machine saw.
 
-    >>> mine = Usage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
+    >>> mine = CoreUsage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
     >>> busy_cores([mine])
     (1.0, 'backup (process 9): 0.9')
     """

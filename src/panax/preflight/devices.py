@@ -55,7 +55,7 @@ def size_for(platform: str) -> BenchmarkSize:
     return SIZES.get(platform, ACCELERATOR)
 
 
-def measured_devices() -> list[Any]:
+def select_devices() -> list[Any]:
     """This process's devices that are measured: all of them, but one where they are simulated and share the host's cores."""
     local = jax.local_devices()
     return local[:1] if local[0].platform == "cpu" else local
@@ -72,16 +72,16 @@ def measure_device(device: Any) -> DeviceFigures:
                 x = jnp.matmul(x, a, preferred_element_type=jnp.float32).astype(a.dtype)
             return x
 
-        times = seconds_of(jax.jit(multiplied), a)
+        times = time_executions(jax.jit(multiplied), a)
         flops = 2 * size.rows**3 * size.chain / min(times)
         ratio = max(times) / min(times)
         # In place: new memory would be given by the system page by page, which costs more than the copy.
         x = jnp.zeros((size.memory_bytes // 4,), jnp.float32)
-        copies = seconds_in_place(jax.jit(lambda x: x + 1, donate_argnums=0), x)
+        copies = time_in_place(jax.jit(lambda x: x + 1, donate_argnums=0), x)
     return DeviceFigures(device.id, flops, 2 * size.memory_bytes / min(copies), ratio)
 
 
-def seconds_of(program: Callable[..., Any], *arguments: Any, repeats: int = REPEATS) -> list[float]:
+def time_executions(program: Callable[..., Any], *arguments: Any, repeats: int = REPEATS) -> list[float]:
     """How long each of several executions takes, after one that compiles and one that warms up."""
     for _ in range(2):
         jax.block_until_ready(program(*arguments))
@@ -93,7 +93,7 @@ def seconds_of(program: Callable[..., Any], *arguments: Any, repeats: int = REPE
     return found
 
 
-def seconds_in_place(program: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[float]:
+def time_in_place(program: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[float]:
     """The same, each execution with the result of the one before."""
     found = []
     for _ in range(2 + REPEATS):

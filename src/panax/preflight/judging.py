@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..plan.report import duration
 from ..plan.search.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
 from ..plan.search.targets import CHIPS
-from .versions import outliers
+from .versions import find_outliers
 
 DEVICE_RATIO, CPU_RATIO = 1.25, 2.5
 """A device is slow if the others are so many times faster. Of three processes on two cores, healthy ones were within 1.9."""
@@ -62,15 +62,15 @@ class HardwareFinding:
         return f"{self.kind}: {self.where}: {self.said}; {self.advice}"
 
 
-def findings_of(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_problems(profile: HardwareProfile) -> list[HardwareFinding]:
     """All that is wrong, what matters most first."""
     return [
-        *slow_links(profile),
-        *slow_devices(profile),
+        *find_slow_links(profile),
+        *find_slow_devices(profile),
         *find_busy_hosts(profile),
-        *slow_disks(profile),
-        *odd_clocks(profile),
-        *odd_versions(profile),
+        *find_slow_disks(profile),
+        *find_clock_offsets(profile),
+        *find_version_mismatches(profile),
     ]
 
 
@@ -97,7 +97,7 @@ def typical(others: Iterable[float], *, best: Callable[..., float] = max) -> flo
 # --- links
 
 
-def slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
     """Links that are slow beside the others of their kind; a host all of whose links are slow is named instead of them."""
     found = []
     for between_hosts in (True, False):
@@ -119,10 +119,12 @@ def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkR
     problems = []
     if bandwidth is not None and link.bandwidth * ratio < bandwidth:
         problems.append(
-            f"{rate(link.bandwidth)}, where other links carry {rate(bandwidth)}, {bandwidth / link.bandwidth:.0f} times more"
+            f"{format_rate(link.bandwidth)}, where other links carry {format_rate(bandwidth)}, {bandwidth / link.bandwidth:.0f} times more"
         )
     elif link.bandwidth < LEAST_BANDWIDTH:
-        problems.append(f"{rate(link.bandwidth)}, below the {rate(LEAST_BANDWIDTH)} of any usable network")
+        problems.append(
+            f"{format_rate(link.bandwidth)}, below the {format_rate(LEAST_BANDWIDTH)} of any usable network"
+        )
     if latency is not None and link.latency_seconds > max(LATENCY_RATIO * latency, latency + LATENCY_SECONDS):
         problems.append(f"latency {duration(link.latency_seconds)}, where other links have {duration(latency)}")
     elif link.latency_seconds > MOST_LATENCY:
@@ -181,7 +183,7 @@ def _end(profile: HardwareProfile, place: int) -> str:
 # --- devices and cores
 
 
-def slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
     """Devices whose multiplications or memory are slow beside the others', or beside their data sheet."""
     found = []
     ratio = CPU_RATIO if profile.platform == "cpu" else DEVICE_RATIO
@@ -193,13 +195,15 @@ def slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
         said = []
         if flops is not None and device.matrix_flops * ratio < flops:
             said.append(
-                f"multiplies matrices at {flop_rate(device.matrix_flops)}, where others reach {flop_rate(flops)}"
+                f"multiplies matrices at {format_flop_rate(device.matrix_flops)}, where others reach {format_flop_rate(flops)}"
             )
         elif peak is not None and device.matrix_flops < PEAK_SHARE * peak:
-            share = f"{device.matrix_flops / peak:.0%} of the {flop_rate(peak)} of its data sheet"
-            said.append(f"multiplies matrices at {flop_rate(device.matrix_flops)}, {share}")
+            share = f"{device.matrix_flops / peak:.0%} of the {format_flop_rate(peak)} of its data sheet"
+            said.append(f"multiplies matrices at {format_flop_rate(device.matrix_flops)}, {share}")
         if memory is not None and device.memory_bandwidth * ratio < memory:
-            said.append(f"copies memory at {rate(device.memory_bandwidth)}, where others reach {rate(memory)}")
+            said.append(
+                f"copies memory at {format_rate(device.memory_bandwidth)}, where others reach {format_rate(memory)}"
+            )
         if said:
             found.append(
                 HardwareFinding("device", _device(profile, device), ", and ".join(said), _device_advice(profile))
@@ -233,7 +237,7 @@ def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
 # --- disks, clocks, versions
 
 
-def slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
     """Places where one host, or all of them, write or read slowly."""
     found = []
     for disk in profile.disks:
@@ -244,9 +248,11 @@ def slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
             ("reads", disk.read_bandwidth, typical(each.read_bandwidth for each in others)),
         ):
             if theirs is not None and bandwidth * DISK_RATIO < theirs:
-                said.append(f"{does} {rate(bandwidth)}, where other hosts reach {rate(theirs)}")
+                said.append(f"{does} {format_rate(bandwidth)}, where other hosts reach {format_rate(theirs)}")
             elif bandwidth < LEAST_DISK:
-                said.append(f"{does} {rate(bandwidth)}, below {rate(LEAST_DISK)}: {_time_of(disk, bandwidth)}")
+                said.append(
+                    f"{does} {format_rate(bandwidth)}, below {format_rate(LEAST_DISK)}: {_time_of(disk, bandwidth)}"
+                )
         if said:
             advice = "see what else uses it (iostat -x), its quota and its mount, or keep checkpoints elsewhere"
             found.append(HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
@@ -257,7 +263,7 @@ def _time_of(disk: DiskRates, bandwidth: float) -> str:
     return f"10 GB take {duration(10e9 / bandwidth)}"
 
 
-def odd_clocks(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
     """Processes whose clock is not that of the others."""
     offsets = {each.index: each.clock_offset_seconds for each in profile.processes}
     if len(offsets) < 2:
@@ -294,7 +300,7 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
     return f"{duration(abs(offset))} (± {duration(max(facts.clock_error_seconds, 1e-5))}) {way}"
 
 
-def odd_versions(profile: HardwareProfile) -> list[HardwareFinding]:
+def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
     """Versions and settings that are not the same everywhere."""
     found = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
@@ -302,7 +308,7 @@ def odd_versions(profile: HardwareProfile) -> list[HardwareFinding]:
         values = {each.index: each.versions.get(name, "missing") for each in profile.processes}
         if len(set(values.values())) == 1:
             continue
-        most, odd = outliers(values)
+        most, odd = find_outliers(values)
         advice = f"make {name} the same everywhere: results and speed may differ, or programs not fit each other"
         if most is None:
             said = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
@@ -322,19 +328,19 @@ def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:
 # --- figures in words
 
 
-def rate(bytes_per_second: float) -> str:
+def format_rate(bytes_per_second: float) -> str:
     """Bytes a second in the unit that fits.
 
-    >>> rate(12.5e6), rate(450e9)
+    >>> format_rate(12.5e6), format_rate(450e9)
     ('12.5 MB/s', '450 GB/s')
     """
     return _in_units(bytes_per_second, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
-def flop_rate(flops: float) -> str:
+def format_flop_rate(flops: float) -> str:
     """The same for a device's work.
 
-    >>> flop_rate(989e12)
+    >>> format_flop_rate(989e12)
     '989 TFLOP/s'
     """
     return _in_units(flops, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))

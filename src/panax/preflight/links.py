@@ -57,7 +57,9 @@ class LinkFigures:
     large_seconds: float
 
 
-def links_of(shape: Sequence[tuple[str, int]], processes: Sequence[int], *, between_processes: bool) -> list[Link]:
+def neighbor_links(
+    shape: Sequence[tuple[str, int]], processes: Sequence[int], *, between_processes: bool
+) -> list[Link]:
     """The neighbours along each axis of a mesh, once for each pair of devices, or of processes.
 
     Args:
@@ -65,7 +67,7 @@ def links_of(shape: Sequence[tuple[str, int]], processes: Sequence[int], *, betw
         processes: Of each device, in the mesh's order.
         between_processes: Leave out neighbours in one process, and count a pair of processes once, as for simulated devices.
 
-    >>> [(link.source, link.target) for link in links_of([("fsdp", 3)], [0, 1, 2], between_processes=True)]
+    >>> [(link.source, link.target) for link in neighbor_links([("fsdp", 3)], [0, 1, 2], between_processes=True)]
     [(0, 1), (1, 2), (2, 0)]
     """
     places = np.arange(len(processes)).reshape([size for _, size in shape])
@@ -86,11 +88,11 @@ def links_of(shape: Sequence[tuple[str, int]], processes: Sequence[int], *, betw
     return list(found.values())
 
 
-def rounds_of(links: Sequence[Link], processes: Sequence[int]) -> list[list[Link]]:
+def schedule_rounds(links: Sequence[Link], processes: Sequence[int]) -> list[list[Link]]:
     """The links in rounds, in each of which a process has one at most.
 
     >>> ring = [Link(0, 1, ()), Link(1, 2, ()), Link(2, 3, ()), Link(3, 0, ())]
-    >>> [[(link.source, link.target) for link in each] for each in rounds_of(ring, [0, 1, 2, 3])]
+    >>> [[(link.source, link.target) for link in each] for each in schedule_rounds(ring, [0, 1, 2, 3])]
     [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
     """
     rounds: list[list[Link]] = []
@@ -111,12 +113,12 @@ def measure_links(mesh: Mesh) -> list[LinkFigures]:
     devices = mesh.devices.ravel()
     processes = [device.process_index for device in devices]
     simulated = devices[0].platform == "cpu"
-    links = links_of(list(mesh.shape.items()), processes, between_processes=simulated)
+    links = neighbor_links(list(mesh.shape.items()), processes, between_processes=simulated)
     flat = Mesh(devices, ("device",))
     sizes = SIZES.get(devices[0].platform, _SIZES_ELSEWHERE)
     rounds = [
         directed
-        for each in rounds_of(links, processes)
+        for each in schedule_rounds(links, processes)
         for directed in (each, [dataclasses.replace(one, source=one.target, target=one.source) for one in each])
     ]
     small = [_timed(flat, each, 4) for each in rounds]

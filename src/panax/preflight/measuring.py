@@ -21,16 +21,16 @@ from ..plan.search.profile import (
     ProcessFacts,
 )
 from ..system import json_reader
-from .clocks import offset_of, passages
-from .collectives import CollectiveFigures, CollectiveUse, default_uses, measure_collective, slowest_of
-from .cores import Usage, busy_cores, read_core_times, usage
-from .devices import DeviceFigures, measure_device, measured_devices, size_for
+from .clocks import estimate_offset, record_passages
+from .collectives import CollectiveFigures, CollectiveUse, default_uses, measure_collective, slowest_figures
+from .cores import CoreUsage, busy_cores, measure_usage, read_core_times
+from .devices import DeviceFigures, measure_device, select_devices, size_for
 from .disks import DiskFigures, measure_disk
 from .judging import HardwareFinding
 from .links import LinkFigures, measure_links
-from .versions import host_name, versions_here
+from .versions import host_name, local_versions
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Found:
     links: list[LinkFigures]
     disks: list[DiskFigures]
     unwritable: list[tuple[str, str]]
-    usage: Usage
+    usage: CoreUsage
     versions: dict[str, str]
 
     def text(self) -> str:
@@ -61,13 +61,13 @@ class _Found:
             links=[LinkFigures(**each | {"axes": tuple(each["axes"])}) for each in found["links"]],
             disks=[DiskFigures(**each) for each in found["disks"]],
             unwritable=[tuple(each) for each in found["unwritable"]],
-            usage=Usage(**found["usage"] | {"programs": [tuple(each) for each in found["usage"]["programs"]]}),
+            usage=CoreUsage(**found["usage"] | {"programs": [tuple(each) for each in found["usage"]["programs"]]}),
             versions=found["versions"],
         )
 
 
 def measure(
-    mesh: Mesh, uses: Sequence[CollectiveUse] | None, places: Sequence[str], version: str, say: Say
+    mesh: Mesh, uses: Sequence[CollectiveUse] | None, places: Sequence[str], version: str, say: LogFn
 ) -> tuple[HardwareProfile, list[HardwareFinding]]:
     """Measure the devices of a mesh, what is between them, and some places; every process of the job calls this together.
 
@@ -83,12 +83,12 @@ def measure(
     host, index = host_name(), jax.process_index()
     hosts = gather_texts(host)
     say("clocks and versions")
-    passed, versions = passages(), versions_here(version, jax.local_devices()[0])
+    passed, versions = record_passages(), local_versions(version, jax.local_devices()[0])
     # Together: what one process does before the others begin would count as another program's.
     gather_ints(0)
     before = read_core_times()
     say("devices")
-    devices = [measure_device(device) for device in measured_devices()]
+    devices = [measure_device(device) for device in select_devices()]
     several = mesh.size > 1
     wanted = list(default_uses(mesh.shape) if uses is None else uses) if several else []
     collectives, links = [], []
@@ -99,7 +99,7 @@ def measure(
         say("links")
         links = measure_links(mesh)
     gather_ints(0)
-    used = usage(before, read_core_times())
+    used = measure_usage(before, read_core_times())
     disks, unwritable = [], []
     for place in places if hosts.index(host) == index else ():
         say(f"{place}")
@@ -145,7 +145,7 @@ def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwarePro
             for process, each in enumerate(found)
             for device in each.devices
         ),
-        collectives=tuple(_collective(each) for each in slowest_of([each.collectives for each in found])),
+        collectives=tuple(_collective(each) for each in slowest_figures([each.collectives for each in found])),
         links=tuple(
             LinkRates(
                 axes=link.axes,
@@ -182,7 +182,7 @@ def _beyond(large: float, small: float) -> float:
 
 def _facts(found: Sequence[_Found], index: int) -> ProcessFacts:
     mine = found[index]
-    offset, error = offset_of(mine.passages, found[0].passages) if index else (0.0, 0.0)
+    offset, error = estimate_offset(mine.passages, found[0].passages) if index else (0.0, 0.0)
     cores, by = busy_cores([each.usage for each in found if each.usage.machine == mine.usage.machine])
     return ProcessFacts(
         index=index,

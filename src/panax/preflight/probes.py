@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 
 from ..plan.search.profile import HardwareProfile
 from .collectives import DEFAULT_KINDS, CollectiveUse, collective_program
-from .devices import BenchmarkSize, measured_devices
-from .links import exchange_program, links_of, rounds_of
+from .devices import BenchmarkSize, select_devices
+from .links import exchange_program, neighbor_links, schedule_rounds
 
 REPEATS = 2
 """Of each measurement, of which the fastest counts, after one by which all processes have come."""
 
-BURST = 4
+MATMULS_PER_BURST = 4
 """Matrix multiplications that are timed together: about 5 ms on a core, longer than a time slice, so that a core that is shared
 with another program is seen."""
 
@@ -32,7 +32,7 @@ class MatrixProbe:
     """Matrix multiplications on this process's own devices, with nobody else."""
 
     def __init__(self) -> None:
-        devices = measured_devices()
+        devices = select_devices()
         size = SIZES.get(devices[0].platform, _SIZE_ELSEWHERE)
         self.flops = 2.0 * size.rows**3 * size.chain
         a = jnp.full((size.rows, size.rows), 1 / size.rows, size.dtype)
@@ -52,9 +52,9 @@ class MatrixProbe:
         found = 0.0
         for a in self._given:
             start = time.perf_counter()
-            for _ in range(BURST):
+            for _ in range(MATMULS_PER_BURST):
                 jax.block_until_ready(self._program(a))
-            found = max(found, (time.perf_counter() - start) / BURST)
+            found = max(found, (time.perf_counter() - start) / MATMULS_PER_BURST)
         return found
 
 
@@ -76,7 +76,7 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
     """What to measure of each axis that crosses processes; with a profile the kind that it knows best."""
     sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
     found = []
-    for axis in crossing(mesh):
+    for axis in axes_across_processes(mesh):
         known = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
         kind = next((kind for kind in DEFAULT_KINDS if kind in known), DEFAULT_KINDS[0])
         rates = known.get(kind)
@@ -84,12 +84,12 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
     return found
 
 
-def crossing(mesh: Mesh) -> list[str]:
+def axes_across_processes(mesh: Mesh) -> list[str]:
     """The mesh axes along which devices of several processes are neighbours."""
     return [axis for axis in mesh.axis_names if any(len(set(row)) > 1 for row in _rows(mesh, axis))]
 
 
-def peers(mesh: Mesh, axis: str, process: int | None = None) -> list[int]:
+def axis_peers(mesh: Mesh, axis: str, process: int | None = None) -> list[int]:
     """The processes that a process meets in collectives over an axis, itself included; by default this one."""
     process = jax.process_index() if process is None else process
     rows = _rows(mesh, axis)
@@ -127,9 +127,9 @@ class LinkProbe:
         processes = [device.process_index for device in devices]
         size = SENT_BYTES.get(devices[0].platform, _SENT_ELSEWHERE)
         flat = Mesh(devices, ("device",))
-        links = links_of(list(mesh.shape.items()), processes, between_processes=True)
+        links = neighbor_links(list(mesh.shape.items()), processes, between_processes=True)
         self._rounds: list[tuple[int | None, Callable[[jax.Array], jax.Array], jax.Array]] = []
-        for each in rounds_of(links, processes):
+        for each in schedule_rounds(links, processes):
             reverse = [dataclasses.replace(one, source=one.target, target=one.source) for one in each]
             for directed in (each, reverse):
                 target = next((processes[one.target] for one in directed if _is_mine(processes, one.source)), None)
@@ -160,7 +160,7 @@ def _fastest(program: Callable[[jax.Array], jax.Array], given: jax.Array) -> flo
     return best
 
 
-def matches_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
+def is_same_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
     """Whether a profile was measured by these processes' hosts, in this mesh.
 
     Args:

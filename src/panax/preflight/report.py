@@ -9,9 +9,9 @@ from ..plan.report import align_columns, duration
 from ..plan.search.profile import HardwareProfile
 from ..system import json_reader
 from .full import FullCheck, part_lines
-from .judging import HardwareFinding, flop_rate, process_name, rate
+from .judging import HardwareFinding, format_flop_rate, format_rate, process_name
 
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Of a table; of more devices, links or disks the slowest are shown."""
 
 
@@ -39,7 +39,7 @@ class Preflight:
 
     def __str__(self) -> str:
         full = [] if self.full is None else part_lines(self.full)
-        return "\n".join([*figure_lines(self.profile), *finding_lines(self), *full])
+        return "\n".join([*format_figures(self.profile), *format_findings(self), *full])
 
     def to_json(self) -> str:
         """Findings and profile, for programs."""
@@ -55,7 +55,7 @@ class Preflight:
         self.profile.save(path)
 
 
-def figure_lines(profile: HardwareProfile) -> list[str]:
+def format_figures(profile: HardwareProfile) -> list[str]:
     """The figures, a table for each kind of thing."""
     return [
         *_head(profile),
@@ -67,7 +67,7 @@ def figure_lines(profile: HardwareProfile) -> list[str]:
     ]
 
 
-def finding_lines(result: Preflight) -> list[str]:
+def format_findings(result: Preflight) -> list[str]:
     """What is wrong, a paragraph each, or that nothing is."""
     if not result.findings:
         return ["", "healthy: no finding"]
@@ -90,12 +90,12 @@ def _head(profile: HardwareProfile) -> Iterator[str]:
 
 def _devices(profile: HardwareProfile) -> Iterator[str]:
     simulated = profile.platform == "cpu"
-    chosen = sorted(profile.devices, key=lambda each: each.matrix_flops)[:MOST_ROWS]
+    chosen = sorted(profile.devices, key=lambda each: each.matrix_flops)[:MAX_ROWS]
     rows = [("device", f"matrices ({profile.matrix_dtype})", "memory")]
     for each in sorted(chosen, key=lambda each: (each.process, each.name)):
         where = process_name(profile, each.process)
         name = f"{each.name.rpartition(':')[0]} of {where}" if simulated else f"{each.name} of {where}"
-        rows.append((name, flop_rate(each.matrix_flops), rate(each.memory_bandwidth)))
+        rows.append((name, format_flop_rate(each.matrix_flops), format_rate(each.memory_bandwidth)))
     yield from _table(rows, 1, len(profile.devices) - len(chosen))
 
 
@@ -108,7 +108,7 @@ def _collectives(profile: HardwareProfile) -> Iterator[str]:
             "·".join(each.axes),
             f"{each.kind} of {each.ways}",
             duration(each.latency_seconds),
-            rate(each.bandwidth),
+            format_rate(each.bandwidth),
             _size(each.sent_bytes),
         )
         for each in profile.collectives
@@ -119,7 +119,7 @@ def _collectives(profile: HardwareProfile) -> Iterator[str]:
 def _links(profile: HardwareProfile) -> Iterator[str]:
     if not profile.links:
         return
-    chosen = sorted(profile.links, key=lambda each: each.bandwidth)[:MOST_ROWS]
+    chosen = sorted(profile.links, key=lambda each: each.bandwidth)[:MAX_ROWS]
     rows = [("link", "axis", "latency", "bandwidth")]
     for each in sorted(chosen, key=lambda each: (each.source, each.target)):
         source, target = profile.places[each.source], profile.places[each.target]
@@ -130,17 +130,19 @@ def _links(profile: HardwareProfile) -> Iterator[str]:
             ends = f"{source.host} ({source.process}) -> {target.host} ({target.process})"
         else:
             ends = f"process {ends}"
-        rows.append((ends, "·".join(each.axes), duration(each.latency_seconds), rate(each.bandwidth)))
+        rows.append((ends, "·".join(each.axes), duration(each.latency_seconds), format_rate(each.bandwidth)))
     yield from _table(rows, 2, len(profile.links) - len(chosen))
 
 
 def _disks(profile: HardwareProfile) -> Iterator[str]:
     if not profile.disks:
         return
-    chosen = sorted(profile.disks, key=lambda each: each.write_bandwidth)[:MOST_ROWS]
+    chosen = sorted(profile.disks, key=lambda each: each.write_bandwidth)[:MAX_ROWS]
     rows = [("place", "host", "writes", "reads")]
     chosen = sorted(chosen, key=lambda each: (each.place, each.host))
-    rows += [(each.place, each.host, rate(each.write_bandwidth), rate(each.read_bandwidth)) for each in chosen]
+    rows += [
+        (each.place, each.host, format_rate(each.write_bandwidth), format_rate(each.read_bandwidth)) for each in chosen
+    ]
     yield from _table(rows, 2, len(profile.disks) - len(chosen))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..system.cpu_info import processor
+from ..system.cpu_info import describe_processor
 
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "obstore")
 """What every run computes with, in the order in which it is said."""
@@ -26,7 +26,7 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def versions_here(panax_version: str, device: Any) -> dict[str, str]:
+def local_versions(panax_version: str, device: Any) -> dict[str, str]:
     """Name to version of all that should be the same in each process.
 
     Args:
@@ -44,7 +44,7 @@ def versions_here(panax_version: str, device: Any) -> dict[str, str]:
     if driver := _driver():
         found["driver"] = driver
     found["kernel"] = platform.release()
-    found["processor"] = processor().partition(";")[0]
+    found["processor"] = describe_processor().partition(";")[0]
     found |= {name: value for name in SETTINGS if (value := os.environ.get(name))}
     return found
 
@@ -65,12 +65,12 @@ def _driver() -> str:
     return found.group(0) if found else "unknown"
 
 
-def outliers(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
+def find_outliers(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
     """What most processes have, and the others' values with their processes; the former is None where no value is most common.
 
-    >>> outliers({0: "1", 1: "2", 2: "1"})
+    >>> find_outliers({0: "1", 1: "2", 2: "1"})
     ('1', {'2': [1]})
-    >>> outliers({0: "1", 1: "2"})
+    >>> find_outliers({0: "1", 1: "2"})
     (None, {'1': [0], '2': [1]})
     """
     groups: dict[str, list[int]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, RecipeError, nearest
+from ..core.errors import DataError, RecipeError, suggest_name
 from ..data import Arrays, BytePairTokenizer, ExampleData, ImageFolder, PretrainedTokenizer, TextData
 from ..models import PRESETS, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, DecoderTask, VitTask
 from ..optim import AdamW, Schedule
@@ -73,7 +73,7 @@ def preset(
         DataError: A path can't be read.
     """
     if name not in PARAMETERS:
-        raise RecipeError(f"there is no preset {name!r}; {nearest(name, PARAMETERS)}")
+        raise RecipeError(f"there is no preset {name!r}; {suggest_name(name, PARAMETERS)}")
     defaults: dict[str, Any] = {
         "name": name,
         "init": init,

@@ -4,12 +4,12 @@ from .data_override import replace_data
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig
 from .fitting import fit, open_run
 from .folder.trained_model import LoadedModel
-from .folder.trained_model import load_trained as load
+from .folder.trained_model import load_model as load
 from .loop import Run
 from .plain_step import PlainStep, compile_step
 from .preparation import prepare
 from .reporting.evaluation import evaluate
-from .reporting.generation import continue_text
+from .reporting.generation import generate_text
 from .result import Result
 from .tools.batch_search import BatchSearch, find_batch
 from .tools.check import check
@@ -31,7 +31,7 @@ __all__ = [
     "VerifyConfig",
     "check",
     "compile_step",
-    "continue_text",
+    "generate_text",
     "evaluate",
     "find_batch",
     "find_lr",

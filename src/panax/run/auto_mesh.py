@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from ..core import Axes, Task
-from ..core.layout.target import target_of
+from ..core.layout.target import device_target
 from ..plan.search.auto import choose_mesh
 from ..train import Program
 from .experiment import Experiment
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 def resolve_auto_mesh(
@@ -23,7 +23,7 @@ def resolve_auto_mesh(
     batch: Callable[[], Mapping[str, Any]],
     batch_axes: Mapping[str, Axes],
     devices: Any = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> tuple[Experiment, Task]:
@@ -43,7 +43,7 @@ def resolve_auto_mesh(
     devices = jax.devices() if devices is None else list(devices)
     memory = _memory(devices) if memory_bytes is None else memory_bytes
     if fast_domain is None:
-        fast_domain = target_of(devices[0]).traits.fast_domain or len(devices)
+        fast_domain = device_target(devices[0]).traits.fast_domain or len(devices)
 
     def program(task: Task, micro_batches: int) -> Program:
         step = dataclasses.replace(experiment.step, micro_batches=micro_batches)
@@ -70,7 +70,7 @@ def resolve_auto_mesh(
 
 def _memory(devices: list[Any]) -> int:
     """Of each device; simulated ones share the host's."""
-    if target_of(devices[0]).traits.own_memory:
+    if device_target(devices[0]).traits.own_memory:
         limit = (devices[0].memory_stats() or {}).get("bytes_limit")
         if limit:
             return limit

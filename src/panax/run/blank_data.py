@@ -43,7 +43,7 @@ class NoData(Validated):
         )
 
 
-def lacks_data(experiment: Experiment) -> NoData | None:
+def find_missing_data(experiment: Experiment) -> NoData | None:
     """What stands in the place of an experiment's data; None where it has some."""
     inside = getattr(experiment.data, "corpus", None) or getattr(experiment.data, "examples", None)
     return inside if isinstance(inside, NoData) else None

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from ..core.errors import RecipeError
-from ..data import BytePairTokenizer, TextData, TokenFile, corpus_of
+from ..data import BytePairTokenizer, TextData, TokenFile, make_corpus
 from .experiment import Experiment
 
 
@@ -24,7 +24,7 @@ def replace_data(experiment: Experiment, *paths: str | Path) -> Experiment:
             f"{experiment.name} trains on {kind}, and --data gives texts; change the fields of its own data (--data.FIELD), or "
             f"choose a recipe for text"
         )
-    corpus = corpus_of(*paths)
+    corpus = make_corpus(*paths)
     trained = isinstance(data.tokenizer, BytePairTokenizer)
     tokenizer = None if trained and isinstance(corpus, TokenFile) else data.tokenizer
     return dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=corpus, tokenizer=tokenizer))

@@ -8,8 +8,8 @@ from typing import Any
 from ..checkpoint import CheckpointConfig
 from ..comms import Comms
 from ..core import CollectingTask, Task
-from ..core.errors import RecipeError, kind_of
-from ..core.short_repr import brief
+from ..core.errors import RecipeError, describe_type
+from ..core.short_repr import format_value
 from ..core.validation import Validated
 from ..data import BatchRamp, RowNumbers, TextData
 from ..hooks import Hook
@@ -238,11 +238,11 @@ class Experiment(Validated):
         """Put the numbers of a task's own rows where data would be."""
         if not (isinstance(self.data, RowNumbers) or (isinstance(self.data, TextData) and self.data == TextData())):
             raise RecipeError(
-                f"data is {kind_of(self.data)}, and {type(task).__name__} collects its own: leave data out"
+                f"data is {describe_type(self.data)}, and {type(task).__name__} collects its own: leave data out"
             )
         if not (self.held_out is None or isinstance(self.held_out, RowNumbers)):
             raise RecipeError(
-                f"held_out is {kind_of(self.held_out)}, and {type(task).__name__} is evaluated by episodes: leave it out"
+                f"held_out is {describe_type(self.held_out)}, and {type(task).__name__} is evaluated by episodes: leave it out"
             )
         if self.batch_ramp.parts or self.overfit_batches:
             raise RecipeError(f"batch_ramp and overfit_batches are of data, and {type(task).__name__} collects its own")
@@ -250,7 +250,7 @@ class Experiment(Validated):
         object.__setattr__(self, "held_out", RowNumbers(batch_size=task.evaluation_rows, num_batches=1))
 
     def __repr__(self) -> str:
-        return brief(self)
+        return format_value(self)
 
     @property
     def folder(self) -> str:

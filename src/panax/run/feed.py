@@ -11,16 +11,16 @@ import numpy as np
 
 from ..core import Position, Source
 from ..core.errors import LayoutError
-from ..data import Prefetched, RowSource
-from ..data.loading.batch_ramp import Ramped
+from ..data import PrefetchIterator, RowSource
+from ..data.loading.batch_ramp import RampedSource
 from ..data.loading.pad_rows import pad_batches
 from ..train.sending import HeldRows, Sender
 
-BATCHES_AHEAD = 2
+PREFETCH_BATCHES = 2
 """How many batches lie on the devices besides the one that is trained on."""
 
 
-class Fed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """One global batch on the devices, where the source stands after it, and its place in the source's order, from 1."""
 
     batch: dict[str, jax.Array]
@@ -28,7 +28,7 @@ class Fed(NamedTuple):
     number: int
 
 
-def iterate_on_device(
+def prefetch_to_device(
     source: Source,
     step: Sender,
     position: Position | None = None,
@@ -37,7 +37,7 @@ def iterate_on_device(
     drawn: int = 0,
     left_out: Collection[int] = (),
     evaluates: bool = False,
-) -> Prefetched[Fed]:
+) -> PrefetchIterator[DeviceBatch]:
     """Iterate over a source's batches, each already on its way to the devices when it is asked for.
 
     In a job of many processes, a `RowSource` makes only the rows that this process's devices hold.
@@ -54,7 +54,7 @@ def iterate_on_device(
             with the traceback of the thread.
     """
     if (
-        isinstance(source, Ramped)
+        isinstance(source, RampedSource)
         and isinstance(source.source, RowSource)
         and step.held_rows(source.source.batch_size) is not None
     ):
@@ -65,7 +65,7 @@ def iterate_on_device(
     put = functools.partial(step.put, owned=True) if getattr(source, "owns_memory", False) else step.put
     taken = islice(batches, most)
     sent = _sent_to_evaluate(taken, put) if evaluates else _sent(taken, put, drawn, left_out)
-    return Prefetched(sent, BATCHES_AHEAD)
+    return PrefetchIterator(sent, PREFETCH_BATCHES)
 
 
 class _Drawn(NamedTuple):
@@ -88,7 +88,7 @@ def _of_size(source: Source, step: Sender, position: Position | None) -> Iterato
     return (_Drawn(batch, after, held) for batch, after in batches)
 
 
-def _by_stage(source: Ramped, step: Sender, position: Position | None) -> Iterator[_Drawn]:
+def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_Drawn]:
     """The batches of a ramp, of which this process holds other rows where the size changes."""
     first = _of_size(source.stage(position), step, position)
 
@@ -108,13 +108,13 @@ def _by_stage(source: Ramped, step: Sender, position: Position | None) -> Iterat
 
 def _sent(
     batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]], drawn: int, left_out: Collection[int]
-) -> Iterator[Fed]:
+) -> Iterator[DeviceBatch]:
     for number, (batch, position, held) in enumerate(batches, start=drawn + 1):
         if number not in left_out:
-            yield Fed(put(batch, held), position, number)
+            yield DeviceBatch(put(batch, held), position, number)
 
 
-def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]]) -> Iterator[Fed]:
+def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]]) -> Iterator[DeviceBatch]:
     """The batches of an evaluation; a last one that is too short for the mesh is named as missing."""
     usual = counted = 0
     for number, (batch, position, held) in enumerate(batches, start=1):
@@ -132,4 +132,4 @@ def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, ja
             )
             continue
         usual, counted = max(usual, rows), counted + rows
-        yield Fed(sent, position, number)
+        yield DeviceBatch(sent, position, number)

@@ -12,32 +12,32 @@ from typing import Any
 import jax
 
 from ..checkpoint import raise_on_all_processes
-from ..compiling.cache import compile_once
+from ..compiling.cache import install_compile_cache
 from ..compiling.callbacks import reraise_callback_errors
-from ..core.errors import PanaxError, RecipeError, kind_of
+from ..core.errors import PanaxError, RecipeError, describe_type
 from ..core.task import Task
 from ..job.agreement import is_process_zero
 from ..job.heartbeat import heartbeat
 from ..job.join import this_membership
 from ..metrics import BackgroundReporter, Tracker
 from ..metrics.console import open_console
-from ..metrics.run_log import RunLog, both
-from ..system.platform_check import check_system
-from ..train.room import check_room
-from .blank_data import lacks_data
+from ..metrics.run_log import RunLog, tee
+from ..system.platform_check import check_platform
+from ..train.room import check_memory
+from .blank_data import find_missing_data
 from .experiment import Experiment
 from .loop import Run
-from .preparation import Say, prepare
+from .preparation import LogFn, prepare
 from .recovery.checkpointing import CheckpointSchedule
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
 from .recovery.rewinding import RollbackController
 from .recovery.verification import SdcVerifier, check_verifiable
-from .reporting.report import Report
+from .reporting.report import RunReporter
 from .reporting.session import open_ledger
 from .result import Result
 from .setting_checks import check_held_out, interval_notes, precision_notes
-from .start import begin, choose_kernels, open_folder, open_memory
+from .start import choose_kernels, find_start, open_folder, open_memory
 
 
 def fit(
@@ -47,7 +47,7 @@ def fit(
     accept_changes: bool = False,
     fast_dev_run: bool = False,
     quiet: bool = False,
-    say: Say | None = None,
+    say: LogFn | None = None,
     trackers: tuple[Tracker, ...] = (),
     devices: Any = None,
 ) -> Result:
@@ -100,7 +100,7 @@ def open_run(
     fresh: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-    say: Say | None = None,
+    say: LogFn | None = None,
     trackers: tuple[Tracker, ...] = (),
     devices: Any = None,
 ) -> Iterator[Run]:
@@ -121,7 +121,7 @@ def open_run(
     if quiet and say is not None:
         raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
     if isinstance(trackers, Tracker):
-        raise RecipeError(f"trackers is {kind_of(trackers)}; expected a tuple: trackers=(tracker,)")
+        raise RecipeError(f"trackers is {describe_type(trackers)}; expected a tuple: trackers=(tracker,)")
     if say is None and quiet:
         say = _unsaid
     elif say is None:
@@ -130,7 +130,7 @@ def open_run(
     # Of a launched run, the supervisor keeps what each process says.
     log = None if heartbeat().supervised else RunLog()
     if log is not None:
-        say, trackers = both(say, log.say), (*trackers, log.tracker)
+        say, trackers = tee(say, log.say), (*trackers, log.tracker)
     with (
         reraise_callback_errors(),
         contextlib.closing(BackgroundReporter("the console", threaded=not experiment.debug)) as told,
@@ -141,13 +141,13 @@ def open_run(
             said(
                 f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together"
             )
-        check_system()
-        compile_once(said)
+        check_platform()
+        install_compile_cache(said)
         began = choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
         prepared = prepare(experiment, said, devices, compute_dtype=began)
         check_verifiable(prepared)
         with raise_on_all_processes():
-            check_room(prepared.step.program.abstract, prepared.step.shardings)
+            check_memory(prepared.step.program.abstract, prepared.step.shardings)
             check_held_out(prepared)
         for note in (*interval_notes(experiment), *precision_notes(prepared)):
             said(note)
@@ -161,7 +161,7 @@ def open_run(
             _logged(log, prepared.folder, said),
         ):
             heartbeat().phase("restore")
-            start = begin(prepared, checkpointer, memory, said, accept_changes=accept_changes)
+            start = find_start(prepared, checkpointer, memory, said, accept_changes=accept_changes)
             island = None
             if experiment.comms.islands.count > 1:
                 island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
@@ -170,7 +170,7 @@ def open_run(
             keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored)
             run_id = checkpointer.run_name()
             with contextlib.closing(
-                Report(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
+                RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
             ) as report:
                 rewinding = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
                 verifying = SdcVerifier(prepared, report, rewinding, said)
@@ -191,7 +191,7 @@ def _end_of(result: Result, num_steps: int) -> str:
 
 
 @contextlib.contextmanager
-def _logged(log: RunLog | None, folder: str, said: Say) -> Iterator[None]:
+def _logged(log: RunLog | None, folder: str, said: LogFn) -> Iterator[None]:
     """While a run goes on, which has its folder: what is said of it is in its log, and what ends it."""
     if log is None or not is_process_zero():
         yield
@@ -211,8 +211,8 @@ def check_experiment(experiment: Any, function: str) -> None:
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
         hint = Task.hint_for(experiment)
         way = f": write {function}(Experiment(task=..., data=...)), and {hint}" if hint else call
-        raise RecipeError(f"{function} takes an Experiment, and this is {kind_of(experiment)}{way}")
-    absent = lacks_data(experiment)
+        raise RecipeError(f"{function} takes an Experiment, and this is {describe_type(experiment)}{way}")
+    absent = find_missing_data(experiment)
     if absent is not None:
         raise absent.refused()
 

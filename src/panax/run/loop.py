@@ -8,30 +8,30 @@ import jax
 
 from ..core import TrainState
 from ..core.errors import DataError, LayoutError, RecipeError
-from ..data.loading.batch_ramp import Ramped
+from ..data.loading.batch_ramp import RampedSource
 from ..job.heartbeat import heartbeat
 from ..metrics import Histogram
 from ..metrics.film import Frames
 from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
-from .feed import Fed, iterate_on_device
-from .preparation import PreparedRun, Say
-from .recovery.checkpointing import CheckpointSchedule, due
-from .recovery.fallback_layouts import write_smaller_layouts
+from .feed import DeviceBatch, prefetch_to_device
+from .preparation import LogFn, PreparedRun
+from .recovery.checkpointing import CheckpointSchedule, is_step_due
+from .recovery.fallback_layouts import write_fallback_layouts
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
-from .recovery.probing import Probing
+from .recovery.probing import HardwareProbe
 from .recovery.rewinding import RollbackController
 from .recovery.verification import SdcVerifier
-from .reporting.generation import continue_text
+from .reporting.generation import generate_text
 from .reporting.histograms import weight_histograms
 from .reporting.hook_runner import HookRequests, HookRunner
-from .reporting.report import Report
+from .reporting.report import RunReporter
 from .result import Result
-from .start import Start
+from .start import RunStart
 
-RESERVED = frozenset({"step", "run"})
+RESERVED_NAMES = frozenset({"step", "run"})
 """Names that the lines of a log have already."""
 
 
@@ -51,13 +51,13 @@ class Run:
     def __init__(
         self,
         prepared: PreparedRun,
-        start: Start,
+        start: RunStart,
         keeper: CheckpointSchedule,
-        report: Report,
+        report: RunReporter,
         rewinding: RollbackController,
         verifying: SdcVerifier,
         interrupt: SignalHandler,
-        say: Say,
+        say: LogFn,
         island: Island | None = None,
     ):
         self.prepared = prepared
@@ -66,7 +66,7 @@ class Run:
         self.say = say
         self._keeper, self._report, self._rewinding, self._interrupt = keeper, report, rewinding, interrupt
         self._verifying, self._island = verifying, island
-        self._probing = Probing(prepared, report)
+        self._probing = HardwareProbe(prepared, report)
         self._stopped, self._failed = "", False
         self._hooked = HookRunner(self.experiment.hooks)
         keeper.of_hooks = lambda: self._hooked.kept(self)
@@ -76,7 +76,7 @@ class Run:
     def experiment(self) -> Experiment:
         return self.prepared.experiment
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, start: RunStart) -> None:
         """Go on from a state, with the hooks as they were there."""
         self.state, self.step = start.state, start.step
         self._position = self._drawn = start.position
@@ -113,7 +113,7 @@ class Run:
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
         left_out = self._rewinding.left_out
         with contextlib.closing(
-            iterate_on_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
+            prefetch_to_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
         ) as batches:
             batches.gives_up = interrupt.gives_up_waiting
             while not (self._ended or self._goes_back or self._is_behind or interrupt.due()):
@@ -132,8 +132,8 @@ class Run:
                 self.batch, self._drawn, self._number = drawn
                 if (before := self.step) == first:
                     train = self.prepared.data.train
-                    parts = train.parts(self._position) if isinstance(train, Ramped) else 1
-                    write_smaller_layouts(self.prepared, self.batch, parts)
+                    parts = train.parts(self._position) if isinstance(train, RampedSource) else 1
+                    write_fallback_layouts(self.prepared, self.batch, parts)
                 yield self.batch
                 if self.step != before + 1:
                     raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
@@ -193,8 +193,8 @@ class Run:
             if self._is_behind:
                 return
         self._probing.after_step(self.step)
-        wishes = self._called("after_step", due(self.experiment.log_every, self.step))
-        if (due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
+        wishes = self._called("after_step", is_step_due(self.experiment.log_every, self.step))
+        if (is_step_due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
             with self._saved_first("the evaluation"):
                 wishes.save |= self._judge().save
             # Before another step overwrites the parameters that were judged.
@@ -241,10 +241,10 @@ class Run:
         """Whether the other islands have met without this one, which joins them at a later step."""
         return self._island is not None and self._island.ahead is not None
 
-    def _caught_up(self) -> Start:
+    def _caught_up(self) -> RunStart:
         assert self._island is not None
         self._report.flush()
-        here = Start(
+        here = RunStart(
             self.state,
             self.step,
             self._position,
@@ -318,7 +318,7 @@ class Run:
         return self._report.values
 
     def log(self, values: Mapping[str, float]) -> None:
-        if taken := RESERVED & values.keys():
+        if taken := RESERVED_NAMES & values.keys():
             raise RecipeError(
                 f"run.log: {', '.join(sorted(taken))} is a name of the log's own, which says of what step a line is; use another "
                 f"one, as mine/{min(taken)}"
@@ -339,7 +339,7 @@ class Run:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         state, tokenizer = self.state, self.prepared.data.tokenizer
-        return continue_text(self.prepared.task, state.judged_params, state.model_state, tokenizer, prompt, **settings)
+        return generate_text(self.prepared.task, state.judged_params, state.model_state, tokenizer, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:
         return weight_histograms(self.prepared.step, self.state, self.batch)
@@ -359,7 +359,11 @@ class _Left(Exception):
 
 
 def evaluate_held_out(
-    prepared: PreparedRun, state: TrainState, number: int, report: Report, stops: Callable[[], bool] = lambda: False
+    prepared: PreparedRun,
+    state: TrainState,
+    number: int,
+    report: RunReporter,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, float]:
     """Evaluate on the held-out data; empty where there is none, or the run is to stop meanwhile.
 
@@ -371,7 +375,7 @@ def evaluate_held_out(
     heartbeat().phase("evaluate")
     most = prepared.experiment.evaluate.batches or None
     with contextlib.closing(
-        iterate_on_device(prepared.data.held_out, prepared.step, most=most, evaluates=True)
+        prefetch_to_device(prepared.data.held_out, prepared.step, most=most, evaluates=True)
     ) as batches:
         try:
             evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches, stops)))
@@ -384,7 +388,7 @@ def evaluate_held_out(
     return evaluation
 
 
-def _followed(batches: Iterable[Fed], stops: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
+def _followed(batches: Iterable[DeviceBatch], stops: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
     for batch, _, _ in batches:
         heartbeat().alive()
         if stops():

@@ -18,37 +18,37 @@ from ..mesh import Placement
 from ..train.compiled import CompiledStep
 from ..train.program import Program
 
-WHOLE = "PANAX_WHOLE"
+PROCESSES_VARIABLE = "PANAX_WHOLE"
 """The environment variable that says how many processes the whole job has."""
 
 
-def processes_missing() -> int:
+def count_missing_processes() -> int:
     """How many processes fewer there are than the job was launched with; 0 where none is missing, or nothing was launched."""
-    whole = os.environ.get(WHOLE, "")
+    whole = os.environ.get(PROCESSES_VARIABLE, "")
     return max(int(whole) - jax.process_count(), 0) if whole.isdecimal() else 0
 
 
-def with_paused_comms(program: Program, placement: Placement, say: Callable[[str], None]) -> Program:
+def pause_comms(program: Program, placement: Placement, say: Callable[[str], None]) -> Program:
     """The program, with plain sums of gradients where the replicas that its settings need are missing."""
     comms = program.comms
     over = ("replica",) if comms.local_steps > 1 else comms.over
-    if comms.is_plain or not processes_missing() or over == (AUTO,):
+    if comms.is_plain or not count_missing_processes() or over == (AUTO,):
         return program
-    return program if math.prod(placement.sizes[axis] for axis in over) > 1 else without_comms(program, say)
+    return program if math.prod(placement.sizes[axis] for axis in over) > 1 else drop_comms(program, say)
 
 
-def without_comms(program: Program, say: Callable[[str], None]) -> Program:
+def drop_comms(program: Program, say: Callable[[str], None]) -> Program:
     """The program with plain sums of gradients, which is told."""
     comms = program.comms
     asked = f"comms.local_steps={comms.local_steps}" if comms.local_steps > 1 else comms.asked
     say(
-        f"{asked} pauses: of the job's processes {processes_missing()} are missing, and one replica is left. Gradients are added "
+        f"{asked} pauses: of the job's processes {count_missing_processes()} are missing, and one replica is left. Gradients are added "
         f"up in float32 in every step until they are back"
     )
     return dataclasses.replace(program, comms=Comms())
 
 
-def verify_every(every: int, step: Any) -> int:
+def effective_verify_every(every: int, step: Any) -> int:
     """`verify.every`, or 0 while so many processes are missing that there is no second device."""
     alone = isinstance(step, CompiledStep) and step.placement.devices.size < 2
-    return 0 if alone and processes_missing() else every
+    return 0 if alone and count_missing_processes() else every

@@ -5,16 +5,16 @@ from typing import Any
 
 from ..comms import Comms
 from ..core import Axes, DataChecks, Task, TrainState
-from ..core.errors import DataError, RecipeError, kind_of
-from ..core.params.logical import axes_of_rows
+from ..core.errors import DataError, RecipeError, describe_type
+from ..core.params.logical import batch_row_axes
 from ..data.loading.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer, RowOptimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_sent
-from ..train.compiled import needs_of
-from ..train.update import check_sound
-from .tools.slow_axes import with_slow_axes
+from ..train.compiled import mesh_requirements
+from ..train.update import check_finite_update
+from .tools.slow_axes import resolve_slow_axes
 
 
 class PlainStep:
@@ -74,7 +74,7 @@ class PlainStep:
             for value in scalars.values():
                 if isinstance(value, DataChecks):
                     value.refuse(f"the batch of step {number}")
-            check_sound(number, scalars)
+            check_finite_update(number, scalars)
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
         """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
@@ -124,11 +124,13 @@ def compile_step(
     for name, value, kind in (("task", task, Task), ("optimizer", optimizer, Optimizer)):
         if not isinstance(value, kind) and not (name == "optimizer" and value is None):
             hint = Optimizer.hint_for(value) if kind is Optimizer else None
-            raise RecipeError(f"{name} is {kind_of(value)}; expected a {kind.__name__}{f'; {hint}' if hint else ''}")
+            raise RecipeError(
+                f"{name} is {describe_type(value)}; expected a {kind.__name__}{f'; {hint}' if hint else ''}"
+            )
     batch = as_batch(example)
     if axes is not None and axes.keys() != batch.keys():
         raise DataError(f"axes are given for {sorted(axes)}, the batch has {sorted(batch)}; make them agree")
-    axes = task.convert_axes(axes_of_rows(batch) if axes is None else axes)
+    axes = task.convert_axes(batch_row_axes(batch) if axes is None else axes)
     batch = task.convert_batch(batch)
     choose_by_timing(devices=devices)
     rows = next(iter(batch.values())).shape[0]
@@ -142,6 +144,6 @@ def compile_step(
         comms=comms,
         table_optimizer=table_optimizer,
     )
-    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, needs_of(program))
-    program = with_slow_axes(program, placement, None)
+    placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, mesh_requirements(program))
+    program = resolve_slow_axes(program, placement, None)
     return PlainStep(CompiledStep(program, placement, axes))

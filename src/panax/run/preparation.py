@@ -10,8 +10,8 @@ import numpy as np
 
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
-from ..core.errors import RecipeError, kind_of
-from ..core.layout.target import target_of
+from ..core.errors import RecipeError, describe_type
+from ..core.layout.target import device_target
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.loading.batch_conversion import ConvertedSource, convert_batches
 from ..data.loading.batch_ramp import apply_batch_ramp
@@ -26,18 +26,18 @@ from ..mesh import Placement
 from ..optim import Schedule
 from ..plan.step import text_batch
 from ..system import files
-from ..system.platform_check import check_system
+from ..system.platform_check import check_platform
 from ..train import CompiledStep, Program
-from ..train.compiled import needs_of
+from ..train.compiled import mesh_requirements
 from ..train.debug import DebugStep
-from ..train.precision import precision_words, with_compute_dtype
+from ..train.precision import describe_precision, with_compute_dtype
 from ..train.program import check_rows_together
 from .auto_mesh import resolve_auto_mesh
 from .experiment import Experiment
-from .paused import with_paused_comms
-from .tools.slow_axes import with_slow_axes
+from .paused import pause_comms
+from .tools.slow_axes import resolve_slow_axes
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +81,10 @@ class PreparedRun:
     folder: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", str(files.absolute(self.experiment.folder)))
+        object.__setattr__(self, "folder", str(files.absolute_path(self.experiment.folder)))
 
 
-def open_data(experiment: Experiment, say: Say) -> OpenedData:
+def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
     """Open the experiment's data, whatever it was given as.
 
     Raises:
@@ -101,7 +101,7 @@ def open_data(experiment: Experiment, say: Say) -> OpenedData:
     return dataclasses.replace(opened, train=first, held_out=first.once, unigram_entropy=None, bytes_per_target=None)
 
 
-def _opened(experiment: Experiment, say: Say) -> OpenedData:
+def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
     data = experiment.data
     if experiment.held_out is not None and isinstance(data, TextData | ExampleData):
         if data.held_out:
@@ -131,23 +131,23 @@ def _opened(experiment: Experiment, say: Say) -> OpenedData:
         return OpenedData(
             examples.train, examples.held_out, DataFacts(num_classes=examples.num_classes, num_ids=examples.num_ids)
         )
-    train = as_source(data)
+    train = to_source(data)
     opened = OpenedData(train, None, DataFacts(), shapes=len(getattr(train, "buckets", ())) or 1)
     return opened if experiment.held_out is None else _with_held_out(opened, experiment, say)
 
 
-def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> OpenedData:
+def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> OpenedData:
     """The data with what the experiment holds out, in which numbers mean what they mean in training."""
-    from .whole_data import open_whole  # which opens what is here
+    from .whole_data import open_full  # which opens what is here
 
     data = experiment.held_out
     if not isinstance(data, TextData | ExampleData):
-        held_out, notes = align_held_out(as_source(data, epochs=1), opened.train)
+        held_out, notes = align_held_out(to_source(data, epochs=1), opened.train)
         for note in notes:
             say(note)
         return dataclasses.replace(opened, held_out=held_out)
     say("held-out data:")
-    found = open_whole(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
+    found = open_full(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
     return dataclasses.replace(
         opened,
         held_out=found.held_out,
@@ -157,7 +157,7 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: Say) -> Open
     )
 
 
-def as_source(data: Any, epochs: int | None = None) -> Source:
+def to_source(data: Any, epochs: int | None = None) -> Source:
     """A source as it is; any other iterable wrapped as one.
 
     Args:
@@ -169,32 +169,32 @@ def as_source(data: Any, epochs: int | None = None) -> Source:
         return data
     if isinstance(data, Mapping):
         raise RecipeError(
-            f"data is one batch ({kind_of(data)} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
+            f"data is one batch ({describe_type(data)} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
             f"one alone write data=[batch]"
         )
     if isinstance(data, Iterable):
         return IterableSource(data, epochs=epochs, keep_short_batch=epochs is not None)
     raise RecipeError(
-        f"data is {kind_of(data)}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
+        f"data is {describe_type(data)}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
     )
 
 
 def prepare(
-    experiment: Experiment, say: Say = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
+    experiment: Experiment, say: LogFn = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
 ) -> PreparedRun:
     """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled.
 
     Args:
         compute_dtype: What a task computes in that leaves it to the devices; by default what these are fast in.
     """
-    check_system()
+    check_platform()
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task = with_compute_dtype(
-        experiment.task.adapted(data.facts), target_of((devices or jax.devices())[0]), say, recorded=compute_dtype
+        experiment.task.adapted(data.facts), device_target((devices or jax.devices())[0]), say, recorded=compute_dtype
     )
     source = data.train
-    experiment = with_rate_for_batch(experiment, lambda: batch_shapes(experiment, source), say)
+    experiment = scale_learning_rate(experiment, lambda: batch_shapes(experiment, source), say)
     experiment, task = resolve_auto_mesh(
         experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
     )
@@ -207,11 +207,11 @@ def prepare(
         say("averages are of all parameters but the tables, which are evaluated as they are")
     if experiment.debug:
         return PreparedRun(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
-    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
-    program = with_paused_comms(program, placement, say)
-    program = with_slow_axes(program, placement, experiment.folder, say)
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))
+    program = pause_comms(program, placement, say)
+    program = resolve_slow_axes(program, placement, experiment.folder, say)
     comms = program.comms if experiment.comms.islands.count == 1 else experiment.comms
-    for words in (precision_words(task, placement.target), comms.words()):
+    for words in (describe_precision(task, placement.target), comms.words()):
         if words is not None:
             say(words)
     return PreparedRun(
@@ -219,7 +219,7 @@ def prepare(
     )
 
 
-def _with_ramp(data: OpenedData, ramp: BatchRamp, say: Say) -> OpenedData:
+def _with_ramp(data: OpenedData, ramp: BatchRamp, say: LogFn) -> OpenedData:
     """The data with the ramp of its global batch, which is told; each size of a batch is one more shape."""
     if not ramp.parts:
         return data
@@ -250,7 +250,7 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
     return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
 
 
-def with_rate_for_batch(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: Say) -> Experiment:
+def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: LogFn) -> Experiment:
     """The experiment with the learning rate that its rule gives for its batches, which is told.
 
     Args:

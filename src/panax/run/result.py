@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import TrainState
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..metrics.page.lines import Chart, Line, line_chart
 from .preparation import PreparedRun
 from .reporting.evaluation import evaluate_result
-from .reporting.generation import continue_text
-from .reporting.history import read_history, table
+from .reporting.generation import generate_text
+from .reporting.history import read_history, to_dataframe
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -37,7 +37,7 @@ class Result:
     @property
     def history(self) -> Any:
         """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
-        return table(read_history(self.prepared.folder))
+        return to_dataframe(read_history(self.prepared.folder))
 
     def plot(self, *names: str) -> Chart:
         """A chart of what the run has logged, by default of its training and held-out loss; a notebook shows it.
@@ -50,7 +50,7 @@ class Result:
         lines = []
         for name in names or [name for name in ("train/loss", "evaluation/loss") if name in known]:
             if name not in known:
-                raise RecipeError(f"the run has logged no {name!r}: {nearest(name, known)}")
+                raise RecipeError(f"the run has logged no {name!r}: {suggest_name(name, known)}")
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             lines.append(Line(name, [step for step, _ in points], [value for _, value in points]))
         return line_chart(lines, "step")
@@ -67,7 +67,7 @@ class Result:
             RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
         """
         state, data = self.state, self.prepared.data
-        return continue_text(
+        return generate_text(
             self.prepared.task, state.judged_params, state.model_state, data.tokenizer, prompt, **settings
         )
 

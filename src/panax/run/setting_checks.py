@@ -12,7 +12,7 @@ import numpy as np
 from ..core import CollectingTask, Source
 from ..core.errors import DataError, LayoutError, TrainingError
 from ..data import RowSource
-from ..data.loading.pad_rows import up_to
+from ..data.loading.pad_rows import round_up
 from ..hooks import EarlyStopping
 from .experiment import Experiment
 from .preparation import PreparedRun
@@ -105,5 +105,5 @@ def _first_batch(source: Source) -> Mapping[str, np.ndarray]:
 
 def _with_filling(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
     rows = len(next(iter(batch.values())))
-    more = up_to(rows, multiple) - rows
+    more = round_up(rows, multiple) - rows
     return {name: np.pad(leaf, [(0, more), *((0, 0),) * (np.ndim(leaf) - 1)]) for name, leaf in batch.items()}

@@ -6,18 +6,18 @@ from typing import Any
 
 from ..core import DataFacts, Task
 from ..core.errors import RecipeError
-from ..core.layout.target import target_of
+from ..core.layout.target import device_target
 from ..data import BytePairTokenizer, TextData
 from ..data.text.token_source import TEXT_AXES
 from ..mesh import Placement
 from ..plan.step import text_batch
-from ..train.compiled import CompiledStep, needs_of
+from ..train.compiled import CompiledStep, mesh_requirements
 from ..train.precision import with_compute_dtype
-from .auto_mesh import Say, resolve_auto_mesh
-from .blank_data import lacks_data
+from .auto_mesh import LogFn, resolve_auto_mesh
+from .blank_data import find_missing_data
 from .experiment import Experiment
-from .preparation import make_program, prepare, with_rate_for_batch
-from .tools.slow_axes import with_slow_axes
+from .preparation import make_program, prepare, scale_learning_rate
+from .tools.slow_axes import resolve_slow_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sketch:
 def sketch_step(
     experiment: Experiment,
     devices: list[Any],
-    say: Say,
+    say: LogFn,
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> Sketch:
@@ -58,7 +58,7 @@ def sketch_step(
     """
     data = experiment.data
     if not isinstance(data, TextData):
-        if (blank := lacks_data(experiment)) is not None:
+        if (blank := find_missing_data(experiment)) is not None:
             experiment = blank.fill(experiment)
         prepared = prepare(experiment, say, devices)
         return Sketch(experiment, prepared.task, prepared.step, lambda: dict(next(prepared.data.train.batches()).batch))
@@ -69,13 +69,13 @@ def sketch_step(
             raise
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
         task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
-    task = with_compute_dtype(task, target_of(devices[0]), say)
-    experiment = with_rate_for_batch(experiment, lambda: text_batch(data), say)
+    task = with_compute_dtype(task, device_target(devices[0]), say)
+    experiment = scale_learning_rate(experiment, lambda: text_batch(data), say)
     experiment, task = resolve_auto_mesh(
         experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain
     )
     program = make_program(experiment, task)
-    placement = Placement.create(experiment.mesh, experiment.rules, devices, needs_of(program))
-    program = with_slow_axes(program, placement, experiment.folder, say)
+    placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))
+    program = resolve_slow_axes(program, placement, experiment.folder, say)
     step = CompiledStep(program, placement, TEXT_AXES)
     return Sketch(experiment, task, step, lambda: text_batch(data), data.sequence_length)

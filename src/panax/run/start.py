@@ -9,26 +9,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, only_job, raise_on_all_processes
+from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, exclusive_writer, raise_on_all_processes
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
-from ..data.loading.class_agreement import classes_of
-from ..job.agreement import first_text, is_process_zero
+from ..data.loading.class_agreement import find_class_names
+from ..job.agreement import broadcast_text, is_process_zero
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
 from ..stores import open_store
 from ..system import json_reader
-from ..system.lock import open_locked, owner
+from ..system.lock import describe_owner, open_locked
 from .compile_ahead import compile_ahead
 from .experiment import Experiment
-from .folder.description import describe
-from .folder.previous_run import OWN_FILES, SETTINGS, archive_run, check_same_run, position_in
-from .folder.restoration import averaging_again, restore_state
-from .preparation import PreparedRun, Say
+from .folder.description import serialize_config
+from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_run, find_resume_position
+from .folder.restoration import restart_averaging, restore_state
+from .preparation import LogFn, PreparedRun
 from .recovery.checkpointing import BEST, BestEvaluation
-from .recovery.skipped_batches import DataProgress, Rewind, is_of_history, list_rewinds, read_rewinds, readable_numbers
+from .recovery.skipped_batches import (
+    DataProgress,
+    Rollback,
+    append_rollback_log,
+    format_batch_numbers,
+    matches_history,
+    read_rollbacks,
+)
 from .versions import report_versions
 
 MODEL = "model.json"
@@ -38,7 +45,7 @@ CLASSES = "classes.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class RunStart:
     """Where a run begins.
 
     Attributes:
@@ -61,12 +68,12 @@ class Start:
     best: BestEvaluation | None = None
 
 
-def place_of_checkpoints(experiment: Experiment) -> str:
+def checkpoint_location(experiment: Experiment) -> str:
     """The folder or address of a run's checkpoints."""
     return experiment.checkpoint.directory or str(Path(experiment.folder) / "checkpoints")
 
 
-def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say = lambda line: None) -> str:
+def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: LogFn = lambda line: None) -> str:
     """Decide and say which kernels are used where only timing tells; a resumed run keeps its own on a machine of the same kind.
 
     Returns the dtype that the run has computed in so far if its task leaves that to the devices; "" where nothing is recorded.
@@ -84,7 +91,7 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
         if is_process_zero() and not fresh:
             # A record that is none is said and written again where the place is claimed.
             with contextlib.suppress(CheckpointError):
-                found = read_record(open_store(place_of_checkpoints(experiment)))
+                found = read_record(open_store(checkpoint_location(experiment)))
                 if found is not None:
                     recorded = {"kernels": found.kernels, "compute_dtype": found.compute_dtype}
 
@@ -93,13 +100,13 @@ def choose_kernels(experiment: Experiment, say: Say, *, fresh: bool, detail: Say
             detail(line)
         say(chosen.line())
 
-    agreed = json_reader.parse(first_text(json.dumps(recorded)))
+    agreed = json_reader.parse(broadcast_text(json.dumps(recorded)))
     choose_by_timing(agreed["kernels"], told)
     return agreed["compute_dtype"]
 
 
 @contextlib.contextmanager
-def open_folder(prepared: PreparedRun, say: Say, *, fresh: bool = False) -> Iterator[Checkpointer]:
+def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> Iterator[Checkpointer]:
     """Make the run's folder, lock it and its checkpoints against a second job, and hand out its checkpointer.
 
     In a job of many processes the first one holds the locks.
@@ -112,16 +119,16 @@ def open_folder(prepared: PreparedRun, say: Say, *, fresh: bool = False) -> Iter
     """
     experiment = prepared.experiment
     folder, config = Path(experiment.folder), experiment.checkpoint
-    where = place_of_checkpoints(experiment)
+    where = checkpoint_location(experiment)
     with contextlib.ExitStack() as locks:
         with raise_on_all_processes():
             if is_process_zero():
                 locks.enter_context(_locked(folder))
-                refuse_links(folder)
-                locks.enter_context(only_job(where))
+                reject_symlinks(folder)
+                locks.enter_context(exclusive_writer(where))
                 if fresh:
                     archive_run(experiment, say)
-        checkpointer = Checkpointer(where, config, attachments(prepared), say)
+        checkpointer = Checkpointer(where, config, build_attachments(prepared), say)
         with raise_on_all_processes():
             if is_process_zero():
                 chosen = prepared.task.compute_dtype if experiment.task.compute_dtype == AUTO else ""
@@ -136,13 +143,13 @@ def open_folder(prepared: PreparedRun, say: Say, *, fresh: bool = False) -> Iter
         checkpointer.finish()
 
 
-def refuse_links(folder: Path) -> None:
+def reject_symlinks(folder: Path) -> None:
     """See that the run's own files are its own: what is written through a link overwrites what somebody else has there.
 
     Raises:
         CheckpointError: One is a link.
     """
-    for name in OWN_FILES:
+    for name in RUN_FILES:
         if (folder / name).is_symlink():
             raise CheckpointError(
                 f"{folder / name} is a link to {os.readlink(folder / name)}, and a run's own files aren't written through links; "
@@ -151,7 +158,7 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_memory(prepared: PreparedRun, checkpointer: Checkpointer, say: Say) -> Iterator[MemoryTier | None]:
+def open_memory(prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn) -> Iterator[MemoryTier | None]:
     """The copies of this run in the memory of hosts, if it keeps any; removed when it ends well: the store has all then."""
     config = prepared.experiment.checkpoint.memory
     if not config.every:
@@ -182,19 +189,19 @@ def _locked(folder: Path) -> Iterator[None]:
     with lock:
         with contextlib.suppress(OSError):
             lock.truncate(0)
-            lock.write(owner().encode())
+            lock.write(describe_owner().encode())
         yield
 
 
-def attachments(prepared: PreparedRun) -> dict[str, str]:
+def build_attachments(prepared: PreparedRun) -> dict[str, str]:
     """What every checkpoint carries besides arrays, so that it can be used alone."""
     files = {
-        SETTINGS: json.dumps(describe(prepared.experiment), indent=1),
-        MODEL: json.dumps(describe(prepared.task), indent=1),
+        SETTINGS: json.dumps(serialize_config(prepared.experiment), indent=1),
+        MODEL: json.dumps(serialize_config(prepared.task), indent=1),
     }
     if kernels := timed_kernels_in_force():
         files[KERNELS] = kernels
-    if classes := classes_of(prepared.data.train):
+    if classes := find_class_names(prepared.data.train):
         files[CLASSES] = json.dumps({"label": classes})
     tokenizer = prepared.data.tokenizer
     if tokenizer is not None:
@@ -205,14 +212,14 @@ def attachments(prepared: PreparedRun) -> dict[str, str]:
     return files
 
 
-def begin(
+def find_start(
     prepared: PreparedRun,
     checkpointer: Checkpointer,
     memory: MemoryTier | None,
-    say: Say,
+    say: LogFn,
     *,
     accept_changes: bool = False,
-) -> Start:
+) -> RunStart:
     """Restore the newest whole state, from the memory of hosts or from the store, or draw (or load) the first state.
 
     Args:
@@ -222,39 +229,39 @@ def begin(
         DataError: The data has changed, and that is not accepted.
         CheckpointError: The checkpoint is of another model or run, the store can't be read, or all checkpoints are damaged.
     """
-    rewinds = read_rewinds(checkpointer.store)
-    found = newest_start(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
-    start = found or first_start(prepared, checkpointer, say, rewinds or ())
+    rewinds = read_rollbacks(checkpointer.store)
+    found = restore_newest(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
+    start = found or start_fresh(prepared, checkpointer, say, rewinds or ())
     if start.drawn.rewinds:
         _finish_rewinds(prepared, checkpointer, start.drawn, say)
     return start
 
 
-def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: Say) -> None:
+def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
     """Do what a rewind that was cut short may have left undone, and say what is left out."""
     rewinds = drawn.rewinds
-    removed = checkpointer.forget(lambda manifest: is_of_history(manifest, rewinds))
+    removed = checkpointer.forget(lambda manifest: matches_history(manifest, rewinds))
     if removed:
         say(f"checkpoints of what the run went back from are removed: steps {', '.join(map(str, removed))}")
     if drawn.left_out:
-        say(f"rewinds so far: {len(rewinds)}; they leave out {readable_numbers(sorted(drawn.left_out))}")
+        say(f"rewinds so far: {len(rewinds)}; they leave out {format_batch_numbers(sorted(drawn.left_out))}")
     if is_process_zero():
         try:
-            list_rewinds(Path(prepared.folder), rewinds)
+            append_rollback_log(Path(prepared.folder), rewinds)
         except OSError as error:
             say(f"warning: the list of rewinds can't be written: {error}")
 
 
-def newest_start(
+def restore_newest(
     prepared: PreparedRun,
     checkpointer: Checkpointer,
     memory: MemoryTier | None,
-    say: Say,
+    say: LogFn,
     *,
-    rewinds: Sequence[Rewind] | None = None,
+    rewinds: Sequence[Rollback] | None = None,
     at_most: int | None = None,
     accept_changes: bool = False,
-) -> Start | None:
+) -> RunStart | None:
     """Restore the newest whole state, from the memory of hosts or from the store; None where there is none.
 
     Args:
@@ -267,9 +274,9 @@ def newest_start(
     """
 
     def is_usable(manifest: Manifest) -> bool:
-        return (at_most is None or manifest.step <= at_most) and is_of_history(manifest, rewinds or ())
+        return (at_most is None or manifest.step <= at_most) and matches_history(manifest, rewinds or ())
 
-    def known(start: Start) -> Start:
+    def known(start: RunStart) -> RunStart:
         if rewinds is None:
             return start
         return dataclasses.replace(start, drawn=dataclasses.replace(start.drawn, rewinds=tuple(rewinds)))
@@ -279,19 +286,21 @@ def newest_start(
         if not is_usable(checkpoint.manifest):
             continue
         if remembered is not None and remembered.manifest.step >= checkpoint.manifest.step:
-            start = begin_from_memory(prepared, remembered, say, accept_changes)
+            start = start_from_memory(prepared, remembered, say, accept_changes)
             if start is not None:
                 return known(start)
             remembered = None
         try:
-            return known(begin_from(prepared, checkpoint, say, accept_changes))
+            return known(start_from_checkpoint(prepared, checkpoint, say, accept_changes))
         except DamagedError as error:
             checkpointer.distrust(checkpoint.manifest.step, error)
-    start = None if remembered is None else begin_from_memory(prepared, remembered, say, accept_changes)
+    start = None if remembered is None else start_from_memory(prepared, remembered, say, accept_changes)
     return None if start is None else known(start)
 
 
-def first_start(prepared: PreparedRun, checkpointer: Checkpointer, say: Say, rewinds: Sequence[Rewind] = ()) -> Start:
+def start_fresh(
+    prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn, rewinds: Sequence[Rollback] = ()
+) -> RunStart:
     """Draw (or load) the first state, with the data from its beginning.
 
     Raises:
@@ -302,15 +311,17 @@ def first_start(prepared: PreparedRun, checkpointer: Checkpointer, say: Say, rew
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
             f"or start from step 0 with --fresh"
         )
-    return Start(first_state(prepared, say), 0, None, None, drawn=DataProgress(rewinds=tuple(rewinds)))
+    return RunStart(init_state(prepared, say), 0, None, None, drawn=DataProgress(rewinds=tuple(rewinds)))
 
 
-def begin_from(prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_changes: bool = False) -> Start:
+def start_from_checkpoint(
+    prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn, accept_changes: bool = False
+) -> RunStart:
     """Where a checkpoint ends, saying what has changed since."""
     with raise_on_all_processes():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
     report_versions(checkpoint, say)
-    position = position_in(prepared, checkpoint, accept_changes=accept_changes, say=say)
+    position = find_resume_position(prepared, checkpoint, accept_changes=accept_changes, say=say)
     step = checkpoint.manifest.step
     compile_ahead(prepared, prepared.experiment.num_steps - step)
     state = restore_state(prepared, checkpoint, say)
@@ -319,7 +330,7 @@ def begin_from(prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_c
     drawn = DataProgress.of(checkpoint.manifest)
     # Of other data, the same numbers are other batches.
     changed = position is None and checkpoint.manifest.host["data"] is not None
-    return Start(
+    return RunStart(
         state,
         step,
         position,
@@ -331,18 +342,18 @@ def begin_from(prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_c
     )
 
 
-def begin_from_memory(
-    prepared: PreparedRun, checkpoint: Checkpoint, say: Say, accept_changes: bool = False
-) -> Start | None:
+def start_from_memory(
+    prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn, accept_changes: bool = False
+) -> RunStart | None:
     """Where the copy in memory ends; None, saying so, where it can't be used: the store is there."""
     try:
-        return dataclasses.replace(begin_from(prepared, checkpoint, say, accept_changes), stored=None)
+        return dataclasses.replace(start_from_checkpoint(prepared, checkpoint, say, accept_changes), stored=None)
     except CheckpointError as error:
         say(f"warning: the copy of step {checkpoint.manifest.step} in memory is not used: {error}")
         return None
 
 
-def first_state(prepared: PreparedRun, say: Say) -> TrainState:
+def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
     """The state before the first step: drawn, or with parameters loaded."""
     experiment = prepared.experiment
     compile_ahead(prepared, experiment.num_steps)
@@ -356,11 +367,11 @@ def first_state(prepared: PreparedRun, say: Say) -> TrainState:
         say(f"starting from the weights in {where}")
         params, model_state = load(where, prepared.task, state.params, state.model_state)
     else:
-        from .folder.trained_model import classes_in, find_checkpoints, read_weights
+        from .folder.trained_model import find_checkpoints, read_class_names, read_weights
 
         checkpoint = next(find_checkpoints(where))
         say(f"starting from the weights in {checkpoint.url}")
-        theirs, ours = classes_in(checkpoint), classes_of(prepared.data.train)
+        theirs, ours = read_class_names(checkpoint), find_class_names(prepared.data.train)
         if theirs and ours and theirs != ours:
             say(
                 f"warning: these weights tell {len(theirs)} classes apart ({', '.join(theirs[:8])}), and the data has "
@@ -370,4 +381,4 @@ def first_state(prepared: PreparedRun, say: Say) -> TrainState:
         params, model_state = read_weights(
             checkpoint, abstract.params, abstract.model_state, places.params, places.model_state
         )
-    return averaging_again(prepared, dataclasses.replace(state, params=params, model_state=model_state))
+    return restart_averaging(prepared, dataclasses.replace(state, params=params, model_state=model_state))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from ..checkpoint import Checkpoint
-from .preparation import Say
+from .preparation import LogFn
 
 VERSIONS = "versions"
 """The name under which a checkpoint holds them."""
@@ -29,7 +29,7 @@ def changed_versions(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"{name} {old} -> {now}"
 
 
-def report_versions(checkpoint: Checkpoint, say: Say) -> None:
+def report_versions(checkpoint: Checkpoint, say: LogFn) -> None:
     """Print one line if the checkpoint was saved under another JAX: what a resumed run computes may then differ."""
     changed = ", ".join(changed_versions(checkpoint))
     if changed:

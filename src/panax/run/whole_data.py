@@ -18,21 +18,21 @@ from ..data import (
     PretrainedTokenizer,
     TextData,
     TokenFile,
-    corpus_of,
+    make_corpus,
 )
 from ..data.images.encoded_images import Images
 from ..data.loading.batch_conversion import convert_batches
-from ..data.loading.class_agreement import align_held_out, examples_of, of_examples, unwrap_source, with_ids_of
+from ..data.loading.class_agreement import align_held_out, align_ids, find_examples, replace_examples, unwrap_source
 from ..data.text.tokenizer import Tokenizer
-from .preparation import OpenedData, Say, as_source
+from .preparation import LogFn, OpenedData, to_source
 
-SHAPES_ALLOWED = 8
+MAX_SHAPES = 8
 """Of batches that somebody gives: each shape is compiled."""
 
 _FIELDS = ("text", "prompt", "answer")
 
 
-def open_whole(
+def open_full(
     data: Any,
     like: Any,
     tokenizer: Tokenizer | None,
@@ -40,7 +40,7 @@ def open_whole(
     source: Source | None = None,
     classes: tuple[str, ...] = (),
     fields: Mapping[str, str] | None = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
 ) -> OpenedData:
     """All of some data, once, as what a run with such data would hold out.
 
@@ -63,23 +63,23 @@ def open_whole(
     if isinstance(data, TextData):
         return _whole_text(data, tokenizer, say)
     if isinstance(data, ExampleData):
-        opened = with_ids_of(dataclasses.replace(data, held_out=0, split="hash", augmentation=None), like).open()
+        opened = align_ids(dataclasses.replace(data, held_out=0, split="hash", augmentation=None), like).open()
         for line in opened.account:
             say(line)
         found: Source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
         facts = DataFacts(num_classes=opened.num_classes, num_ids=opened.num_ids)
     else:
-        found, facts = as_source(data, epochs=1), DataFacts()
-    examples = examples_of(found)
+        found, facts = to_source(data, epochs=1), DataFacts()
+    examples = find_examples(found)
     if source is not None:
         found, notes = align_held_out(found, source)
         for note in notes:
             say(note)
     elif classes and isinstance(examples, Images) and isinstance(found, ExampleSource):
-        found = of_examples(found, examples.with_classes(classes, "those that the model was trained on"))
+        found = replace_examples(found, examples.with_classes(classes, "those that the model was trained on"))
     if facts.num_classes is not None:
-        facts = facts._replace(num_classes=getattr(examples_of(found), "num_classes", None))
-    shapes = 1 if isinstance(data, ExampleData) else max(SHAPES_ALLOWED, len(getattr(found, "buckets", ())))
+        facts = facts._replace(num_classes=getattr(find_examples(found), "num_classes", None))
+    shapes = 1 if isinstance(data, ExampleData) else max(MAX_SHAPES, len(getattr(found, "buckets", ())))
     return OpenedData(found, found, facts, shapes=shapes)
 
 
@@ -90,7 +90,7 @@ def _of_paths(
     if fields and not isinstance(like, TextData):
         raise RecipeError(f"{', '.join(fields)}: names a field of records of text, and this run has other data")
     if isinstance(like, TextData):
-        corpus: Any = corpus_of(*names, **(fields or {}))
+        corpus: Any = make_corpus(*names, **(fields or {}))
         own = _fields_of(like.corpus)
         if own and not fields and hasattr(corpus, "answer"):
             corpus = dataclasses.replace(corpus, **own)
@@ -127,8 +127,8 @@ def _fields_of(corpus: Any) -> dict[str, str]:
     return next((fields for each in held if (fields := _fields_of(each))), {})
 
 
-def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: Say) -> OpenedData:
-    with with_tokenizer(dataclasses.replace(data, held_out=0), tokenizer) as ours:
+def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: LogFn) -> OpenedData:
+    with set_tokenizer(dataclasses.replace(data, held_out=0), tokenizer) as ours:
         opened = ours.open()
     if not isinstance(opened.train, PackedSource):
         raise RecipeError("a Mixture has no end; evaluate on one corpus at a time")
@@ -141,7 +141,7 @@ def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: Say) -> Opened
 
 
 @contextlib.contextmanager
-def with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextData]:
+def set_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextData]:
     """The data with the tokenizer that the model was trained with: one that is trained again on other texts has other tokens."""
     if tokenizer is None:
         yield dataclasses.replace(data, tokenizer=None)
@@ -151,7 +151,7 @@ def with_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[Text
         yield dataclasses.replace(data, tokenizer=PretrainedTokenizer(path=folder))
 
 
-def as_task_reads(opened: OpenedData, task: Task) -> OpenedData:
+def rename_leaves(opened: OpenedData, task: Task) -> OpenedData:
     """Data whose leaves are called as a task calls them, where they came with another library's names."""
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, task)
     return dataclasses.replace(opened, train=convert_batches(opened.train, task), held_out=held_out)
@@ -167,7 +167,7 @@ def is_endless(source: Source) -> bool:
     return False
 
 
-def facts_agree(found: DataFacts, trained: DataFacts) -> None:
+def check_same_classes(found: DataFacts, trained: DataFacts) -> None:
     """Raise a RecipeError where two data sets have another number of classes."""
     if None not in (found.num_classes, trained.num_classes) and found.num_classes != trained.num_classes:
         raise RecipeError(

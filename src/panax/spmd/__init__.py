@@ -4,7 +4,7 @@ with derivatives, and sequence parallelism.
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy import lazily
+from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .bias import add_bias
@@ -59,7 +59,7 @@ _WHERE = {
     ),
 }
 
-__getattr__ = lazily(__name__, _WHERE)
+__getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "GatherSpec", "GatheredRows", "GatheredWeight", "GatheredWeightWithGrad", "ValueState", "WeightLike", "WeightOp",

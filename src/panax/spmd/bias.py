@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from ..kernels.product import sum_of_rows
+from ..kernels.product import sum_rows
 from .product import WeightOp, apply_weight_op
 from .weights import GatheredWeight, gather_weight
 
@@ -40,5 +40,5 @@ class _Bias(WeightOp):
 
     def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
         shape = gradient.shape[gradient.ndim - self.ndim :]
-        sums = sum_of_rows(gradient.reshape(-1, math.prod(shape))).reshape(shape)
+        sums = sum_rows(gradient.reshape(-1, math.prod(shape))).reshape(shape)
         return gradient, [sums.astype(dtypes[0])]

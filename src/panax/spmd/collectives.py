@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from ..core.errors import RecipeError
 from ..core.layout.declarations import tag_comm
 from ..core.layout.layout import MeshAxes, current_layout
-from ..core.measures import MeanWithInterval, counted_fields, is_measure, keeps_largest
-from ..core.params.logical import Role, axis_of
+from ..core.measures import MeanWithInterval, is_measure, merged_fields, merges_by_max
+from ..core.params.logical import Role, axis_for_role
 
 
 def all_gather(x: jax.Array, axes: MeshAxes, dim: int) -> jax.Array:
@@ -65,7 +65,7 @@ def axis_index(axes: MeshAxes) -> jax.Array:
 
 def token_axes() -> MeshAxes:
     """Return the mesh axes that shard the tokens of a batch."""
-    layout, both = current_layout(), (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
+    layout, both = current_layout(), (axis_for_role(Role.ROWS), axis_for_role(Role.POSITIONS))
     return () if layout is None else tuple(axis for dim in layout.compute(both) for axis in dim)
 
 
@@ -88,9 +88,9 @@ def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
             )
 
         def reduced(value: Any) -> jax.Array:
-            return jax.lax.pmax(value, axes) if keeps_largest(measure) else all_reduce(value, axes)
+            return jax.lax.pmax(value, axes) if merges_by_max(measure) else all_reduce(value, axes)
 
-        changes = {name: reduced(getattr(measure, name)) for name in counted_fields(measure)}
+        changes = {name: reduced(getattr(measure, name)) for name in merged_fields(measure)}
         return dataclasses.replace(measure, **changes)
 
     return jax.tree.map(merge, measures, is_leaf=is_measure) if axes else measures

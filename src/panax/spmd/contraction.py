@@ -27,13 +27,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ..core.layout.layout import MeshAxes, current_layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..core.protocols import Axes
 from ..kernels.product import product
 from .collectives import all_gather, all_reduce, reduce_scatter
-from .overlap import gather_matmul, matmul_scatter, overlaps, rows_of
+from .overlap import gather_matmul, matmul_scatter, should_overlap, slice_rows
 from .product import WeightOp, apply_weight_op
-from .sequence import SPREAD, all_gather_sequence, sequence_parallel_axes
+from .sequence import GATHERED_SEQUENCE, all_gather_sequence, sequence_parallel_axes
 from .weights import GatheredWeight, gather_weight
 
 PRODUCT = "product"
@@ -137,7 +137,7 @@ def contract_gathered(
     (1, 2, 4)
     """
     axes = sequence_parallel_axes()
-    if not overlaps(axes):
+    if not should_overlap(axes):
         x = all_gather_sequence(x)
         return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
     dtype = jnp.dtype(out_dtype or x.dtype).name
@@ -188,7 +188,7 @@ class _Contraction(WeightOp):
         if self.ring:
             rows = x.shape[1] // jax.lax.axis_size(self.partial)
             parts = self.of(w)
-            return matmul_scatter(lambda start: parts(rows_of(x, start, rows)), self.partial, rows), (x, w)
+            return matmul_scatter(lambda start: parts(slice_rows(x, start, rows)), self.partial, rows), (x, w)
         out = self.of(w)(x)
         if self.dim is None:
             return all_reduce(out, self.partial), (x, w)
@@ -237,7 +237,7 @@ class _Contractions(WeightOp):
         values = [w.value for w in weights]
         products = [one.of(w) for one, w in zip(self.each, values)]
         whole, outs = gather_matmul(inputs, self.each[0].partial, products)
-        return outs, (checkpoint_name(whole, SPREAD), values)
+        return outs, (checkpoint_name(whole, GATHERED_SEQUENCE), values)
 
     def backward(self, saved: Any, gradient: list[jax.Array], *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
         whole, values = saved
@@ -248,7 +248,7 @@ class _Contractions(WeightOp):
 
         def share(start: jax.Array) -> jax.Array:
             """Compute this device's partial sum of dx for the rows from `start`, over all weights."""
-            return functools.reduce(jnp.add, (back(rows_of(d, start, rows)) for back, d in zip(backs, gradients)))
+            return functools.reduce(jnp.add, (back(slice_rows(d, start, rows)) for back, d in zip(backs, gradients)))
 
         dx = matmul_scatter(share, axes, rows)
         return dx, [one.outer(whole, d, dtype) for one, d, dtype in zip(self.each, gradients, dtypes)]
@@ -275,7 +275,7 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
     # The whole residual stream is on every device: all-reduce.
     if axes and not sequence_parallel_axes():
         return axes, None, False
-    positions = axis_of(Role.POSITIONS)
+    positions = axis_for_role(Role.POSITIONS)
     if axes and positions not in equation.axes[2]:
         raise ValueError(
             f"contract({equation.text!r}) sums over {' '.join(map(str, summed))}, split over {axes}; the result needs an axis "
@@ -283,4 +283,4 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
         )
     # A ring cuts the second dimension, so both the activation and the result need their positions there.
     dims = [axes.index(positions) if positions in axes else 0 for axes in (equation.axes[0], equation.axes[2])]
-    return axes, dims[1] if axes else 0, overlaps(axes) and dims == [1, 1]
+    return axes, dims[1] if axes else 0, should_overlap(axes) and dims == [1, 1]

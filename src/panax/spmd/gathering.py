@@ -20,12 +20,12 @@ from ..core.errors import RecipeError
 from ..core.jax_primitives import define_primitive
 from ..core.layout.layout import Layout, MeshAxes, current_layout
 from ..core.layout.quant_blocks import LEAST, quant_blocks
-from ..core.params.logical import traits_of
+from ..core.params.logical import lookup_axis
 from ..core.protocols import Axes
 from ..core.task import Task
 from ..kernels.quantized import FLOAT8, INT8, Format, QuantizedArray, quantize
 from .collectives import gather_dims
-from .marks import split_over
+from .marks import assert_split
 
 FORMATS: dict[str, Format] = {"int8": INT8, "float8": FLOAT8}
 
@@ -39,12 +39,12 @@ def gather_weight_as(x: jax.Array, axes: Axes, gathers: Sequence[MeshAxes], dtyp
         gathers: For each dimension, the mesh axes to gather over.
     """
     layout = current_layout()
-    coded = None if layout is None else codes_of(x.shape, axes, gathers, layout)
+    coded = None if layout is None else weight_code_format(x.shape, axes, gathers, layout)
     if layout is None or coded is None:
         return gather_dims(x.astype(dtype), gathers)
     format, box = coded
     places = layout.storage(axes)
-    codes = jax.tree.map(lambda part: split_over(part, places), quantize(x.astype(jnp.float32), format, box))
+    codes = jax.tree.map(lambda part: assert_split(part, places), quantize(x.astype(jnp.float32), format, box))
     return _decoded(jax.tree.map(lambda part: gather_dims(part, gathers), codes), dtype)
 
 
@@ -94,7 +94,7 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
         places, used = layout.storage(axes), layout.compute(axes)
         gathers = tuple(tuple(axis for axis in dim if axis not in kept) for dim, kept in zip(places, used))
         shard = [size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, places)]
-        if codes_of(shard, axes, gathers, layout) is not None:
+        if weight_code_format(shard, axes, gathers, layout) is not None:
             return
     raise RecipeError(
         f"{asked} has no effect: on this mesh no weight of at least {LEAST:,} numbers is gathered; set mesh.fsdp above 1, or "
@@ -102,7 +102,7 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
     )
 
 
-def codes_of(
+def weight_code_format(
     shape: Sequence[int], axes: Axes, gathers: Sequence[MeshAxes], layout: Layout
 ) -> tuple[Format, tuple[int, ...]] | None:
     """Return how a weight is gathered as codes: (format, block shape); None if it is gathered uncoded.
@@ -113,7 +113,7 @@ def codes_of(
     if layout.gathered_as == "same" or not any(gathers):
         return None
     # A router makes discrete choices, so its weights are gathered in float32.
-    if any(traits_of(axis).in_float32 for axis in axes):
+    if any(lookup_axis(axis).in_float32 for axis in axes):
         return None
     boxes = quant_blocks(shape, axes, layout)
     return None if boxes is None else (FORMATS[layout.gathered_as], boxes.sides)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, current_layout
-from ..core.loss_scale import objective_of
+from ..core.loss_scale import scaled_objective
 from ..core.measures import Scalar, merge_stacked
 from .collectives import psum_over_tokens
 from .once import split_slots
@@ -46,7 +46,7 @@ def accumulate_grads(
 
     def objective(free: Params, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
         result = task.loss(eqx.combine(free, gathered, frozen), state, batch, key, True)
-        return objective_of(result.losses, weights), result
+        return scaled_objective(result.losses, weights), result
 
     summing = current_grad_reduce()
 

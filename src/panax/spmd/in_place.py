@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-NOWHERE = jnp.iinfo(jnp.int32).max
+OUT_OF_RANGE = jnp.iinfo(jnp.int32).max
 
 
-def read_first(
+def read_before_write(
     whole: Shaped[Array, "row ..."], rows: Int[Array, " rows"], then: Int[Array, " rows"]
 ) -> tuple[Shaped[Array, "rows ..."], Int[Array, " rows"]]:
     """Read rows before they are overwritten; return them and the row indices to write.
@@ -25,4 +25,4 @@ def read_first(
     bits = 8 * read.dtype.itemsize
     words = jax.lax.bitcast_convert_type(read, f"uint{bits}").reshape(rows.shape[0], -1)
     # Never true: no word has more ones than bits.
-    return read, jnp.where((jax.lax.population_count(words) > bits).any(axis=1), NOWHERE, then)
+    return read, jnp.where((jax.lax.population_count(words) > bits).any(axis=1), OUT_OF_RANGE, then)

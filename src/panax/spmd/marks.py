@@ -54,7 +54,7 @@ mark_p = define_primitive(
 )
 
 
-class Marked(NamedTuple):
+class MarkParams(NamedTuple):
     """Parameters of a mark in a traced program.
 
     Attributes:
@@ -69,12 +69,12 @@ class Marked(NamedTuple):
     dim: int
 
 
-def read_mark(equation: Any) -> Marked | None:
+def read_mark(equation: Any) -> MarkParams | None:
     """Return the parameters of a mark; None for an equation of any other primitive."""
     if equation.primitive is not mark_p:
         return None
     mark, holds, label, dim = (read_parameter(equation, name) for name in ("mark", "holds", "label", "dim"))
-    return Marked(mark, dict(holds), label, dim)
+    return MarkParams(mark, dict(holds), label, dim)
 
 
 def assert_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -> Tree:
@@ -101,7 +101,7 @@ _returning.defvjp(
 )
 
 
-def split_over(tree: Tree, places: Sequence[MeshAxes]) -> Tree:
+def assert_split(tree: Tree, places: Sequence[MeshAxes]) -> Tree:
     """Assert that each array of `tree` is split over the mesh axes named for each dimension, as
     `assert_sharding`.
     """
@@ -135,7 +135,7 @@ def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
     return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 
-def linear_in(x: jax.Array, operand: jax.Array) -> jax.Array:
+def mark_linear(x: jax.Array, operand: jax.Array) -> jax.Array:
     """Mark `x` as linear in `operand` although its operations are not: if `operand` is partial, so is `x`."""
     layout = current_layout()
     axes = () if layout is None else tuple((axis, ()) for axis, size in layout.sizes.items() if size > 1)

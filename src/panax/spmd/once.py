@@ -12,15 +12,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core.params.logical import traits_of
+from ..core.params.logical import lookup_axis
 from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .gathering import gather_weight_as
 from .rows import GatheredRows, is_rows
-from .weights import GatherSpec, gathers_of, is_openable
+from .weights import GatherSpec, gather_axes, is_wrapped_weight
 
 
-class Weight(eqx.Module):
+class StepWeight(eqx.Module):
     """A gathered parameter, in place of the parameter in a module; a `WeightLike`.
 
     Attributes:
@@ -42,24 +42,24 @@ class Weight(eqx.Module):
     def open(self, to: GatherSpec) -> tuple[jax.Array, None]:
         return self.value.astype(to.dtype), None
 
-    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "Weight":
+    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "StepWeight":
         gradient = gradient.astype(self.dtype)
-        return Weight(None, scatter_dims(gradient, to.gathers) if self.scattered else gradient, self.scattered)
+        return StepWeight(None, scatter_dims(gradient, to.gathers) if self.scattered else gradient, self.scattered)
 
 
 def is_weight(node: Any) -> bool:
-    return isinstance(node, Weight)
+    return isinstance(node, StepWeight)
 
 
-def once_dtype(axes: Axes, dtype: Any) -> Any:
+def step_gather_dtype(axes: Axes, dtype: Any) -> Any:
     """Return the dtype in which a parameter is gathered for a whole step, given the dtype of most parameters.
 
     It is float32 for parameters that need it, such as those of a router, which makes discrete choices.
 
-    >>> once_dtype(("embed", "router"), jnp.bfloat16).name
+    >>> step_gather_dtype(("embed", "router"), jnp.bfloat16).name
     'float32'
     """
-    return jnp.dtype(jnp.float32) if any(traits_of(axis).in_float32 for axis in axes) else dtype
+    return jnp.dtype(jnp.float32) if any(lookup_axis(axis).in_float32 for axis in axes) else dtype
 
 
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
@@ -72,12 +72,12 @@ def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: boo
     """
 
     def one(w: Any, leaf_axes: Any) -> Any:
-        if is_openable(w) or not any(gathers := gathers_of(tuple(leaf_axes))):
+        if is_wrapped_weight(w) or not any(gathers := gather_axes(tuple(leaf_axes))):
             return w
-        value = gather_weight_as(w, tuple(leaf_axes), gathers, once_dtype(tuple(leaf_axes), dtype))
-        return Weight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
+        value = gather_weight_as(w, tuple(leaf_axes), gathers, step_gather_dtype(tuple(leaf_axes), dtype))
+        return StepWeight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
 
-    leaves, structure = jax.tree.flatten(params, is_leaf=is_openable)
+    leaves, structure = jax.tree.flatten(params, is_leaf=is_wrapped_weight)
     return structure.unflatten(map(one, leaves, structure.flatten_up_to(axes)))
 
 
@@ -90,12 +90,12 @@ def split_slots(params: Any) -> tuple[Any, Any]:
     def slot(w: Any) -> Any:
         if is_rows(w):
             return GatheredRows(None, w.values, w.count)
-        return Weight(None, w.slot, w.scattered) if is_weight(w) else w
+        return StepWeight(None, w.slot, w.scattered) if is_weight(w) else w
 
     def value(w: Any) -> Any:
         if is_rows(w):
             return GatheredRows(w.numbers, None, w.count)
-        return Weight(w.value, None, w.scattered) if is_weight(w) else None
+        return StepWeight(w.value, None, w.scattered) if is_weight(w) else None
 
     return jax.tree.map(slot, params, is_leaf=_is_pair), jax.tree.map(value, params, is_leaf=_is_pair)
 
@@ -122,7 +122,7 @@ def reduce_grads(gradients: Any, axes: Any) -> Any:
     def one(gradient: Any, leaf_axes: Any) -> Any:
         if not is_weight(gradient):
             return gradient
-        return gradient.slot if gradient.scattered else scatter_dims(gradient.slot, gathers_of(tuple(leaf_axes)))
+        return gradient.slot if gradient.scattered else scatter_dims(gradient.slot, gather_axes(tuple(leaf_axes)))
 
     leaves, structure = jax.tree.flatten(gradients, is_leaf=lambda node: node is None or is_weight(node))
     return structure.unflatten(map(one, leaves, structure.flatten_up_to(axes)))

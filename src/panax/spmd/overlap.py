@@ -24,7 +24,7 @@ from .marks import ValueState, assert_sharding
 Products = Sequence[Callable[[jax.Array], jax.Array]]
 
 
-def overlaps(axes: MeshAxes) -> bool:
+def should_overlap(axes: MeshAxes) -> bool:
     """Return whether collectives over `axes` are run as rings; only possible over a single mesh axis."""
     layout = current_layout()
     return layout is not None and layout.overlap and len(axes) == 1
@@ -76,7 +76,7 @@ def matmul_scatter(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, ro
     return assert_sharding(total, dict.fromkeys(axes, ValueState.SPLIT), dim=1)
 
 
-def rows_of(x: jax.Array, start: jax.Array, rows: int) -> jax.Array:
+def slice_rows(x: jax.Array, start: jax.Array, rows: int) -> jax.Array:
     """Return `rows` rows of the second dimension, from `start`."""
     return jax.lax.dynamic_slice_in_dim(x, start, rows, axis=1)
 

@@ -32,7 +32,7 @@ def parameter_name(path: tuple[Any, ...]) -> str:
     return path_name(path).removesuffix(".slot")
 
 
-ReduceWhole = Callable[[str, jax.Array], jax.Array]
+ReduceFull = Callable[[str, jax.Array], jax.Array]
 """(parameter name, this device's partial gradient of all layers) to the sum over devices."""
 
 Reduce = Callable[[str, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]
@@ -52,7 +52,7 @@ class GradReduceOverlap:
     def __init__(
         self,
         reduce: Reduce,
-        reduce_whole: ReduceWhole,
+        reduce_whole: ReduceFull,
         names: frozenset[str],
         owed: Mapping[str, jax.Array],
         *,

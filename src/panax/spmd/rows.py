@@ -31,7 +31,7 @@ class GatheredRows(eqx.Module):
         count: Number of rows of the whole table.
     """
 
-    numbers: Int[Array, " distinct"] | None
+    numbers: Int[Array, " unique_rows"] | None
     values: Float[Array, "distinct row_width"] | None
     count: int = eqx.field(static=True)
 
@@ -57,7 +57,7 @@ class GatheredRows(eqx.Module):
         """Return a row for each id: zeros for -1, NaN for a row that the task's `row_ids` did not name."""
         assert self.values is not None
         places = self.places(ids)
-        rows = read_places(self.values, places)
+        rows = read_positions(self.values, places)
         lacking = places > self.values.shape[0]
         # Computed only for rows that need it: a NaN constant would stop a debugger that looks for NaN.
         unknown = jnp.sqrt(jnp.where(lacking, -1.0, 0.0)).astype(rows.dtype)
@@ -82,15 +82,15 @@ def is_rows(node: Any) -> bool:
     return isinstance(node, GatheredRows)
 
 
-def distinct_bound(count: int, asked: int) -> int:
+def max_distinct_rows(count: int, asked: int) -> int:
     """Return the maximum number of distinct rows among `asked` ids for a table of `count` rows."""
     return min(count, asked)
 
 
-def distinct(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " distinct"]:
+def unique_rows(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " unique_rows"]:
     """Return the distinct ids in ascending order, without -1, padded with `count`.
 
-    >>> distinct(jnp.array([4, 1, -1, 4]), count=9, bound=3).tolist()
+    >>> unique_rows(jnp.array([4, 1, -1, 4]), count=9, bound=3).tolist()
     [1, 4, 9]
     """
     ordered = jnp.sort(jnp.where(ids < 0, count, ids).astype(jnp.int32))
@@ -100,7 +100,7 @@ def distinct(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " 
 
 
 @jax.custom_vjp
-def read_places(
+def read_positions(
     values: Float[Array, "distinct row_width"], places: Int[Array, "*ids"]
 ) -> Float[Array, "*ids row_width"]:
     """Read rows at `places`, zeros past the end; gradients of a row are summed in a fixed order on every
@@ -110,7 +110,7 @@ def read_places(
 
 
 def _read_forward(values: jax.Array, places: jax.Array) -> tuple[jax.Array, Any]:
-    return read_places(values, places), (places, jnp.zeros((values.shape[0], 0), values.dtype))
+    return read_positions(values, places), (places, jnp.zeros((values.shape[0], 0), values.dtype))
 
 
 def _read_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
@@ -119,4 +119,4 @@ def _read_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
     return segment_sums(flat, places.reshape(-1), like.shape[0], target=current_target()), None
 
 
-read_places.defvjp(_read_forward, _read_backward)
+read_positions.defvjp(_read_forward, _read_backward)

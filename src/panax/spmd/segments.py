@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.layout.target import Target
-from .marks import linear_in
+from .marks import mark_linear
 
 BLOCK = 32
 """Rows summed by one matmul: a row costs 2 x BLOCK FLOPs per element, and each level has BLOCK times fewer
@@ -70,7 +70,7 @@ def sums_by_blocks(
         )
         return jnp.where(up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, sums)))
 
-    return linear_in(jax.lax.cond(finite.all(), lambda: sums, with_others), rows)
+    return mark_linear(jax.lax.cond(finite.all(), lambda: sums, with_others), rows)
 
 
 def _sums_of_finite(

@@ -15,12 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from ..core.layout.layout import MeshAxes, current_layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from .collectives import token_axes
 from .linear import all_gather_sum, psum_forward, reduce_scatter_sum
 from .marks import mark_shared_cotangent
 
-SPREAD = "whole_sequence"
+GATHERED_SEQUENCE = "whole_sequence"
 """Name of activations gathered along the sequence, in rematerialization policies."""
 
 
@@ -30,7 +30,7 @@ def all_gather_sequence(x: Float[Array, "batch residual ..."]) -> Float[Array, "
     The cotangents are partial sums and are reduce-scattered.
     """
     axes = sequence_parallel_axes()
-    return checkpoint_name(all_gather_sum(x, axes, 1), SPREAD) if axes else x
+    return checkpoint_name(all_gather_sum(x, axes, 1), GATHERED_SEQUENCE) if axes else x
 
 
 def reduce_scatter_sequence(x: Float[Array, "batch seq embed"]) -> Float[Array, "batch residual embed"]:
@@ -83,7 +83,7 @@ def sequence_parallel_axes() -> MeshAxes:
     layout = current_layout()
     if layout is None:
         return ()
-    (stream,), (row,) = (layout.compute((axis_of(role),)) for role in (Role.STREAM, Role.POSITIONS))
+    (stream,), (row,) = (layout.compute((axis_for_role(role),)) for role in (Role.STREAM, Role.POSITIONS))
     return tuple(axis for axis in stream if axis not in row)
 
 

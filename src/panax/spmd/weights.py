@@ -150,7 +150,7 @@ def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightW
     return GatheredWeightWithGrad(checkpoint_name(value, GATHERED), weight, kept, to)
 
 
-def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
+def gather_axes(axes: Axes) -> tuple[MeshAxes, ...]:
     """Return, for each dimension, the mesh axes that shard a parameter in storage but not in computation."""
     layout = current_layout()
     if layout is None:
@@ -161,18 +161,18 @@ def gathers_of(axes: Axes) -> tuple[MeshAxes, ...]:
     )
 
 
-def is_openable(w: Any) -> bool:
+def is_wrapped_weight(w: Any) -> bool:
     """Return whether `w` is a weight other than a plain array."""
     return isinstance(w, WeightLike)
 
 
 def _opening(axes: Axes | str, dtype: Any) -> GatherSpec:
     axes = tuple(axes.split()) if isinstance(axes, str) else axes
-    return GatherSpec(gathers_of(axes), jnp.dtype(dtype).name, axes)
+    return GatherSpec(gather_axes(axes), jnp.dtype(dtype).name, axes)
 
 
 def _openable(w: Any) -> WeightLike:
-    return w if is_openable(w) else PlainWeight(w)
+    return w if is_wrapped_weight(w) else PlainWeight(w)
 
 
 class _Shapes(eqx.Module):

@@ -4,19 +4,19 @@ from .local import LocalStore
 from .store import (
     REMOTE,
     Buffer,
-    Claiming,
     Entry,
-    Linking,
-    MissingError,
+    ExclusiveStore,
+    LinkableStore,
+    ObjectNotFoundError,
     Store,
     check_path,
     is_remote,
-    join,
+    join_url,
     open_store,
     redact_address,
 )
 
 __all__ = [
-    "REMOTE", "Buffer", "Claiming", "Entry", "Linking", "LocalStore", "MissingError", "Store", "check_path", "is_remote",
-    "join", "open_store", "redact_address",
+    "REMOTE", "Buffer", "ExclusiveStore", "Entry", "LinkableStore", "LocalStore", "ObjectNotFoundError", "Store", "check_path", "is_remote",
+    "join_url", "open_store", "redact_address",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 PAGE = 4096
-FROM_BYTES = 2**20
+MIN_DIRECT_BYTES = 2**20
 """Smaller reads and writes go through the cache."""
 
 _BUFFER_BYTES = 2**22 + 2 * PAGE
@@ -26,7 +26,7 @@ def read_direct(file: Path, start: int, target: memoryview) -> bool:
     Raises:
         OSError: The system refuses to read the file at all.
     """
-    if len(target) < FROM_BYTES or not hasattr(os, "O_DIRECT"):
+    if len(target) < MIN_DIRECT_BYTES or not hasattr(os, "O_DIRECT"):
         return False
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -35,7 +35,7 @@ def read_direct(file: Path, start: int, target: memoryview) -> bool:
             return False
         raise
     try:
-        if start % PAGE == 0 and len(target) % PAGE == 0 and address(target) % PAGE == 0:
+        if start % PAGE == 0 and len(target) % PAGE == 0 and buffer_address(target) % PAGE == 0:
             return _fill(descriptor, start, target)
         step = _BUFFER_BYTES - 2 * PAGE
         return all(
@@ -50,7 +50,7 @@ def read_direct(file: Path, start: int, target: memoryview) -> bool:
         os.close(descriptor)
 
 
-def address(part: object) -> int:
+def buffer_address(part: object) -> int:
     """Where a buffer lies in memory; 0 for an empty one."""
     array = np.frombuffer(part, np.uint8)  # type: ignore[call-overload]
     return array.ctypes.data if array.size else 0

@@ -11,15 +11,15 @@ from typing import Literal
 from obstore import exceptions
 
 
-class CutShortError(Exception):
+class TruncatedReadError(Exception):
     """A body is not what the store holds: it ended before its length, or a bit of it flipped."""
 
 
-class NotAsSentError(Exception):
+class WriteMismatchError(Exception):
     """What the store holds is not what was written."""
 
 
-class ShorterError(Exception):
+class ReadPastEndError(Exception):
     """The object ends before the bytes that were asked for."""
 
 
@@ -40,7 +40,7 @@ class StoreFailure:
     missing: bool = False
 
 
-AGAIN_STATUSES = (408, 429, 500, 502, 503, 504)
+RETRYABLE_STATUSES = (408, 429, 500, 502, 503, 504)
 _AGAIN_CODES = ("RequestTimeout", "SlowDown", "ServerBusy", "InternalError", "OperationAborted")
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _CREDENTIAL_CODES = (
@@ -67,14 +67,14 @@ _CONNECTIONS = (
 _METADATA = re.compile("performing token request|/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 
 
-def failure_of(error: Exception) -> StoreFailure | None:
+def classify_failure(error: Exception) -> StoreFailure | None:
     """What an error means; None for one that is no store's."""
     text = str(error)
-    if isinstance(error, ShorterError):
+    if isinstance(error, ReadPastEndError):
         return StoreFailure(
             kind="final", reason=text, advice="it was cut short, or is not the object that was expected"
         )
-    if isinstance(error, CutShortError | NotAsSentError):
+    if isinstance(error, TruncatedReadError | WriteMismatchError):
         return StoreFailure(kind="again", reason=text, advice=_NETWORK)
     if not isinstance(error, exceptions.BaseError | FileNotFoundError):
         return None
@@ -99,7 +99,7 @@ def failure_of(error: Exception) -> StoreFailure | None:
     if isinstance(error, FileNotFoundError) or status == 404:
         reason = f"not found ({shown})" if shown else "not found"
         return StoreFailure(kind="unsure", reason=reason, advice="see that the address is right", missing=True)
-    if status in AGAIN_STATUSES or code in _AGAIN_CODES:
+    if status in RETRYABLE_STATUSES or code in _AGAIN_CODES:
         return StoreFailure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
     if status is not None:
         advice = "set the bucket's region and endpoint in the environment" if status < 400 else _NETWORK

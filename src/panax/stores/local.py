@@ -16,8 +16,8 @@ from pathlib import Path
 from ..core.errors import StoreError
 from ..job.heartbeat import heartbeat
 from ..system import files
-from .direct import FROM_BYTES, PAGE, address, read_direct
-from .store import Buffer, Entry, MissingError, check_path
+from .direct import MIN_DIRECT_BYTES, PAGE, buffer_address, read_direct
+from .store import Buffer, Entry, ObjectNotFoundError, check_path
 
 TEMPORARY = ".tmp"
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}" + re.escape(TEMPORARY))
@@ -35,7 +35,7 @@ class LocalStore:
     def __init__(self, url: str | Path) -> None:
         self.url = str(url)
         # As the current folder is now: it may change while the store is in use.
-        self._root = files.absolute(url)
+        self._root = files.absolute_path(url)
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         target = self._own(path)
@@ -145,7 +145,7 @@ class LocalStore:
         for path in paths:
             file = self._path(path)
             try:
-                if (link := files.link_in(self._root, file)) is not None:
+                if (link := files.find_link(self._root, file)) is not None:
                     file = link  # the link goes, and what it leads to stays
                 if files.remove(self._root, file):
                     folders.add(file.parent)
@@ -182,7 +182,7 @@ class LocalStore:
             raise _unremovable(self._root, error) from error
 
     def is_link(self, path: str) -> bool:
-        return bool(path) and files.link_in(self._root, self._path(path)) is not None
+        return bool(path) and files.find_link(self._root, self._path(path)) is not None
 
     def _own(self, path: str) -> Path:
         """Where an object is to be written.
@@ -191,7 +191,7 @@ class LocalStore:
             StoreError: A link is in the way: what lies behind it is not this store's.
         """
         target = self._path(path)
-        link = files.link_in(self._root, target.parent)
+        link = files.find_link(self._root, target.parent)
         if link is not None:
             raise StoreError(
                 f"{target} is not written: {link} is a link to {os.readlink(link)}, which is left as it is; remove the link, "
@@ -208,7 +208,7 @@ class LocalStore:
 
 def _write_file(path: Path, parts: Sequence[Buffer]) -> None:
     size = sum(len(part) for part in parts)
-    if size >= FROM_BYTES and _pages(parts) and _write_direct(path, parts):
+    if size >= MIN_DIRECT_BYTES and _pages(parts) and _write_direct(path, parts):
         return
     with open(path, "wb", buffering=0) as file:
         _write_parts(file.fileno(), parts)
@@ -253,7 +253,7 @@ def _write_all(descriptor: int, part: Buffer) -> None:
 
 def _pages(parts: Sequence[Buffer]) -> bool:
     """Whether every part is made of whole pages of memory, as writing past the page cache asks for."""
-    return all(len(part) % PAGE == 0 and address(part) % PAGE == 0 for part in parts)
+    return all(len(part) % PAGE == 0 and buffer_address(part) % PAGE == 0 for part in parts)
 
 
 def _make_folder(folder: Path) -> None:
@@ -281,7 +281,7 @@ def _reason(error: OSError) -> str:
 
 def _unreadable(file: Path, error: OSError) -> StoreError:
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return MissingError(f"{file} does not exist")
+        return ObjectNotFoundError(f"{file} does not exist")
     return StoreError(f"{file} can't be read: {_reason(error)}; see that it may be read")
 
 

@@ -19,10 +19,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from ..core.errors import StoreError
 from .clients import Clients, parse_address
-from .failures import CutShortError, NotAsSentError, ShorterError, is_past_end
+from .failures import ReadPastEndError, TruncatedReadError, WriteMismatchError, is_past_end
 from .retrying import RetryPolicy, retry
 from .store import Buffer, Entry, check_path
-from .verification import ReadCheck, check_read_back, entity_tag
+from .verification import ReadCheck, entity_tag, verify_written
 
 T = TypeVar("T")
 
@@ -89,8 +89,8 @@ class ObjectStore:
             # A tag that is no MD5, as where the server encrypts with a key, says nothing: the object does.
             if (answer["e_tag"] or "").strip('"') != expected:
                 try:
-                    check_read_back(obstore.get(self._clients.get(seconds), key).stream(_CHUNK_BYTES), parts)
-                except NotAsSentError:
+                    verify_written(obstore.get(self._clients.get(seconds), key).stream(_CHUNK_BYTES), parts)
+                except WriteMismatchError:
                     wrong = True
                     raise
             wrong = False
@@ -226,7 +226,7 @@ class ObjectStore:
                 raise
             size, body = answer.meta["size"], bytes(answer.bytes())
             if len(body) != min(size - start, _FIRST_READ_BYTES):
-                raise CutShortError(f"the answer was cut short after {len(body)} bytes")
+                raise TruncatedReadError(f"the answer was cut short after {len(body)} bytes")
             if len(body) == size:
                 check(body, answer.meta["e_tag"])
             return size, body
@@ -254,22 +254,24 @@ class ObjectStore:
             except BaseError as error:
                 if not is_past_end(error):
                     raise
-                raise ShorterError(f"it ends before byte {start + filled}; expected bytes {start} to {stop}") from None
+                raise ReadPastEndError(
+                    f"it ends before byte {start + filled}; expected bytes {start} to {stop}"
+                ) from None
             if filled and answer.meta["e_tag"] != tag:
                 filled = 0
-                raise CutShortError("it was replaced while it was read")
+                raise TruncatedReadError("it was replaced while it was read")
             tag = answer.meta["e_tag"]
             if answer.meta["size"] < stop:
-                raise ShorterError(f"it ends at byte {answer.meta['size']}; expected bytes {start} to {stop}")
+                raise ReadPastEndError(f"it ends at byte {answer.meta['size']}; expected bytes {start} to {stop}")
             if answer.range != (start + filled, stop):
-                raise CutShortError(f"the server sent bytes {answer.range[0]} to {answer.range[1]} of others")
+                raise TruncatedReadError(f"the server sent bytes {answer.range[0]} to {answer.range[1]} of others")
             for chunk in answer.stream(_CHUNK_BYTES):
                 if len(chunk) > len(target) - filled:
-                    raise CutShortError("the answer is longer than was asked for")
+                    raise TruncatedReadError("the answer is longer than was asked for")
                 target[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
             if filled < len(target):
-                raise CutShortError(f"the answer was cut short at byte {start + filled}")
+                raise TruncatedReadError(f"the answer was cut short at byte {start + filled}")
 
         with self._reading:
             self._retried(request, "read", path, len(target))

@@ -25,12 +25,12 @@ from ..core.errors import StoreError
 from ..system import json_reader
 from ..system.json_reader import JsonError
 from .local import LocalStore
-from .store import Buffer, Entry, MissingError, Store, check_path
+from .store import Buffer, Entry, ObjectNotFoundError, Store, check_path
 
-MOST_BYTES = 1 << 30
+MAX_REQUEST_BYTES = 1 << 30
 """Maximum size of a response of unknown length: a listing, a manifest."""
 
-MOST_WORDS = 1 << 16
+MAX_ERROR_CHARACTERS = 1 << 16
 """Maximum size of an error response."""
 
 _BLOCK = 2**22
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.trust(self.request)
         try:
             action()  # type: ignore[operator]
-        except MissingError as error:
+        except ObjectNotFoundError as error:
             self._send(404, str(error).encode())
         except (StoreError, OSError, ValueError) as error:
             self._send(500, str(error).encode())
@@ -222,7 +222,7 @@ class PeerStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         end = "" if stop is None else f"&stop={stop}"
-        most = MOST_BYTES if stop is None else max(stop - start, MOST_WORDS)
+        most = MAX_REQUEST_BYTES if stop is None else max(stop - start, MAX_ERROR_CHARACTERS)
         return self._ask("GET", f"/{quote(check_path(path))}?start={start}{end}", most=most)
 
     def read_into(self, path: str, start: int, target: memoryview) -> None:
@@ -251,7 +251,7 @@ class PeerStore:
             self._ask("DELETE", f"/{quote(check_path(path))}")
 
     def _ask(
-        self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, most: int = MOST_BYTES
+        self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, most: int = MAX_REQUEST_BYTES
     ) -> bytes:
         for last in (False, True):
             try:
@@ -266,7 +266,7 @@ class PeerStore:
     def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int, most: int) -> bytes:
         with contextlib.closing(http.client.HTTPConnection(self._address, timeout=_SECONDS)) as connection:
             connection.putrequest(method, target)
-            connection.putheader("Authorization", authorization(self._token, method, target, size))
+            connection.putheader("Authorization", sign_request(self._token, method, target, size))
             connection.putheader("Content-Length", str(size))
             connection.endheaders()
             for part in parts:
@@ -278,13 +278,13 @@ class PeerStore:
         if len(body) > most:
             raise StoreError(f"{self.url} answered with more than {most:,} bytes, which were not asked for")
         if response.status == 404:
-            raise MissingError(body.decode(errors="replace"))
+            raise ObjectNotFoundError(body.decode(errors="replace"))
         if response.status != 200:
             raise StoreError(f"{self.url} refused: {response.status} {body[:500].decode(errors='replace')}")
         return body
 
 
-def authorization(token: str, method: str, target: str, size: int) -> str:
+def sign_request(token: str, method: str, target: str, size: int) -> str:
     """The header of one request that its sender knows the token; good for one time.
 
     Args:
@@ -333,7 +333,7 @@ class UnionStore:
     def read_into(self, path: str, start: int, target: memoryview) -> None:
         holders = self._holders.get(path, ())
         if not holders:
-            raise MissingError(f"{self.url}/{path} is in no host's memory")
+            raise ObjectNotFoundError(f"{self.url}/{path} is in no host's memory")
         with self._lock:
             turn = self._asked.get((path, start), 0)
             self._asked[path, start] = turn + 1

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from ..core.errors import StoreError
 from ..core.validation import Validated
-from .failures import failure_of
-from .store import MissingError
+from .failures import classify_failure
+from .store import ObjectNotFoundError
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def retry(
         try:
             return action(max(min(policy.request_deadline(num_bytes), end - clock()), _LEAST_SECONDS))
         except Exception as error:
-            failure = failure_of(error)
+            failure = classify_failure(error)
             if failure is None:
                 raise
         unsure += failure.kind == "unsure"
@@ -133,7 +133,7 @@ def retry(
             if late:
                 took += f", where {policy.deadline(num_bytes):.0f} s is the deadline"
             if failure.missing and verb == "read":
-                raise MissingError(f"{name} does not exist ({took})")
+                raise ObjectNotFoundError(f"{name} does not exist ({took})")
             raise StoreError(f"{name} can't be {verb}: {failure.reason} ({took}); {failure.advice}")
         if clock() - begun > SILENT_SECONDS:
             _LOG.warning("%s can't be %s yet: %s (%d tries); trying again", name, verb, failure.reason, tries)

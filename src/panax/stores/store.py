@@ -68,7 +68,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class Linking(Store, Protocol):
+class LinkableStore(Store, Protocol):
     """A store in which a name may be a link to what is not the store's."""
 
     def is_link(self, path: str) -> bool:
@@ -77,7 +77,7 @@ class Linking(Store, Protocol):
 
 
 @runtime_checkable
-class Claiming(Store, Protocol):
+class ExclusiveStore(Store, Protocol):
     """A store in which one of several writers of the same object wins."""
 
     def create(self, path: str, data: bytes) -> bool:
@@ -91,7 +91,7 @@ class Claiming(Store, Protocol):
         ...
 
 
-class MissingError(StoreError):
+class ObjectNotFoundError(StoreError):
     """There is no object of that name."""
 
 
@@ -108,7 +108,7 @@ def is_remote(url: str) -> bool:
     return url.startswith(REMOTE)
 
 
-def open_store(url: str | Path) -> Claiming:
+def open_store(url: str | Path) -> ExclusiveStore:
     """The store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
 
     Credentials and endpoints of object stores come from the environment alone.
@@ -146,10 +146,10 @@ def redact_address(text: str) -> str:
     return f"{scheme}://{'...@' if at else ''}{place}{rest[end] + '...' if end < len(rest) else ''}"
 
 
-def join(url: str, *parts: str) -> str:
+def join_url(url: str, *parts: str) -> str:
     """An address below another.
 
-    >>> join("s3://bucket/run/", "checkpoints"), join("runs/a", "checkpoints")
+    >>> join_url("s3://bucket/run/", "checkpoints"), join_url("runs/a", "checkpoints")
     ('s3://bucket/run/checkpoints', 'runs/a/checkpoints')
     """
     return "/".join([url.rstrip("/"), *parts]) if is_remote(url) else str(Path(url, *parts))

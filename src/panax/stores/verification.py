@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .failures import CutShortError, NotAsSentError
+from .failures import TruncatedReadError, WriteMismatchError
 from .store import Buffer
 
 
@@ -24,7 +24,7 @@ def entity_tag(parts: Sequence[Buffer], part_bytes: int | None = None) -> str:
     return f"{_md5(digests).hexdigest()}-{len(digests)}"
 
 
-def check_read_back(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
+def verify_written(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
     """Compare what a store holds with what was sent.
 
     Raises:
@@ -35,9 +35,9 @@ def check_read_back(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
         found.update(chunk)
         size += len(chunk)
     if size != expected_size:
-        raise NotAsSentError(f"the store holds {size} bytes where {expected_size} were sent")
+        raise WriteMismatchError(f"the store holds {size} bytes where {expected_size} were sent")
     if found.digest() != _md5(parts).digest():
-        raise NotAsSentError("what the store holds is not what was sent")
+        raise WriteMismatchError("what the store holds is not what was sent")
 
 
 class ReadCheck:
@@ -51,7 +51,7 @@ class ReadCheck:
         found, expected = entity_tag([body]), (tag or "").strip('"')
         if re.fullmatch("[0-9a-f]{32}", expected) and found != expected and found not in self._unlike:
             self._unlike.add(found)
-            raise CutShortError("the answer is not what its checksum says")
+            raise TruncatedReadError("the answer is not what its checksum says")
 
 
 def _md5(parts: Iterable[Buffer]) -> Any:

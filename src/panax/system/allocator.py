@@ -32,7 +32,7 @@ ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 TUNABLES = "GLIBC_TUNABLES"
-ASK = "glibc.malloc.hugetlb=1"
+HUGE_PAGES_TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def keep_freed_memory() -> bool:
@@ -55,7 +55,7 @@ def keep_freed_memory() -> bool:
 _keeps = False
 
 
-def prepare_for(temporaries: int) -> bool:
+def prepare_allocator(temporaries: int) -> bool:
     """Give back what compiling a program has freed; from then on map large blocks, if its temporaries are large and pages can be.
 
     Args:
@@ -64,21 +64,21 @@ def prepare_for(temporaries: int) -> bool:
     Returns:
         Whether large blocks are mapped from now on.
     """
-    give_back_freed()
-    in_huge_pages = huge_pages() == "always" or ASK in os.environ.get(TUNABLES, "")
+    release_freed_memory()
+    in_huge_pages = huge_page_mode() == "always" or HUGE_PAGES_TUNABLE in os.environ.get(TUNABLES, "")
     if not _keeps or not in_huge_pages or temporaries < LARGE_BYTES:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all([mallopt(M_MMAP_MAX, MAPPED_BLOCKS), mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)])
 
 
-def environment_of_huge_pages(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def huge_page_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What a process must be started with, so that glibc asks for huge pages; nothing where that is not needed, or of no use."""
-    if sys.platform != "linux" or huge_pages() != "madvise" or any(glob.glob(pattern) for pattern in ACCELERATORS):
+    if sys.platform != "linux" or huge_page_mode() != "madvise" or any(glob.glob(pattern) for pattern in ACCELERATORS):
         return {}
     if not _can_ask() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
         return {}
-    return {TUNABLES: ":".join(filter(None, (environment.get(TUNABLES, ""), ASK)))}
+    return {TUNABLES: ":".join(filter(None, (environment.get(TUNABLES, ""), HUGE_PAGES_TUNABLE)))}
 
 
 def restart_with_huge_pages() -> None:
@@ -86,7 +86,7 @@ def restart_with_huge_pages() -> None:
 
     For programs, as the first thing they do.
     """
-    wanted = environment_of_huge_pages()
+    wanted = huge_page_environment()
     if not wanted or not sys.executable or sys.gettrace() is not None:
         return
     with contextlib.suppress(OSError):
@@ -94,14 +94,14 @@ def restart_with_huge_pages() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})
 
 
-def give_back_freed() -> None:
+def release_freed_memory() -> None:
     """Give what is freed back to the system, if the allocator can: after a compilation that is hundreds of megabytes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def huge_pages() -> str:
+def huge_page_mode() -> str:
     """Who gets transparent huge pages: "always", "madvise" or "never"; "never" where the system does not say."""
     try:
         text = HUGE_PAGES.read_text()

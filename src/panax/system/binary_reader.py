@@ -8,14 +8,14 @@ there, and what is wrong is a `BinaryError`.
 import struct
 from typing import Protocol
 
-MOST_VARINT_BITS = 64
+MAX_VARINT_BITS = 64
 
 
 class BinaryError(ValueError):
     """Bytes that are not what a format says; the message says what is wrong, and not where they lie."""
 
 
-class CutShort(BinaryError):
+class TruncatedError(BinaryError):
     """The bytes end before what they announce; who read only a part of a file may read more of it, and try again."""
 
 
@@ -27,7 +27,7 @@ class ByteBuffer(Protocol):
     def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
 
 
-def number_at(data: ByteBuffer, at: int, kind: str) -> int:
+def read_number(data: ByteBuffer, at: int, kind: str) -> int:
     """The number at a place.
 
     Args:
@@ -38,14 +38,14 @@ def number_at(data: ByteBuffer, at: int, kind: str) -> int:
         BinaryError: The place is before the beginning.
         CutShort: The number reaches beyond the end.
 
-    >>> number_at(bytes([1, 0, 0, 0, 255, 255, 255, 255]), 4, "<i")
+    >>> read_number(bytes([1, 0, 0, 0, 255, 255, 255, 255]), 4, "<i")
     -1
     """
-    (number,) = struct.unpack(kind, bytes_at(data, at, struct.calcsize(kind)))
+    (number,) = struct.unpack(kind, read_bytes(data, at, struct.calcsize(kind)))
     return number
 
 
-def bytes_at(data: ByteBuffer, at: int, count: int) -> bytes:
+def read_bytes(data: ByteBuffer, at: int, count: int) -> bytes:
     """So many bytes from a place on.
 
     Raises:
@@ -55,7 +55,7 @@ def bytes_at(data: ByteBuffer, at: int, count: int) -> bytes:
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} bytes at byte {at:,}")
     if at + count > len(data):
-        raise CutShort(f"{count:,} bytes at byte {at:,} of {len(data):,}")
+        raise TruncatedError(f"{count:,} bytes at byte {at:,} of {len(data):,}")
     return bytes(data[at : at + count])
 
 
@@ -69,7 +69,7 @@ def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> N
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} items at byte {at:,}")
     if count * item_bytes > len(data) - at:
-        raise CutShort(f"{count:,} items of {item_bytes} bytes or more at byte {at:,} of {len(data):,}")
+        raise TruncatedError(f"{count:,} items of {item_bytes} bytes or more at byte {at:,} of {len(data):,}")
 
 
 class BinaryReader:
@@ -89,19 +89,19 @@ class BinaryReader:
             CutShort: There is none.
         """
         if self.at >= len(self.data):
-            raise CutShort(f"a byte at byte {self.at:,} of {len(self.data):,}")
+            raise TruncatedError(f"a byte at byte {self.at:,} of {len(self.data):,}")
         self.at += 1
         return self.data[self.at - 1 : self.at][0]
 
     def number(self, kind: str) -> int:
-        """The next number; see `number_at`."""
-        number = number_at(self.data, self.at, kind)
+        """The next number; see `read_number`."""
+        number = read_number(self.data, self.at, kind)
         self.at += struct.calcsize(kind)
         return number
 
     def take(self, count: int) -> bytes:
-        """The next so many bytes; see `bytes_at`."""
-        found = bytes_at(self.data, self.at, count)
+        """The next so many bytes; see `read_bytes`."""
+        found = read_bytes(self.data, self.at, count)
         self.at += count
         return found
 
@@ -116,12 +116,12 @@ class BinaryReader:
         150
         """
         found = 0
-        for shift in range(0, MOST_VARINT_BITS, 7):
+        for shift in range(0, MAX_VARINT_BITS, 7):
             byte = self.byte()
             found |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return found
-        raise BinaryError(f"a number of more than {MOST_VARINT_BITS} bits")
+        raise BinaryError(f"a number of more than {MAX_VARINT_BITS} bits")
 
     def zigzag(self) -> int:
         """The next `varint` with its sign in the lowest bit.

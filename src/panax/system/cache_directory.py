@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from .files import expand_user
-from .secure_dir import private_folder
+from .secure_dir import make_private_folder
 
 
 def cache_directory(given: str | None = None) -> Path:
@@ -35,4 +35,4 @@ def user_caches() -> Path:
     if home.is_absolute():
         return home / ".cache"
     # Others may write to where it lies.
-    return private_folder(Path(tempfile.gettempdir()) / f"caches-of-{os.getuid()}")
+    return make_private_folder(Path(tempfile.gettempdir()) / f"caches-of-{os.getuid()}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 LIFELINE = "PANAX_CHILD_LIFELINE"
 """The environment variable by which a child is told the descriptor that ends with its parent."""
 
-MOST_SAID_BYTES = 1 << 26
+MAX_OUTPUT_BYTES = 1 << 26
 """Of each output of a command, what is kept."""
 
 _LOOK_SECONDS = 0.2
@@ -186,7 +186,7 @@ class CompletedCommand(NamedTuple):
 
     Attributes:
         code: Its exit code, negative for a signal.
-        output: What it wrote to standard output, the first `MOST_SAID_BYTES`.
+        output: What it wrote to standard output, the first `MAX_OUTPUT_BYTES`.
         errors: To standard error.
     """
 
@@ -195,7 +195,7 @@ class CompletedCommand(NamedTuple):
     errors: str
 
 
-def run(
+def run_command(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, given: str = ""
 ) -> CompletedCommand:
     """Run a command to its end, in a process group of its own that ends with it or with its time.
@@ -228,7 +228,7 @@ def run(
         said = []
         for file in (output, errors):
             file.seek(0)
-            said.append(file.read(MOST_SAID_BYTES).decode(errors="replace"))
+            said.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
     return CompletedCommand(code, *said)
 
 
@@ -237,7 +237,7 @@ def end_with_parent() -> None:
 
     Only Linux does: elsewhere a child ends when it next reads its input.
     """
-    import fcntl  # Absent on Windows, where `check_system` ends a run first.
+    import fcntl  # Absent on Windows, where `check_platform` ends a run first.
 
     lifeline = os.environ.pop(LIFELINE, "")
     if not lifeline.isdecimal() or not hasattr(fcntl, "F_SETSIG"):

@@ -7,7 +7,7 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def processor() -> str:
+def describe_processor() -> str:
     """The machine's processors: their name and what they can do. A cache may be shared by unlike machines."""
     fields = _fields()
     # Arm's have no name there, but their maker's number and the part's.

@@ -14,10 +14,10 @@ from typing import IO
 _BLOCK = 1 << 16
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
+def absolute_path(path: str | os.PathLike[str]) -> Path:
     """A path that stays the same when the current folder changes; links in it are kept.
 
-    >>> absolute("runs/../a").name
+    >>> absolute_path("runs/../a").name
     'a'
     """
     return Path(os.path.abspath(expand_user(path)))
@@ -32,7 +32,7 @@ def expand_user(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def link_in(root: Path, path: Path) -> Path | None:
+def find_link(root: Path, path: Path) -> Path | None:
     """The first link on the way from a folder to a path in it; None where there is none. The folder itself may be one."""
     at = root
     for part in path.relative_to(root).parts:
@@ -52,7 +52,7 @@ def remove(root: Path, path: Path) -> bool:
         OSError: It can't be removed, or is a folder.
     """
     try:
-        (link_in(root, path) or path).unlink()
+        (find_link(root, path) or path).unlink()
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -106,7 +106,7 @@ def discard_folder(folder: Path) -> None:
         remove_folder(folder)
 
 
-def is_regular(path: Path) -> bool:
+def is_regular_file(path: Path) -> bool:
     """Whether there is a file of its own at a path: not a link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
@@ -130,7 +130,7 @@ def replace_link(path: Path) -> str:
     return target
 
 
-def mend_end(file: IO[bytes]) -> None:
+def trim_partial_line(file: IO[bytes]) -> None:
     """Cut what a power failure has left of a last line, so that the next one is whole; a file that does not end in a newline.
 
     Args:
@@ -159,11 +159,11 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        mend_end(file)
+        trim_partial_line(file)
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def usual_mode(path: Path) -> None:
+def apply_umask(path: Path) -> None:
     """Give a file that a library has made the mode that `open` would have: by the umask, and not for its owner alone.
 
     Raises:

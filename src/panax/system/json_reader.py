@@ -12,13 +12,13 @@ import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """The longest text that is read where a caller names no other bound."""
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Lists and objects within each other: far more than any format that Panax reads, far less than Python's stack."""
 
-MOST_DIGITS = 40
+MAX_DIGITS = 40
 """Digits of an integer: 128 bits. Tokenizers write 10**30 where they mean no limit."""
 
 T = TypeVar("T", dict[str, Any], list[Any])
@@ -31,7 +31,7 @@ class JsonError(ValueError):
     """Text that is not JSON of the expected form, or passes a bound; the message says which, and not where the text lies."""
 
 
-def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = False) -> Any:
+def parse(text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
@@ -40,7 +40,7 @@ def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = 
         constants: Whether NaN, Infinity and -Infinity are accepted, which Python writes and JSON does not know.
 
     Raises:
-        JsonError: It is not JSON, too long, nested deeper than `MOST_DEPTH`, or holds a number or a string that no other program
+        JsonError: It is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string that no other program
             could take.
     """
     if len(text) > most_bytes:
@@ -52,7 +52,7 @@ def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = 
     except JsonError:
         raise
     except RecursionError:
-        raise JsonError(f"it is nested deeper than {MOST_DEPTH} lists and objects") from None
+        raise JsonError(f"it is nested deeper than {MAX_DEPTH} lists and objects") from None
     except ValueError as error:
         raise JsonError(f"it is not JSON: {error}") from error
     _check_depth(value)
@@ -64,7 +64,7 @@ def parse(text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = 
     return value
 
 
-def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MOST_BYTES, constants: bool = False) -> T:
+def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
     """The object or list of a JSON text.
 
     Args:
@@ -80,7 +80,7 @@ def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MOST_BYTES, 
     return value
 
 
-def read(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, constants: bool = False) -> Any:
+def read(path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
     """The value of a JSON file.
 
     Raises:
@@ -90,7 +90,7 @@ def read(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, constant
     return parse(read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
 
 
-def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, constants: bool = False) -> T:
+def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
     """The object or list of a JSON file.
 
     Raises:
@@ -100,7 +100,7 @@ def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MO
     return parse_as(kind, read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
 
 
-def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
     """A regular file's bytes, if they are few enough.
 
     Raises:
@@ -123,7 +123,7 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -133,12 +133,12 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise JsonError(f"it is nested deeper than {MOST_DEPTH} lists and objects")
+    raise JsonError(f"it is nested deeper than {MAX_DEPTH} lists and objects")
 
 
 def _integer(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise JsonError(f"an integer in it has {len(text):,} digits; at most {MOST_DIGITS} are read")
+    if len(text) > MAX_DIGITS:
+        raise JsonError(f"an integer in it has {len(text):,} digits; at most {MAX_DIGITS} are read")
     return int(text)
 
 

@@ -21,7 +21,7 @@ def open_locked(path: str | Path) -> IO[bytes]:
         BlockingIOError: Another process has locked it.
         OSError: It can't be opened for writing, or is a link.
     """
-    import fcntl  # Absent on Windows, where `check_system` ends a run first.
+    import fcntl  # Absent on Windows, where `check_platform` ends a run first.
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     file = os.fdopen(descriptor, "r+b", buffering=0)
@@ -33,7 +33,7 @@ def open_locked(path: str | Path) -> IO[bytes]:
     return file
 
 
-def owner() -> str:
+def describe_owner() -> str:
     """This process for a file that it holds: its number, when it began, and its host."""
     return json.dumps({"pid": os.getpid(), "began": psutil.Process().create_time(), "host": socket.gethostname()})
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import IO
 
-MOST_WAITING = 1 << 20
+MAX_PENDING_BYTES = 1 << 20
 """Bytes that may wait to be read; further lines are left out, and counted, until there is room."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Outlet:
     """What is written to a stream, in its order. One that has gone takes nothing, a full disk loses some: neither is an error."""
 
-    def __init__(self, stream: IO[str], most_waiting: int = MOST_WAITING):
+    def __init__(self, stream: IO[str], most_waiting: int = MAX_PENDING_BYTES):
         """
         Args:
             stream: One without a descriptor (of a test, a notebook) is written to at once.

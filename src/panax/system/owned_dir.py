@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .files import discard_folder
 
-MARK = ".made-by-panax"
+OWNER_MARKER = ".made-by-panax"
 """An empty file."""
 
 
@@ -17,7 +17,7 @@ def make_owned_dir(folder: Path) -> Path:
         OSError: It can't be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / MARK
+    mark = folder / OWNER_MARKER
     if not mark.is_file():
         # Looked at again: another process may have made it meanwhile, whose mark comes first.
         if any(folder.iterdir()) and not mark.is_file():
@@ -26,7 +26,7 @@ def make_owned_dir(folder: Path) -> Path:
     return folder
 
 
-def remove_marked(folder: Path) -> None:
+def remove_owned_dir(folder: Path) -> None:
     """Remove a folder with all that is in it, if it has Panax's mark and is not a link; else leave it."""
-    if (folder / MARK).is_file() and not folder.is_symlink():
+    if (folder / OWNER_MARKER).is_file() and not folder.is_symlink():
         discard_folder(folder)

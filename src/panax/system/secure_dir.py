@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 
-def private_folder(path: str | Path) -> Path:
+def make_private_folder(path: str | Path) -> Path:
     """Make a folder that only this user can write to, or check that it is one.
 
     What it lies in is made too, where it is missing, and must be this user's or root's; a folder that all may write to

@@ -3,10 +3,10 @@
 import signal
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """What a signal is called.
 
-    >>> name_of(9), name_of(10_000)
+    >>> signal_name(9), signal_name(10_000)
     ('SIGKILL', 'signal 10000')
     """
     try:

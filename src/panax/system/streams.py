@@ -10,7 +10,7 @@ from typing import IO, Any
 from .outlet import Outlet
 
 
-def settle() -> None:
+def repair_streams() -> None:
     """Give a process its standard streams: those that are closed lead nowhere, and what an encoding lacks comes as its code.
 
     A file that is opened while a standard descriptor is closed would take its number, and what libraries print would go into it.

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 
 from ..core import Axes, Task, named_leaves, pair_axes
-from ..core.params.logical import axes_of_rows, is_table
+from ..core.params.logical import batch_row_axes, is_table
 from ..mesh import MESH_AXES, MeshShape, Placement, Rules
-from ..mesh.legality import problem
+from ..mesh.legality import find_problem
 from ..optim import Optax, RowSgd, Schedule
 from ..train import CompiledStep, Program, StepConfig
-from ..train.compiled import needs_of
+from ..train.compiled import mesh_requirements
 
 RATE, STEPS = 0.05, 3
 ROUNDINGS = 8.0
@@ -107,7 +107,7 @@ class LayoutComparison:
         """Arguments as `check_task`; `devices` are all of JAX's by default."""
         self._task, self._rules = task, rules
         self._batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
-        self._axes = task.axes_of(axes or axes_of_rows(self._batch))
+        self._axes = task.axes_of(axes or batch_row_axes(self._batch))
         self.tolerance = _tolerance(task, self._batch, self._axes) if tolerance is None else tolerance
         self.devices = tuple(jax.devices() if devices is None else devices)
         self._alone: dict[int, TrainedModel] = {}
@@ -167,8 +167,8 @@ def _unfit(
         return f"it takes {count} devices, and there {'is' if devices == 1 else 'are'} {devices}"
     micro_batches = 2 if sizes.get("stage", 1) > 1 else 1
     leaves = tuple((f"batch leaf {name!r}", axes[name], leaf.shape) for name, leaf in batch.items())
-    needs = needs_of(_program(task, micro_batches))
-    return problem(
+    needs = mesh_requirements(_program(task, micro_batches))
+    return find_problem(
         dataclasses.replace(needs, batch=leaves), rules or Rules(), dict.fromkeys(MESH_AXES, 1) | dict(sizes)
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 
-class Ahead:
+class BackgroundBuilder:
     """A queue of named jobs run in order in a background thread; requesting a result waits for it and
     re-raises its error."""
 

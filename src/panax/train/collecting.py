@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..core import Axes, Batch, Collected, CollectingTask, DataChecks, TrainState, current_target
+from ..core import Axes, Batch, CollectingTask, CollectionResult, DataChecks, TrainState, current_target
 from ..core.errors import RecipeError
-from ..core.layout.layout import whole_arrays
+from ..core.layout.layout import use_global_arrays
 from ..core.measures import NO_FAULT, merge_stacked
-from .precision import matmuls_as_set
+from .precision import use_matmul_precision
 from .update import PARAMETER_NORM, Scalars, check_names, parameter_norm, prepare_batch
 
 if TYPE_CHECKING:
     from .program import Program
 
-LAST = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
+LAST_VALUE_NAMES = ("skipped", "skipped_in_a_row", "learning_rate", "loss_scale")
 """Scalars reported as of the last update made, and the learning rate as of the next step; other scalars are
 means over updates."""
 
@@ -50,7 +50,7 @@ class _Packed(eqx.Module):
         return {**{name: self.values[..., place] for place, name in enumerate(self.names)}, **self.others}
 
 
-Made = tuple[_Packed, jax.Array]
+UpdateOutcome = tuple[_Packed, jax.Array]
 """Scalars of updates, and a mask of those that were made; each with the leading axis `update`."""
 
 
@@ -76,11 +76,11 @@ def check_plain(program: "Program") -> None:
             )
 
 
-def collecting_step(
+def take_collecting_step(
     program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
     """Repeat `collections` times: collect, then make `updates` updates. Scalars are means over them, or the
-    last ones (`LAST`)."""
+    last ones (`LAST_VALUE_NAMES`)."""
     task = _task_of(program)
     numbered = prepare_batch(program.task, batch, batch_axes).batch
     step, key = state.step, state.step_key
@@ -100,11 +100,11 @@ def collecting_step(
     return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own | norm
 
 
-def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> Collected:
+def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> CollectionResult:
     """Collect the task's data with the parameters of `state`."""
     task = _task_of(program)
     task.check_rows(batch)
-    with matmuls_as_set(task, current_target()), whole_arrays():
+    with use_matmul_precision(task, current_target()), use_global_arrays():
         return task.collect(state.params, state.model_state, batch, key)
 
 
@@ -119,8 +119,8 @@ def first_batch(program: "Program", state: TrainState, batch: Batch) -> tuple[Tr
 
 
 def _updates(
-    program: "Program", state: TrainState, collected: Collected, key: jax.Array, first: jax.Array
-) -> tuple[TrainState, Made]:
+    program: "Program", state: TrainState, collected: CollectionResult, key: jax.Array, first: jax.Array
+) -> tuple[TrainState, UpdateOutcome]:
     """Make all updates of one collection; return their scalars, and a mask of those that were made.
 
     Args:
@@ -130,7 +130,7 @@ def _updates(
 
     def update(carry: tuple[TrainState, jax.Array], index: jax.Array) -> Any:
         state, going = carry
-        with whole_arrays():
+        with use_global_arrays():
             minibatch = task.minibatch(collected.experience, state.model_state, index, key)
         after, scalars = program.one_step(dataclasses.replace(state, step=first + index), minibatch, None)
         followed = task.updated(after.params, after.model_state)
@@ -140,7 +140,7 @@ def _updates(
             after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
         return (after, going), (_Packed.of(scalars), going)
 
-    def updates(begun: TrainState) -> tuple[TrainState, Made]:
+    def updates(begun: TrainState) -> tuple[TrainState, UpdateOutcome]:
         (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
         skipped = program.transformation.skipped
         if task.stops_early and skipped is not None:
@@ -171,7 +171,7 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
     return jax.tree.map(lambda new, old: jnp.where(found, old, new), updates(begun), (begun, nothing))
 
 
-def _over_updates(made: Made) -> dict[str, Any]:
+def _over_updates(made: UpdateOutcome) -> dict[str, Any]:
     """Reduce the scalars of updates [collection, update] to those of the step; updates that were not made
     have no weight."""
     scalars, counted = made[0].unpacked(), made[1]
@@ -182,7 +182,7 @@ def _over_updates(made: Made) -> dict[str, Any]:
     def one(name: str, value: Any) -> Any:
         if isinstance(value, DataChecks):
             return DataChecks(value.worst.max(axis=(0, 1)), value.checks, value.advice)
-        if name in LAST:
+        if name in LAST_VALUE_NAMES:
             return value[-1, -1] if name == "learning_rate" else value.reshape(-1)[last]
         mask = counted.reshape(counted.shape + (1,) * (value.ndim - counted.ndim))
         return jnp.where(mask, value, 0).sum(axis=(0, 1)) / weight

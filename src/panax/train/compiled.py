@@ -17,20 +17,20 @@ from ..core import Axes, CollectingTask, TrainState, pair_axes
 from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..core.errors import TrainingError
 from ..core.layout.target import Target
-from ..core.params.logical import Role, axis_of
-from ..core.params.module import draw_in_turn
+from ..core.params.logical import Role, axis_for_role
+from ..core.params.module import init_sequentially
 from ..kernels import use_kernels
 from ..mesh import Placement
-from ..mesh.legality import MeshRequirements, check, fitted_rules, remarks
+from ..mesh.legality import MeshRequirements, check, fit_rules, list_remarks
 from ..mesh.topology import data_parallel_size
 from ..parallel.context import zigzag_order
 from ..spmd.checking import check_program
-from ..system.allocator import prepare_for
-from .ahead import Ahead
+from ..system.allocator import prepare_allocator
+from .ahead import BackgroundBuilder
 from .precision import check_precision
 from .program import Program
-from .room import check_room
-from .sending import HeldRows, Sender, check_leaves, check_sizes, global_array, held_by
+from .room import check_memory
+from .sending import HeldRows, Sender, check_leaves, check_sizes, find_held_rows, global_array
 from .update import Scalars
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -105,14 +105,14 @@ class CompiledStep:
         """
         self.program = program = program.on(placement)
         self._rules = placement.rules
-        self._needs = needs_of(program)
+        self._needs = mesh_requirements(program)
         self._checked: set[Any] = set()
         self._mesh_checked = False
         check(self._needs, placement.rules, placement.sizes)
         check_precision(program.task, placement.target)
         self.batch_axes = program.task.axes_of(batch_axes)
-        rules = fitted_rules(placement.rules, self._needs, placement.sizes)
-        if not any(axis_of(Role.POSITIONS) in axes for axes in self.batch_axes.values()):
+        rules = fit_rules(placement.rules, self._needs, placement.sizes)
+        if not any(axis_for_role(Role.POSITIONS) in axes for axes in self.batch_axes.values()):
             rules = rules.without_positions()
         self.placement = placement = dataclasses.replace(placement, rules=rules, row_order=self._needs.row_order)
         check_leaves(program.task, batch_axes)
@@ -132,7 +132,7 @@ class CompiledStep:
         self._summaries: dict[Any, dict[Signature, Any]] = {}
         self._renewal: Any = None
         self._agreements: dict[OuterSync, Any] = {}
-        self._ahead = Ahead()
+        self._ahead = BackgroundBuilder()
         # The last step's number and the array that holds it, so that counting does not wait for the devices.
         self._count: tuple[int, Any] = (0, None)
 
@@ -143,9 +143,9 @@ class CompiledStep:
         Raises:
             RecipeError: It does not fit in the memory of the devices.
         """
-        check_room(self.program.abstract, self.shardings)
+        check_memory(self.program.abstract, self.shardings)
         given = self.program.task.given((self.shardings.params, self.shardings.model_state))
-        with draw_in_turn(self.placement.sizes.get("stage", 1) == 1):
+        with init_sequentially(self.placement.sizes.get("stage", 1) == 1):
             return self._create(jax.random.key(seed), given)
 
     @property
@@ -164,8 +164,8 @@ class CompiledStep:
             return None
         name = next(iter(self.batch_axes))
         row_numbers = {name: jax.ShapeDtypeStruct((batch_size,), np.int32)}
-        sharding = self.placement.batch_shardings(row_numbers, {name: (axis_of(Role.ROWS),)})[name]
-        return held_by(sharding.addressable_devices, sharding, batch_size)
+        sharding = self.placement.batch_shardings(row_numbers, {name: (axis_for_role(Role.ROWS),)})[name]
+        return find_held_rows(sharding.addressable_devices, sharding, batch_size)
 
     def put(
         self, batch: Mapping[str, Any], held: HeldRows | None = None, *, owned: bool = False
@@ -220,9 +220,9 @@ class CompiledStep:
     def _as_held(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
         """Permute positions to the order of the context axis."""
         parts = self.placement.sizes["context"]
-        if parts == 1 or self.placement.row_order == "contiguous" or axis_of(Role.POSITIONS) not in axes:
+        if parts == 1 or self.placement.row_order == "contiguous" or axis_for_role(Role.POSITIONS) not in axes:
             return leaf
-        dim = axes.index(axis_of(Role.POSITIONS))
+        dim = axes.index(axis_for_role(Role.POSITIONS))
         return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
@@ -326,7 +326,7 @@ class CompiledStep:
         return self._program_for(self._evaluate, batch, self._compile_evaluate, self.shapes_allowed + 1)(state, batch)
 
     def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
-        """Compute `summary` of the parameters and this batch's gradients, in one program; the state is not
+        """Compute `summarize_collectives` of the parameters and this batch's gradients, in one program; the state is not
         donated.
 
         Args:
@@ -363,7 +363,7 @@ class CompiledStep:
             LayoutError: As in `lower`.
         """
         self._check_batch(batch, self.program.config.micro_batches)
-        for remark in remarks(self._needs, self.placement.sizes):
+        for remark in list_remarks(self._needs, self.placement.sizes):
             warnings.warn(remark, stacklevel=2)
         replicated = self.placement.sharding()
         function = partial(self.program.step, batch_axes=self.batch_axes)
@@ -380,7 +380,7 @@ class CompiledStep:
         self.when_traced(traced)
         if not self.placement.target.traits.own_memory:
             found = compiled.memory_analysis()
-            prepare_for(0 if found is None else found.temp_size_in_bytes)
+            prepare_allocator(0 if found is None else found.temp_size_in_bytes)
         return compiled
 
     def _check_mesh(self) -> None:
@@ -449,7 +449,7 @@ def _signature(batch: Mapping[str, Any]) -> Signature:
     return tuple((name, batch[name].shape, dtypes[name]) for name in sorted(batch))
 
 
-def needs_of(program: Program) -> MeshRequirements:
+def mesh_requirements(program: Program) -> MeshRequirements:
     """Return the program's requirements on a mesh, as plain data."""
     task = program.task
     arrays = pair_axes(program.abstract, program.axes)

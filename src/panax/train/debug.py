@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Axes, TrainState, real_values
+from ..core import Axes, TrainState, use_eager_values
 from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..kernels import use_kernels
 from .on_mesh import split_rows
@@ -60,7 +60,7 @@ class DebugStep:
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager(), use_kernels(self.program.kernels.names):
-            with real_values():
+            with use_eager_values():
                 before, seen = self.program.first_seen(state, batch)
                 micro_batches = split_rows(
                     prepare_batch(self.program.task, seen).batch, self.program.config.micro_batches
@@ -77,7 +77,7 @@ class DebugStep:
                 return dataclasses.replace(state, optimizer_state=taken_over), scalars
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
-        with _eager(), real_values(), use_kernels(self.program.kernels.names):
+        with _eager(), use_eager_values(), use_kernels(self.program.kernels.names):
             return self.program.evaluate(state, batch)
 
     def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:

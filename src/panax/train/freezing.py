@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core import named_leaves
 from ..core.errors import RecipeError
-from ..core.params.selection import LayerParameters, choose
+from ..core.params.selection import LayerParameters, select_params
 
 Rows = Mapping[str, frozenset[int]]
 """For a stacked parameter, its frozen layers."""
@@ -34,7 +34,7 @@ def freeze(
     whole = {name for name in leaves if name in fixed}
     rows: dict[str, set[int]] = {}
     for prefix in frozen:
-        for name, chosen in choose(prefix, leaves, layers, "frozen").items():
+        for name, chosen in select_params(prefix, leaves, layers, "frozen").items():
             if chosen is None:
                 whole.add(name)
             else:

@@ -12,17 +12,17 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..core import Axes, Batch, Task, TrainState, current_layout, named_leaves
-from ..core.errors import LayoutError, RecipeError, nearest
+from ..core.errors import LayoutError, RecipeError, suggest_name
 from ..core.layout.declarations import declare_trip_count
 from ..core.layout.layout import Layout
-from ..core.params.counter_rng import bits_of_places, to_centered_uniform
-from ..core.params.growth import Growing
-from ..mesh.placement import as_spec
-from ..parallel.row_places import Lies
-from ..parallel.vocabulary import Said, ShardVocabulary, VocabularyBlocks
-from ..spmd.in_place import read_first
+from ..core.params.counter_rng import element_bits, to_centered_uniform
+from ..core.params.growth import GrowingVocab
+from ..mesh.placement import partition_entries
+from ..parallel.row_places import TablePlacement
+from ..parallel.vocabulary import ShardVocabulary, VocabularyBlocks, VocabularyLookup
+from ..spmd.in_place import read_before_write
 from ..spmd.manual import map_over_shards
-from .tables import TableUpdates, with_tables
+from .tables import TableUpdates, replace_tables
 
 BatchAxes = Mapping[str, Axes]
 Counts = Mapping[str, jax.Array]
@@ -31,7 +31,7 @@ WORDS = 2
 """Number of 32-bit words in a key."""
 
 
-class Before(NamedTuple):
+class RowsBefore(NamedTuple):
     """State of one table before rows were assigned, for the rows that a step uses.
 
     Attributes:
@@ -44,17 +44,17 @@ class Before(NamedTuple):
     given: jax.Array
     numbers: jax.Array
     kept: dict[str, jax.Array]
-    said: Said
+    said: VocabularyLookup
 
 
-class Given(NamedTuple):
+class AssignedBatch(NamedTuple):
     """Inputs of a step after rows are assigned.
 
     Attributes:
         state: The state, with a row for each key of the batch.
         batch: The batch, with row indices in place of keys.
         axes: The logical axes of the batch.
-        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as in `Decided`.
+        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as in `RowAssignments`.
         before: By table, the input of `undone`.
     """
 
@@ -62,7 +62,7 @@ class Given(NamedTuple):
     batch: dict[str, jax.Array]
     axes: dict[str, Axes]
     counts: Counts
-    before: Mapping[str, Before]
+    before: Mapping[str, RowsBefore]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class GrowingTables:
     """The growing tables of a task, with the assignment of their rows."""
 
     tables: TableUpdates
-    growing: tuple[Growing, ...]
+    growing: tuple[GrowingVocab, ...]
 
     @classmethod
     def of(cls, task: Task, tables: TableUpdates | None) -> "GrowingTables | None":
@@ -93,7 +93,7 @@ class GrowingTables:
             if each.table not in known:
                 raise RecipeError(
                     f"{type(task).__name__} has a vocabulary for {each.table!r}, which is not a table; "
-                    f"{nearest(each.table, known)}"
+                    f"{suggest_name(each.table, known)}"
                 )
             assert tables is not None
             if each.table not in tables.trained:
@@ -124,11 +124,11 @@ class GrowingTables:
                     f'{devices} devices; give it rows={enough:,}, smaller blocks, or placement="everywhere"'
                 )
 
-    def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "Given":
+    def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "AssignedBatch":
         """Assign a row to each key of a batch; newly assigned rows get initial values and initial optimizer
         state."""
         counts: dict[str, jax.Array] = {}
-        before: dict[str, Before] = {}
+        before: dict[str, RowsBefore] = {}
         for each in self.growing:
             self._check(each, batch)
             named = named_leaves(state.params)
@@ -154,9 +154,9 @@ class GrowingTables:
             }
             batch, axes = _with_numbers(batch, axes, numbers)
             state = _with(state, each, table, kept, vocabulary)
-        return Given(state, dict(batch), dict(axes), counts, before)
+        return AssignedBatch(state, dict(batch), dict(axes), counts, before)
 
-    def undone(self, state: TrainState, before: Mapping[str, "Before"], undo: jax.Array) -> TrainState:
+    def undone(self, state: TrainState, before: Mapping[str, "RowsBefore"], undo: jax.Array) -> TrainState:
         """Restore the state before rows were assigned, bitwise, if `undo` is True.
 
         Args:
@@ -202,7 +202,7 @@ class GrowingTables:
             for name, leaf in batch.items()
         }
 
-    def _check(self, each: Growing, batch: Batch) -> None:
+    def _check(self, each: GrowingVocab, batch: Batch) -> None:
         for leaf in each.leaves:
             found = batch.get(leaf)
             if found is None:
@@ -217,13 +217,13 @@ class GrowingTables:
                 )
 
     def _specs(
-        self, each: Growing, layout: Layout, kept: Any, leaves: Any, axes: BatchAxes
+        self, each: GrowingVocab, layout: Layout, kept: Any, leaves: Any, axes: BatchAxes
     ) -> tuple[PartitionSpec, dict[str, PartitionSpec], ShardVocabulary, dict[str, list[PartitionSpec]]]:
         """Return the shardings of the table, its optimizer state, its vocabulary, and each leaf of keys and
         of row indices."""
 
         def spec(dims: Any) -> PartitionSpec:
-            return PartitionSpec(*as_spec(dims))
+            return PartitionSpec(*partition_entries(dims))
 
         own = self.tables.axes[each.table]
         kinds = self.tables.kept_axes()[each.table]
@@ -234,14 +234,18 @@ class GrowingTables:
         }
         return spec(layout.storage(own)), held, rows, ids
 
-    def _blocks(self, each: Growing, vocabulary: ShardVocabulary) -> VocabularyBlocks:
+    def _blocks(self, each: GrowingVocab, vocabulary: ShardVocabulary) -> VocabularyBlocks:
         """Describe a table's vocabulary on this device.
 
         Raises:
             LayoutError: The table's columns are sharded, so that no device holds a whole row.
         """
         layout = current_layout()
-        lies = Lies((), (), (), ()) if layout is None else Lies.of(each.table, self.tables.axes[each.table], layout)
+        lies = (
+            TablePlacement((), (), (), ())
+            if layout is None
+            else TablePlacement.of(each.table, self.tables.axes[each.table], layout)
+        )
         if lies.columns:
             raise LayoutError(
                 f"the table {each.table!r} grows, and its columns are split over {', '.join(lies.columns)}; split its rows "
@@ -249,26 +253,26 @@ class GrowingTables:
             )
         return VocabularyBlocks.of(lies, vocabulary.keys.shape, each.ways, each.idle_steps)
 
-    def _giving(self, each: Growing) -> Callable[..., Any]:
+    def _giving(self, each: GrowingVocab) -> Callable[..., Any]:
         def one(
             table: jax.Array, kept: Any, vocabulary: ShardVocabulary, leaves: Any, step: jax.Array, seed: jax.Array
         ) -> tuple[Any, ...]:
             blocks = self._blocks(each, vocabulary)
             rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
-            first = first_rows(decided.keys, table.shape[1], seed, each.scale)
+            first = init_rows(decided.keys, table.shape[1], seed, each.scale)
             begun = self.tables.optimizer.first_state(first.shape, self.tables.axes[each.table])
-            were, place = read_first(table, decided.rows, decided.rows)
-            before = Before(decided.rows, were, {}, decided.before)
+            were, place = read_before_write(table, decided.rows, decided.rows)
+            before = RowsBefore(decided.rows, were, {}, decided.before)
             table, after = _put(table, place, first), {}
             for kind, leaf in kept.items():
-                before.kept[kind], place = read_first(leaf, decided.rows, decided.rows)
+                before.kept[kind], place = read_before_write(leaf, decided.rows, decided.rows)
                 after[kind] = _put(leaf, place, begun[kind])
             counts = [decided.given, decided.taken, decided.crowded]
             return table, after, vocabulary, _apart(rows, leaves), counts, before
 
         return one
 
-    def _finding(self, each: Growing) -> Callable[..., Any]:
+    def _finding(self, each: GrowingVocab) -> Callable[..., Any]:
         def one(vocabulary: ShardVocabulary, leaves: Any) -> dict[str, jax.Array]:
             rows = self._blocks(each, vocabulary).found(vocabulary, _together(leaves))
             return _apart(rows, leaves)
@@ -276,13 +280,13 @@ class GrowingTables:
         return one
 
 
-def first_rows(
+def init_rows(
     keys: UInt32[Array, "keys 2"], width: int, seed: UInt32[Array, ""], scale: float
 ) -> Float[Array, "keys row_width"]:
     """Compute the initial values of each key's row as a hash of the key, independent of the row and the time
     of assignment."""
     column = jnp.arange(width, dtype=jnp.int32)
-    bits = bits_of_places("key", seed, [keys[:, :1], keys[:, 1:], column[None, :]])
+    bits = element_bits("key", seed, [keys[:, :1], keys[:, 1:], column[None, :]])
     return to_centered_uniform(bits) * jnp.float32(scale)
 
 
@@ -291,7 +295,7 @@ def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
 
 
 def _undone(
-    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary, before: Before, undo: jax.Array
+    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary, before: RowsBefore, undo: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array], ShardVocabulary]:
     """Restore the rows on one device.
 
@@ -310,25 +314,25 @@ def _undone(
         return jax.lax.while_loop(lambda carry: carry[0], one, (undo, (table, dict(kept), vocabulary)))[1]
 
 
-def _before(rows: ShardVocabulary, kept: Mapping[str, Any]) -> Before:
-    """Return the shardings of `Before`, which follow the rows of each shard."""
+def _before(rows: ShardVocabulary, kept: Mapping[str, Any]) -> RowsBefore:
+    """Return the shardings of `RowsBefore`, which follow the rows of each shard."""
     places: Any = rows.asked
     kinds: dict[str, Any] = dict.fromkeys(kept, places)
-    return Before(places, places, kinds, Said(places, places, places))
+    return RowsBefore(places, places, kinds, VocabularyLookup(places, places, places))
 
 
 def _with(
-    state: TrainState, each: Growing, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary
+    state: TrainState, each: GrowingVocab, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary
 ) -> TrainState:
     return dataclasses.replace(
         state,
-        params=with_tables(state.params, {each.table: table}),
+        params=replace_tables(state.params, {each.table: table}),
         tables={**(state.tables or {}), each.table: kept},
         model_state={**state.model_state, each.vocabulary: vocabulary._asdict()},
     )
 
 
-def _vocabulary(model_state: Any, each: Growing) -> ShardVocabulary:
+def _vocabulary(model_state: Any, each: GrowingVocab) -> ShardVocabulary:
     return ShardVocabulary(**model_state[each.vocabulary])
 
 

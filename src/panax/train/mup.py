@@ -17,10 +17,10 @@ import jax
 
 from ..core import Task, named_leaves, pair_axes
 from ..core.errors import RecipeError
-from ..core.params.logical import traits_of
+from ..core.params.logical import lookup_axis
 from ..core.protocols import Axes
 from ..optim import Optimizer, ShardedOptimizer
-from ..optim.parameter import matrix_of
+from ..optim.parameter import matrix_dims
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +110,13 @@ def _described(task: Task) -> tuple[dict[str, tuple[int, ...]], dict[str, Axes]]
 
 def _factors(name: str, growth: list[float], axes: Axes, reads_out: bool) -> tuple[float, float] | None:
     """Return the factors of the learning rate and of the initial values; None if neither changes."""
-    matrix = matrix_of(axes)
+    matrix = matrix_dims(axes)
     if matrix is None:
         return None
     into, out = (math.prod(growth[dim] for dim in dims) for dims in (matrix[::-1] if reads_out else matrix))
     if into == 1:
         return None
-    reads_out |= any(traits_of(axes[dim]).read_out for dim in matrix[1])
+    reads_out |= any(lookup_axis(axes[dim]).read_out for dim in matrix[1])
     if out == 1 and not reads_out:
         raise RecipeError(
             f"task.base: of {name} what goes in grows by {into:g} and what comes out does not ({', '.join(map(str, axes))}), and "

@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec
 
 from ..comms import Comms
 from ..comms.delayed import Terms
-from ..comms.reduction import Owed, reduce_compressed, ways_of
+from ..comms.reduction import Residuals, compressed_views, reduce_compressed
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
 from ..core.layout.declarations import tag_comm
-from ..core.layout.layout import Layout, whole_arrays
+from ..core.layout.layout import Layout, use_global_arrays
 from ..core.loss_scale import use_loss_scale
-from ..core.measures import counted_fields, keeps_largest
-from ..mesh.placement import as_spec
+from ..core.measures import merged_fields, merges_by_max
+from ..mesh.placement import partition_entries
 from ..mesh.rules import MESH_AXES
 from ..spmd import compute_grads, merge_over_devices, token_axes
 from ..spmd.collectives import all_reduce
@@ -31,13 +31,13 @@ from ..spmd.marks import ValueState, assert_sharding, check_sharding
 from ..spmd.once import gather_params_per_step, reduce_grads
 from ..spmd.overlapped_grad_reduce import GradReduceOverlap, overlap_grad_reduce
 from .loss_scaling import unscale_gradients
-from .overlapped_grads import as_share, early_owed, early_sums
-from .tables import OpenedTables, TableUpdates, scale_rows
+from .overlapped_grads import check_share, early_residuals, early_sums
+from .tables import GatheredTables, TableUpdates, scale_rows
 
 BatchAxes = Mapping[str, Axes]
 
 
-class Reduced(NamedTuple):
+class ReducedGradients(NamedTuple):
     """Result of a step's gradient reduction over devices.
 
     Attributes:
@@ -47,11 +47,11 @@ class Reduced(NamedTuple):
     """
 
     sums: Any
-    owed: Owed
+    owed: Residuals
     late: Terms | None
 
 
-def gradients(
+def compute_mesh_gradients(
     task: Task,
     params: Any,
     model_state: Any,
@@ -62,11 +62,11 @@ def gradients(
     axes: BatchAxes,
     scale: jax.Array | None = None,
     comms: Comms | None = None,
-    owed: Owed = None,
+    owed: Residuals = None,
     count: jax.Array | None = None,
     late: Terms | None = None,
     tables: TableUpdates | None = None,
-) -> tuple[Gradients, Owed, Terms | None]:
+) -> tuple[Gradients, Residuals, Terms | None]:
     """Compute `task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the
     storage sharding.
 
@@ -83,7 +83,7 @@ def gradients(
     """
     layout = current_layout()
     if layout is None or not task.names_axes:
-        with whole_arrays(), use_loss_scale(scale):
+        with use_global_arrays(), use_loss_scale(scale):
             opened = None if tables is None else tables.opened(task, params, batch)
             given = params if opened is None else opened.params
             found = compute_grads(task, given, model_state, split_rows(batch, parts), key, trainable)
@@ -97,10 +97,10 @@ def gradients(
         batch: Batch,
         key: jax.Array,
         scale: jax.Array | None,
-        owed: Owed,
+        owed: Residuals,
         count: jax.Array | None,
         late: Terms | None,
-    ) -> tuple[Gradients, Owed, Terms | None]:
+    ) -> tuple[Gradients, Residuals, Terms | None]:
         read = None if tables is None else tables.opened(task, params, batch)
         opened = _gathered_once(task, layout, params if read is None else read.params, parameter_axes)
         early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
@@ -123,7 +123,7 @@ def gradients(
     def of_replicas(kept: Mapping[str, Any] | None) -> Any:
         if kept is None or comms is None:
             return None
-        return {name: PartitionSpec(*comms.over, *as_spec(layout.storage(named[name]))) for name in kept}
+        return {name: PartitionSpec(*comms.over, *partition_entries(layout.storage(named[name]))) for name in kept}
 
     lies = of_replicas(owed), of_replicas(late)
     specs = (*specs, PartitionSpec(), lies[0], PartitionSpec(), lies[1])
@@ -131,7 +131,7 @@ def gradients(
     return map_over_shards(local, layout, specs, (out, *lies))(*given)
 
 
-def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array | None) -> Gradients:
+def _with_rows(found: Gradients, opened: GatheredTables | None, scale: jax.Array | None) -> Gradients:
     """Separate the unscaled row gradients of tables from the other gradients."""
     if opened is None:
         return found
@@ -140,7 +140,7 @@ def _with_rows(found: Gradients, opened: OpenedTables | None, scale: jax.Array |
     return found._replace(gradients=dense, rows=rows)
 
 
-def evaluation(
+def evaluate_on_mesh(
     task: Task,
     params: Any,
     model_state: Any,
@@ -152,7 +152,7 @@ def evaluation(
     """Compute `task.loss` of a global batch outside of training, merged over devices."""
     layout = current_layout()
     if layout is None or not task.names_axes:
-        with whole_arrays():
+        with use_global_arrays():
             return task.loss(params, model_state, batch, key, False)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Evaluation:
@@ -178,9 +178,9 @@ def split_rows(batch: Batch, parts: int) -> dict[str, Any]:
 
 def _specs(layout: Layout, task: Task, params: Any, model_state: Any, batch: Batch, axes: BatchAxes) -> tuple:
     def stored(tree: Any, tree_axes: Any) -> Any:
-        return map_axes(lambda _, a: PartitionSpec(*as_spec(layout.storage(a))), tree, tree_axes)
+        return map_axes(lambda _, a: PartitionSpec(*partition_entries(layout.storage(a))), tree, tree_axes)
 
-    rows = {name: PartitionSpec(*as_spec(layout.compute(axes[name]))) for name in batch}
+    rows = {name: PartitionSpec(*partition_entries(layout.compute(axes[name]))) for name in batch}
     return (
         stored(params, task.parameter_axes(params)),
         stored(model_state, task.state_axes(model_state)),
@@ -201,11 +201,11 @@ def _summed(
     gradients: Any,
     axes: Any,
     comms: Comms | None,
-    owed: Owed,
+    owed: Residuals,
     count: jax.Array | None,
     late: Terms | None,
     early: GradReduceOverlap | None,
-) -> Reduced:
+) -> ReducedGradients:
     """Reduce gradients once per step, over all mesh axes that do not shard a parameter, unless already
     reduced in the backward pass."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
@@ -217,7 +217,7 @@ def _summed(
         if name in met:
             sums[name] = gradient
         elif gradient is not None:
-            sums[name], rest[name] = as_share(name, gradient, tuple(leaf_axes), layout)
+            sums[name], rest[name] = check_share(name, gradient, tuple(leaf_axes), layout)
     terms = None
     with tag_comm("gradients once a step"):
         # Delayed gradients: reduce this batch's over the fast axes, and the previous batch's over the slow ones.
@@ -231,20 +231,20 @@ def _summed(
                 rest[name] = tuple(axis for axis in slow if axis in comms.over)
                 sums[name] = assert_sharding(before, dict.fromkeys(rest[name], ValueState.PARTIAL))
         if comms is not None and comms.compress and count is not None:
-            ways = ways_of({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
+            ways = compressed_views({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
             for name in ways:
                 # Reduce over the fast network first, so that the slow one carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
             left = None if owed is None else {name: owed[name] for name in ways}
             found, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
             if owed is not None and left is not None:
-                owed = {name: left[name] if name in left else early_owed(early, name, owed[name]) for name in owed}
+                owed = {name: left[name] if name in left else early_residuals(early, name, owed[name]) for name in owed}
             sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
     if terms is not None:
         # Tie both together: the sums travel while this batch is processed, and are used only after it, in place.
         sums, terms = jax.lax.optimization_barrier((sums, terms))
-    return Reduced(treedef.unflatten([sums[name] for name in named]), owed, terms)
+    return ReducedGradients(treedef.unflatten([sums[name] for name in named]), owed, terms)
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:
@@ -263,7 +263,7 @@ def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any
             value = jnp.asarray(getattr(measure, field))
             of_tokens = (
                 (ValueState.SPLIT, ValueState.WHOLE, ValueState.OWN)
-                if keeps_largest(measure)
+                if merges_by_max(measure)
                 else (ValueState.PARTIAL,)
             )
             if not jnp.issubdtype(value.dtype, jnp.inexact):
@@ -273,7 +273,7 @@ def _expected_of_tokens(measures: Mapping[str, Any], kind: str) -> dict[str, Any
                 value, elsewhere | dict.fromkeys(token_axes(), of_tokens), f"the {field} of {kind} {name!r}"
             )
 
-        return dataclasses.replace(measure, **{field: checked(field) for field in counted_fields(measure)})
+        return dataclasses.replace(measure, **{field: checked(field) for field in merged_fields(measure)})
 
     return {name: one(name, measure) for name, measure in measures.items()}
 

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 
 from ..comms import Comms
-from ..comms.reduction import Owed, reduce_compressed
+from ..comms.reduction import Residuals, reduce_compressed
 from ..comms.rows import RowView
 from ..core import Axes, Task, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout.declarations import tag_comm
 from ..core.layout.layout import Layout
-from ..core.params.logical import Role, axis_of
+from ..core.params.logical import Role, axis_for_role
 from ..mesh.rules import MESH_AXES, MeshAxes
 from ..spmd.collectives import all_reduce
 from ..spmd.marks import ValueState, check_sharding
@@ -52,7 +52,7 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
         )
 
 
-def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout) -> GradReduceOverlap | None:
+def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: Layout) -> GradReduceOverlap | None:
     """Return the reductions to run during the backward pass; None if all run after it.
 
     Args:
@@ -66,7 +66,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
     named = {
         name: (leaf, leaf_axes)
         for name, leaf, leaf_axes in pair_axes(params, axes)
-        if leaf_axes and leaf_axes[0] == axis_of(Role.LAYERS)
+        if leaf_axes and leaf_axes[0] == axis_for_role(Role.LAYERS)
     }
     ways: dict[str, RowView] = {}
     alone = set()
@@ -80,7 +80,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
     front = {} if owed is None else {name: owed[name].reshape(named[name][0].shape) for name in ways}
 
     def reduce(name: str, gradient: jax.Array, left: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-        share, over = as_share(name, gradient, named[name][1][1:], layout)
+        share, over = check_share(name, gradient, named[name][1][1:], layout)
         with tag_comm("gradients in the backward pass"):
             if name not in ways:
                 return all_reduce(share, over), left
@@ -93,20 +93,20 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Owed, layout: Layout)
             return sums[name], None if after is None else after[name]
 
     def reduce_whole(name: str, gradient: jax.Array) -> jax.Array:
-        share, over = as_share(name, gradient, named[name][1], layout)
+        share, over = check_share(name, gradient, named[name][1], layout)
         with tag_comm("gradients in the backward pass"):
             return all_reduce(share, over)
 
     return GradReduceOverlap(reduce, reduce_whole, names, front, of_each=comms.sums == "each_micro_batch")
 
 
-def early_owed(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
+def early_residuals(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
     """Return a parameter's residuals from the backward pass, in the shape of the state."""
     assert early is not None
     return early.owed[name].reshape(before.shape)
 
 
-def as_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:
+def check_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:
     """Return a gradient in its storage sharding, checked to be this device's share, and the mesh axes to sum
     it over."""
     stored = {axis for dim in layout.storage(axes) for axis in dim}

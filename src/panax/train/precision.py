@@ -10,7 +10,7 @@ from ..core import Task
 from ..core.errors import RecipeError
 from ..core.layout.target import Target
 from ..job.agreement import gather_texts
-from ..kernels.compute_dtype import AUTO, dtype_for, reason_for_float32
+from ..kernels.compute_dtype import AUTO, default_dtype, reason_for_float32
 
 
 def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *, recorded: str = "") -> Task:
@@ -31,7 +31,7 @@ def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *
         why = "as this run began" + (f", although {slow}" if recorded == "bfloat16" and slow else "")
         dtype = recorded
     else:
-        found = gather_texts(dtype_for(target))
+        found = gather_texts(default_dtype(target))
         dtype = "bfloat16" if set(found) == {"bfloat16"} else "float32"
         why = slow or f"{'this processor' if target.platform == 'cpu' else target} has instructions for it"
         if dtype == "float32" and not slow:
@@ -55,7 +55,7 @@ def check_precision(task: Task, target: Target) -> None:
         )
 
 
-def matmuls_as_set(task: Task, target: Target) -> contextlib.AbstractContextManager[None]:
+def use_matmul_precision(task: Task, target: Target) -> contextlib.AbstractContextManager[None]:
     """Trace the enclosed code with the task's matmul precision, if set."""
     if task.matmul_precision is None:
         return contextlib.nullcontext()
@@ -63,7 +63,7 @@ def matmuls_as_set(task: Task, target: Target) -> contextlib.AbstractContextMana
     return jax.default_matmul_precision(target.matmul_precisions[task.matmul_precision])
 
 
-def precision_words(task: Task, target: Target) -> str | None:
+def describe_precision(task: Task, target: Target) -> str | None:
     """Describe the matmul precision before a run; None if there is no choice, or nothing is in float32."""
     if task.matmul_precision is not None:
         return f"matmul precision  float32 is multiplied in {task.matmul_precision} (task.matmul_precision)"

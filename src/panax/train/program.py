@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from ..comms import Comms
-from ..comms.fragments import OuterSync, last_meeting, outer_sync_after
+from ..comms.fragments import OuterSync, final_outer_sync, outer_sync_after
 from ..core import Axes, CollectingTask, StepGuard, Task, TrainState, current_layout, pair_axes
 from ..core.errors import RecipeError
 from ..core.layout.layout import Layout
-from ..core.params.logical import axes_of_rows
-from ..core.state import averages_of
+from ..core.params.logical import batch_row_axes
+from ..core.state import init_averages
 from ..kernels import Kernels
-from ..kernels.compute_dtype import resolve
+from ..kernels.compute_dtype import resolve_dtype
 from ..optim import Optimizer, RowOptimizer, Transformation
-from .collecting import check_plain, collecting_step, first_batch
+from .collecting import check_plain, first_batch, take_collecting_step
 from .freezing import Rows, freeze, mask_frozen_layers
 from .growing import GrowingTables
 from .loss_scaling import FIRST, check_effect
@@ -86,14 +86,14 @@ class Program:
             RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are
                 requested, or there is no table for `table_optimizer`.
         """
-        task = task.with_compute_dtype(resolve(task.compute_dtype))
+        task = task.with_compute_dtype(resolve_dtype(task.compute_dtype))
         # 1. The trainable parameters: dense ones (`free`) and tables, without frozen ones.
         params, model_state = jax.eval_shape(task.init, jax.random.key(0))
         parameter_axes = task.parameter_axes(params)
         layers = task.layer_parameters(params)
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
         num_updates = num_steps * task.updates_per_step
-        check_count(num_steps, task.updates_per_step)
+        check_update_count(num_steps, task.updates_per_step)
         tables = TableUpdates.of(task, params, trainable, table_optimizer, num_updates)
         dense = trainable if tables is None else tables.without(trainable)
         free = {
@@ -189,7 +189,7 @@ class Program:
         if self.abstract.replicas is not None:
             return take_local_step(self, state, batch, batch_axes)
         if isinstance(self.task, CollectingTask):
-            return collecting_step(self, state, batch, batch_axes)
+            return take_collecting_step(self, state, batch, batch_axes)
         return self.one_step(state, batch, batch_axes)
 
     def one_step(
@@ -203,7 +203,7 @@ class Program:
         """Take one step with parameters shared by all devices; `measures` as in `train_step`."""
         given = None
         if self.growing is not None:
-            given = self.growing.given(state, batch, batch_axes or axes_of_rows(batch))
+            given = self.growing.given(state, batch, batch_axes or batch_row_axes(batch))
             state, batch, batch_axes = given.state, given.batch, given.axes
         after, scalars = train_step(
             state,
@@ -238,7 +238,7 @@ class Program:
     @property
     def last_meeting(self) -> OuterSync:
         """The synchronization after the last step, in which replicas agree on all parameters."""
-        return last_meeting(self.comms)
+        return final_outer_sync(self.comms)
 
     def agreed(self, state: TrainState, meeting: OuterSync) -> TrainState:
         """Return the state for the next step, after a step followed by this synchronization."""
@@ -298,7 +298,7 @@ class Program:
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
-            given = self.growing.given(state, batch, axes_of_rows(batch))
+            given = self.growing.given(state, batch, batch_row_axes(batch))
             return given.state, given.batch
         return state, batch
 
@@ -308,7 +308,7 @@ class Program:
         """Replace keys of growing tables by row indices in a batch and its axes."""
         if self.growing is None:
             return batch, batch_axes
-        return self.growing.found(state, batch, batch_axes or axes_of_rows(batch))
+        return self.growing.found(state, batch, batch_axes or batch_row_axes(batch))
 
 
 def _state_axes(
@@ -372,12 +372,12 @@ def _initial_state(
         optimizer_state=transformation.init(free),
         key=run_key,
         guard=guard(),
-        averaged=averages_of(free) if averages else None,
+        averaged=init_averages(free) if averages else None,
         tables=None if tables is None else tables.keeps(params),
     )
 
 
-def check_count(num_steps: int, updates_per_step: int) -> None:
+def check_update_count(num_steps: int, updates_per_step: int) -> None:
     """Check that the number of updates fits 32 bits.
 
     Raises:

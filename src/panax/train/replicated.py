@@ -8,16 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..comms.delayed import Delayed, delayed_state_spec
+from ..comms.delayed import DelayedGradient, delayed_state_spec
 from ..comms.fragments import OuterSync
 from ..comms.local import (
     REPLICA,
     OuterUpdate,
     Replicas,
     add_replica_axis,
-    axes_in_front,
     check_local_steps,
     merge_replica_metrics,
+    replica_axes,
     sync_replicas,
 )
 from ..comms.owed import check_mesh, residual_specs
@@ -27,7 +27,7 @@ from ..core.layout.layout import Layout, use_layout
 from ..core.measures import merge_stacked, total_loss
 from ..spmd.gathering import check_effect as check_gathers
 from .overlapped_grads import check_sums
-from .update import MEASURES, Scalars, prepare_batch, scalars_of
+from .update import MEASURES, Scalars, collect_scalars, prepare_batch
 
 if TYPE_CHECKING:
     from .program import Program
@@ -66,10 +66,10 @@ def place_program(program: "Program", layout: Layout) -> "Program":
         )
         momentum = {name: axes for name, (_, axes) in free.items()}
         guard = jax.tree.map(lambda _: ("each_replica",), program.abstract.guard)
-        params = axes_in_front(program.abstract.params, program.axes.params)
+        params = replica_axes(program.abstract.params, program.axes.params)
         lies = _unflattened(abstract.replicas, Replicas, params, guard, momentum)
         axes = _replaced(
-            axes, optimizer_state=axes_in_front(program.abstract.optimizer_state, program.axes.optimizer_state)
+            axes, optimizer_state=replica_axes(program.abstract.optimizer_state, program.axes.optimizer_state)
         )
         axes = _replaced(axes, replicas=lies)
     check_sums(comms, task, layout)
@@ -90,10 +90,10 @@ def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, la
         name: (leaf, tuple(axes)) for (name, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable)) if keep
     }
     shapes = {name: leaf for name, (leaf, _) in free.items()}
-    held = jax.eval_shape(lambda: Delayed.of_none(program.comms, shapes, layout))
+    held = jax.eval_shape(lambda: DelayedGradient.of_none(program.comms, shapes, layout))
     terms = {name: lies for name, (_, lies) in delayed_state_spec(program.comms, free, layout).items()}
     moved = None if held.moved is None else {name: lies for name, (_, lies) in free.items()}
-    lies = _unflattened(held, Delayed, terms, (), (), moved)
+    lies = _unflattened(held, DelayedGradient, terms, (), (), moved)
     return _replaced(abstract, delayed=held), _replaced(axes, delayed=lies)
 
 
@@ -147,7 +147,7 @@ def take_local_step(
     # Merge sums before dividing, so that each replica is weighted by its number of targets.
     measures = merge_stacked(scalars.pop(MEASURES), count)
     total = {"loss": total_loss(measures["losses"])}
-    return after, merge_replica_metrics(scalars) | scalars_of(measures["losses"], measures["metrics"]) | total
+    return after, merge_replica_metrics(scalars) | collect_scalars(measures["losses"], measures["metrics"]) | total
 
 
 def average_params(program: "Program", state: TrainState, meeting: OuterSync) -> TrainState:

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 
 from ..core.errors import RecipeError
-from ..core.layout.target import target_of
+from ..core.layout.target import device_target
 from ..system.host_memory import free_bytes
 
 
-def check_room(abstract: Any, shardings: Any) -> None:
+def check_memory(abstract: Any, shardings: Any) -> None:
     """Check that parameters and moments fit on the devices of this process.
 
     A step needs more, for gradients and activations; a run rejected here cannot even start.
@@ -29,7 +29,7 @@ def check_room(abstract: Any, shardings: Any) -> None:
     for device in {*params, *moments}:
         here = (params.get(device, 0), moments.get(device, 0))
         where, room = f"the memory of {device.device_kind}", _limit(device)
-        if not target_of(device).traits.own_memory:
+        if not device_target(device).traits.own_memory:
             # Devices without their own memory share the host's.
             here = (sum(params.values()), sum(moments.values()))
             where, room = "the host's free memory", free_bytes()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.sharding import Sharding
 
 from ..core import Axes, Task
-from ..core.batch_checks import NUMBER
+from ..core.batch_checks import ROW_LEAF
 from ..core.errors import DataError
 
 
@@ -57,7 +57,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     Raises:
         DataError: A leaf is missing, or an unknown leaf appears to be a misnamed one.
     """
-    known = {*task.required_leaves, *task.batch_axes, *task.leaf_ranges, NUMBER}
+    known = {*task.required_leaves, *task.batch_axes, *task.leaf_ranges, ROW_LEAF}
     missing = sorted(task.required_leaves - set(names))
     strange = sorted(set(names) - known)
     absent = sorted(known - set(names))
@@ -65,7 +65,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     if not missing and not (task.required_leaves and likely):
         return
     kind = type(task).__name__
-    optional = sorted(known - task.required_leaves - {NUMBER})
+    optional = sorted(known - task.required_leaves - {ROW_LEAF})
     takes = ", ".join(sorted(task.required_leaves)) + (
         f" and, if there is one, {', '.join(optional)}" if optional else ""
     )
@@ -109,7 +109,7 @@ def check_sizes(shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, Axes])
                 )
 
 
-def held_by(devices: Collection[Any], sharding: Sharding, batch_size: int) -> HeldRows:
+def find_held_rows(devices: Collection[Any], sharding: Sharding, batch_size: int) -> HeldRows:
     """Return the rows that `devices` hold of `batch_size` rows with this sharding.
 
     Args:

@@ -16,18 +16,18 @@ from jax.sharding import PartitionSpec
 
 from ..comms import Comms
 from ..core import Axes, Batch, Task, current_layout, named_leaves, pair_axes, path_name
-from ..core.errors import RecipeError, nearest
+from ..core.errors import RecipeError, suggest_name
 from ..core.layout.layout import Layout
 from ..core.params.logical import is_table
-from ..mesh.placement import as_spec
+from ..mesh.placement import partition_entries
 from ..optim import RowOptimizer, RowWiseAdagrad
 from ..parallel.row_exchange import RowExchange
-from ..parallel.row_places import Lies, RowCopies
+from ..parallel.row_places import RowCopies, TablePlacement
 from ..spmd.manual import map_over_shards
 from ..spmd.row_gradients import RowGradients, update_rows
 from ..spmd.rows import is_rows
 
-Kept = Mapping[str, Mapping[str, jax.Array]]
+TableState = Mapping[str, Mapping[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +112,13 @@ class TableUpdates:
         for name, ids in asked.items():
             if name not in self.axes:
                 raise RecipeError(
-                    f"{type(task).__name__}.row_ids names {name!r}, which is not a table; {nearest(name, self.axes)}"
+                    f"{type(task).__name__}.row_ids names {name!r}, which is not a table; {suggest_name(name, self.axes)}"
                 )
             if not jnp.issubdtype(ids.dtype, jnp.integer):
                 raise RecipeError(f"{type(task).__name__}.row_ids[{name!r}] is {ids.dtype}; expected int32 row numbers")
         return {name: asked[name].reshape(-1).astype(jnp.int32) for name in self.axes}
 
-    def opened(self, task: Task, params: Any, batch: Batch) -> "OpenedTables":
+    def opened(self, task: Task, params: Any, batch: Batch) -> "GatheredTables":
         """Replace the tables in the parameters by the rows that a batch reads.
 
         Args:
@@ -129,28 +129,28 @@ class TableUpdates:
         ways = {name: self._way(name, named[name].shape, asked.shape[0]) for name, asked in ids.items()}
         found = {name: ways[name].open(named[name], ids[name]) for name in ids}
         opened = _with_leaves(params, {name: rows for name, (rows, _) in found.items()})
-        return OpenedTables(opened, ways, {name: asked for name, (_, asked) in found.items()})
+        return GatheredTables(opened, ways, {name: asked for name, (_, asked) in found.items()})
 
     def _way(self, name: str, shard: tuple[int, ...], ids: int) -> Any:
         layout = current_layout()
         if layout is None:
-            return RowCopies.of(Lies((), (), (), ()), shard, ids)
-        lies = Lies.of(name, self.axes[name], layout)
+            return RowCopies.of(TablePlacement((), (), (), ()), shard, ids)
+        lies = TablePlacement.of(name, self.axes[name], layout)
         return (RowExchange if lies.rows else RowCopies).of(lies, shard, ids)
 
     def gradient_specs(self, layout: Layout) -> dict[str, Any]:
         """Return the shardings of the row gradients, for `map_over_shards`."""
-        return {name: _specs(Lies.of(name, self.axes[name], layout)) for name in self.trained}
+        return {name: _specs(TablePlacement.of(name, self.axes[name], layout)) for name in self.trained}
 
     def updated(
         self,
         params: Any,
-        kept: Kept,
+        kept: TableState,
         gradients: Mapping[str, RowGradients],
         *,
         updates: jax.Array,
         applied: jax.Array,
-    ) -> tuple[dict[str, jax.Array], Kept]:
+    ) -> tuple[dict[str, jax.Array], TableState]:
         """Update each table and its optimizer state.
 
         Args:
@@ -166,12 +166,12 @@ class TableUpdates:
             given = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
             function = self._one(name)
             if layout is not None:
-                lies = PartitionSpec(*as_spec(layout.storage(self.axes[name])))
+                lies = PartitionSpec(*partition_entries(layout.storage(self.axes[name])))
                 held = {
-                    kind: PartitionSpec(*as_spec(layout.storage(axes)))
+                    kind: PartitionSpec(*partition_entries(layout.storage(axes)))
                     for kind, axes in self.optimizer.keeps(self.axes[name]).items()
                 }
-                rows = _specs(Lies.of(name, self.axes[name], layout))
+                rows = _specs(TablePlacement.of(name, self.axes[name], layout))
                 whole = PartitionSpec()
                 function = map_over_shards(function, layout, (lies, held, rows, whole, whole, whole), (lies, held))
             tables[name], after[name] = function(*given)
@@ -182,7 +182,9 @@ class TableUpdates:
             table: jax.Array, kept: Any, gradients: RowGradients, rate: Any, updates: Any, applied: Any
         ) -> tuple[jax.Array, Any]:
             layout = current_layout()
-            lies = Lies((), (), (), ()) if layout is None else Lies.of(name, self.axes[name], layout)
+            lies = (
+                TablePlacement((), (), (), ()) if layout is None else TablePlacement.of(name, self.axes[name], layout)
+            )
             columns = lies.columns
 
             def mean(numbers: jax.Array) -> jax.Array:
@@ -203,7 +205,7 @@ class TableUpdates:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenedTables:
+class GatheredTables:
     """Parameters with gathered rows in place of tables.
 
     Attributes:
@@ -233,7 +235,7 @@ class OpenedTables:
         return rest, found
 
 
-def _specs(lies: Lies) -> RowGradients:
+def _specs(lies: TablePlacement) -> RowGradients:
     columns = lies.columns or None
     rows = lies.rows or None
     later = None
@@ -258,7 +260,7 @@ def _with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
     return structure.unflatten([leaves.get(name, leaf) for name, leaf in zip(names, named)])
 
 
-def with_tables(params: Any, tables: Mapping[str, jax.Array]) -> Any:
+def replace_tables(params: Any, tables: Mapping[str, jax.Array]) -> Any:
     """Replace tables in the parameters."""
     return _with_leaves(params, tables)
 

@@ -13,7 +13,7 @@ import optax
 
 from ..comms import Comms
 from ..comms.delayed import Terms
-from ..comms.reduction import Owed
+from ..comms.reduction import Residuals
 from ..core import (
     Batch,
     CollectingTask,
@@ -26,21 +26,21 @@ from ..core import (
     pair_axes,
     total_loss,
 )
-from ..core.batch_checks import NUMBER, find_faults, skip_masked_rows, widen
+from ..core.batch_checks import ROW_LEAF, convert_to_32_bits, find_faults, skip_masked_rows
 from ..core.errors import RecipeError, TrainingError
 from ..core.measures import Losses, Metrics, is_reserved
-from ..core.params.logical import axes_of_rows
+from ..core.params.logical import batch_row_axes
 from ..core.validation import Validated
 from ..kernels.precision import accumulation_dtype
-from ..optim.clipping import clipped_by_layer
+from ..optim.clipping import clip_by_layer
 from ..optim.transformation import Transformation, apply_updates
 from .freezing import Rows, mask_frozen_layers
-from .loss_scaling import check_settings, holds_back, next_scale
+from .loss_scaling import check_settings, next_scale, should_skip_update
 from .on_mesh import BatchAxes
-from .on_mesh import evaluation as evaluation_on_mesh
-from .on_mesh import gradients as gradients_on_mesh
-from .precision import matmuls_as_set
-from .tables import TableUpdates, scale_rows, table_norm, with_tables
+from .on_mesh import compute_mesh_gradients as gradients_on_mesh
+from .on_mesh import evaluate_on_mesh as evaluation_on_mesh
+from .precision import use_matmul_precision
+from .tables import TableUpdates, replace_tables, scale_rows, table_norm
 
 Scalars = Mapping[str, Any]
 
@@ -113,7 +113,7 @@ def gradient_step(
     batch_axes: BatchAxes | None = None,
     comms: Comms | None = None,
     tables: TableUpdates | None = None,
-) -> tuple[Gradients, Owed, Terms | None]:
+) -> tuple[Gradients, Residuals, Terms | None]:
     """Compute the gradients of one global batch; arguments as in `train_step`.
 
     Returns:
@@ -123,7 +123,7 @@ def gradient_step(
     prepared = prepare_batch(task, batch, batch_axes)
     batch, axes = prepared.batch, prepared.axes
     late = state.delayed if comms is not None else None
-    with matmuls_as_set(task, current_target()):
+    with use_matmul_precision(task, current_target()):
         found, left, terms = gradients_on_mesh(
             task,
             state.params if late is None else late.ahead(state.params, trainable),
@@ -148,7 +148,7 @@ PARAMETER_NORM = "parameter_norm"
 MEASURES = "measures"
 """Key of a step's losses and metrics as sums among its scalars, if requested."""
 
-NORM_MEMORY = 0.98
+NORM_DECAY = 0.98
 """Decay of the running mean of gradient norms, which covers about 50 steps."""
 
 
@@ -210,7 +210,7 @@ def train_step(
     if late is not None:
         # With delayed gradients the first step has none yet; it does not count as skipped.
         guard = jax.tree.map(functools.partial(jnp.where, late.begun), guard, state.guard)
-    scalars = scalars_of(result.losses, result.metrics, task.num_runs) | {
+    scalars = collect_scalars(result.losses, result.metrics, task.num_runs) | {
         "loss": loss / task.num_runs,
         "gradient_norm": norm,
     }
@@ -235,7 +235,7 @@ def train_step(
                 for each in (task.parameter_axes(state.params), task.meaning_axes(state.params))
             )
             limits = (config.clip_layer_norm, config.clip_ratio)
-            gradients = clipped_by_layer(gradients, free, axes, *limits, meanings)
+            gradients = clip_by_layer(gradients, free, axes, *limits, meanings)
         more = {"value": loss} if transformation.takes_loss else {}
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free, **more)
         params = apply_updates(free, mask_frozen_layers(updates, resting))
@@ -262,7 +262,7 @@ def train_step(
         )
         count = state.step - state.guard.skipped
         changed, kept = tables.updated(params, kept, rows, updates=count, applied=applied)
-        params = with_tables(params, changed)
+        params = replace_tables(params, changed)
     next_state = TrainState(
         step=state.step + 1,
         params=params,
@@ -298,7 +298,7 @@ def parameter_norm(params: Any) -> jax.Array:
     return optax.tree.norm(jax.tree.map(lambda p: p.astype(accumulation_dtype(p.dtype)), params)).astype(jnp.float32)
 
 
-def check_sound(number: int, scalars: Mapping[str, Any]) -> None:
+def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
     """Check, before anything is saved, that the optimizer's update is finite if the loss and its gradient
     are.
 
@@ -348,8 +348,8 @@ def _next_guard(
     guard: StepGuard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig
 ) -> StepGuard:
     usual = guard.usual_norm
-    moved = jnp.where(usual == 0.0, norm, NORM_MEMORY * usual + (1 - NORM_MEMORY) * norm)
-    counts = ~holds_back(guard, finite)
+    moved = jnp.where(usual == 0.0, norm, NORM_DECAY * usual + (1 - NORM_DECAY) * norm)
+    counts = ~should_skip_update(guard, finite)
     return StepGuard(
         skipped=guard.skipped + (~applied).astype(jnp.int32),
         skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + counts.astype(jnp.int32)),
@@ -358,7 +358,7 @@ def _next_guard(
     )
 
 
-def scalars_of(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
+def collect_scalars(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
     """Return each loss and metric by name, losses as means over all runs; results of data checks are
     unchanged."""
     means = {f"loss/{name}": term.mean / num_runs for name, term in losses.items()}
@@ -374,7 +374,7 @@ class _Guarded(NamedTuple):
     model_state: Any
     optimizer_state: Any
     averaged: Any
-    owed: Owed
+    owed: Residuals
 
 
 def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:
@@ -409,7 +409,7 @@ def evaluation_step(
     Evaluates the averaged parameters, if there are any.
     """
     prepared = prepare_batch(task, batch, batch_axes)
-    with matmuls_as_set(task, current_target()):
+    with use_matmul_precision(task, current_target()):
         result = evaluation_on_mesh(
             task, state.judged_params, state.model_state, prepared.batch, state.key, prepared.axes, tables
         )
@@ -435,8 +435,10 @@ class PreparedBatch(NamedTuple):
 def prepare_batch(task: Task, batch: Batch, axes: BatchAxes | None = None) -> PreparedBatch:
     """Add row indices to a global batch, widen narrow integers, and check it if no process sees all of it."""
     rows = next(iter(batch.values())).shape[0]
-    number = {NUMBER: batch.get(NUMBER, jnp.arange(rows, dtype=jnp.int32))}
-    axes = {**(axes_of_rows(batch) if axes is None else axes), **axes_of_rows(number)}
+    number = {ROW_LEAF: batch.get(ROW_LEAF, jnp.arange(rows, dtype=jnp.int32))}
+    axes = {**(batch_row_axes(batch) if axes is None else axes), **batch_row_axes(number)}
     found = find_faults(batch, task.leaf_ranges) if jax.process_count() > 1 else None
     faults = {} if found is None else {"batch_ranges": found}
-    return PreparedBatch({**skip_masked_rows(widen(batch, task.leaf_ranges), task.leaf_ranges), **number}, axes, faults)
+    return PreparedBatch(
+        {**skip_masked_rows(convert_to_32_bits(batch, task.leaf_ranges), task.leaf_ranges), **number}, axes, faults
+    )

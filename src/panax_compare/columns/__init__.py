@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from panax.core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, suggest_name
 
 from ..work.work import Batch, Family
 
@@ -259,7 +259,7 @@ EVERY: tuple[Column, ...] = (*COLUMNS, *TABLE_COLUMNS, *DISTRIBUTED)
 """All columns, in the order in which they are shown."""
 
 
-def column_named(name: str) -> Column:
+def find_column(name: str) -> Column:
     """The column of this name.
 
     Raises:
@@ -269,7 +269,7 @@ def column_named(name: str) -> Column:
         if column.name == name:
             return column
     names = [column.name for column in EVERY]
-    raise RecipeError(f"there is no column {name!r}; {nearest(name, names)}; columns are {', '.join(names)}")
+    raise RecipeError(f"there is no column {name!r}; {suggest_name(name, names)}; columns are {', '.join(names)}")
 
 
 def select_columns(names: Sequence[str]) -> list[Column]:
@@ -280,5 +280,5 @@ def select_columns(names: Sequence[str]) -> list[Column]:
     """
     if len(set(names)) != len(names):
         raise RecipeError(f"columns={','.join(names)} names one twice")
-    wanted = {column_named(name).name for name in names}
+    wanted = {find_column(name).name for name in names}
     return [column for column in EVERY if column.name in wanted] if wanted else list(COLUMNS)

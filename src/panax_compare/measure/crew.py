@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 from panax.system import json_reader
-from panax.system.allocator import environment_of_huge_pages
-from panax.system.signals import name_of
+from panax.system.allocator import huge_page_environment
+from panax.system.signals import signal_name
 
 from ..columns import Column
-from .job import ColumnJob, free_port
+from .job import ColumnJob, find_free_port
 
 WORKER = ("-m", "panax.cli.commands.compare", "--worker")
 
@@ -60,7 +60,7 @@ class WorkerGroup:
         self.started_at = time.monotonic()
         self.tracing_seconds = 0.0
         self._processes: list[subprocess.Popen[str]] = []
-        port = free_port() if processes > 1 else 0
+        port = find_free_port() if processes > 1 else 0
         for rank in range(processes):
             environment = {
                 **os.environ,
@@ -68,7 +68,7 @@ class WorkerGroup:
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                 "HF_HUB_OFFLINE": "1",
                 "PANAX_COMPARE_OWN": "1" if own else "",
-                **(environment_of_huge_pages() if own else {}),
+                **(huge_page_environment() if own else {}),
                 **ColumnJob.environment(rank, processes, port, devices),
             }
             if python != sys.executable:
@@ -124,7 +124,7 @@ class WorkerGroup:
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         if code == -signal.SIGKILL:
             return "its process was killed (signal 9), as the kernel does when memory runs out"
-        how = f"by {name_of(-code)}" if code < 0 else f"with code {code}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
         return f"its process ended {how}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:
@@ -173,14 +173,14 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "losses" in answers[0]:
         found["losses"] = [statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers))]
-        found["first_at"] = greatest(answer["first_at"] for answer in answers)
+        found["first_at"] = max_finite(answer["first_at"] for answer in answers)
     if "cpu_seconds" in answers[0]:
         found["loss"] = statistics.fmean(answer["loss"] for answer in answers)
-        found["seconds"] = greatest(answer["seconds"] for answer in answers)
+        found["seconds"] = max_finite(answer["seconds"] for answer in answers)
         found["cpu_seconds"] = sum(answer["cpu_seconds"] for answer in answers)
     if "held_out" in answers[0]:
         found["held_out"] = statistics.fmean(answer["held_out"] for answer in answers)
-        found["seconds"] = greatest(answer["seconds"] for answer in answers)
+        found["seconds"] = max_finite(answer["seconds"] for answer in answers)
     if "resident_bytes" in answers[0]:
-        found["resident_bytes"] = greatest(answer["resident_bytes"] for answer in answers)
+        found["resident_bytes"] = max_finite(answer["resident_bytes"] for answer in answers)
     return found

@@ -58,14 +58,14 @@ class ColumnJob:
 _DEFAULTS = {RANK: "0", PROCESSES: "1", PORT: "0"}
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of loopback that nobody listens on."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return opened.getsockname()[1]
 
 
-def loopback_bytes() -> int | None:
+def read_loopback_bytes() -> int | None:
     """What was sent over loopback so far, by all of this machine; None where the system does not count it."""
     counter = Path(f"/sys/class/net/{LOOPBACK}/statistics/tx_bytes")
     try:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import RecipeError
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 from panax.system.host_memory import free_bytes
-from panax.system.owned_dir import make_owned_dir, remove_marked
+from panax.system.owned_dir import make_owned_dir, remove_owned_dir
 
-from ..columns import EVERY, Column, column_named, select_columns
-from ..environment import Load, describe_machine, free_device_bytes, has_gpu
-from ..results import ColumnResult, Comparison, begun
+from ..columns import EVERY, Column, find_column, select_columns
+from ..environment import MachineLoad, describe_machine, free_device_bytes, has_gpu
+from ..results import ColumnResult, Comparison, resume_or_start
 from ..work.settings import Settings, check_hardware
 from ..work.work import NUDGED, WORK, ComparedWork, read_work
 from .crew import ColumnError, WorkerGroup
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 HEADROOM = 1.3
 """A further column is kept beside the others if so many times the memory that the largest one took is free."""
@@ -29,7 +29,9 @@ HEADROOM = 1.3
 class Measurement:
     """A comparison in progress, in its folder."""
 
-    def __init__(self, settings: Settings, folder: Path, command: str, say: Say, until: dict[str, float] | None = None):
+    def __init__(
+        self, settings: Settings, folder: Path, command: str, say: LogFn, until: dict[str, float] | None = None
+    ):
         """
         Args:
             until: What `Race` trains to, as plain values.
@@ -38,7 +40,7 @@ class Measurement:
         self.columns = select_columns(settings.columns)
         check_hardware(settings.precision, has_gpu())
         folder.mkdir(parents=True, exist_ok=True)
-        self.comparison: Comparison = begun(
+        self.comparison: Comparison = resume_or_start(
             folder, dataclasses.asdict(settings) | ({} if until is None else {"until": until})
         )
         self.comparison.command = command
@@ -65,7 +67,7 @@ class Measurement:
                 crew.close()
             if self.comparison.columns:
                 self._save()
-        remove_marked(self.folder / "work")
+        remove_owned_dir(self.folder / "work")
         return self.comparison
 
     def _checked(self) -> None:
@@ -85,7 +87,7 @@ class Measurement:
 
     def _work(self) -> ComparedWork:
         self.say("making the weights and batches")
-        work = make(self.settings, self.folder, self._until)
+        work = make_fixtures(self.settings, self.folder, self._until)
         kept = ("title", "family", "unit", "units_per_step", "flops_per_step", "parameters", "recipe")
         self.comparison.work = {name: getattr(work, name) for name in kept}
         self.comparison.work["optimizer"] = dataclasses.asdict(work.optimizer)
@@ -171,7 +173,7 @@ class Measurement:
 
         def largest(kind: str) -> int:
             peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == kind)
-            return greatest(peaks, default=0)
+            return max_finite(peaks, default=0)
 
         fits = free_bytes() >= HEADROOM * max(resident_bytes, largest("process"))
         if self.result(column).peak_of == "device":
@@ -191,7 +193,7 @@ class Measurement:
         checked = [entry for entry in self.comparison.columns.values() if entry.losses]
         if self.comparison.nudged or len(checked) < 2:
             return
-        column = column_named(self.comparison.reference)
+        column = find_column(self.comparison.reference)
         self.say(f"{column.title} once more, from weights that differ by a rounding")
         try:
             with self._start(column, "work/nudged") as crew:
@@ -225,7 +227,7 @@ class Measurement:
             if len(entry.turns) > number:
                 continue
             with self._recorded(column), self._running(column) as crew:
-                load, own = Load(), crew.cpu_seconds()
+                load, own = MachineLoad(), crew.cpu_seconds()
                 found = crew.ask("turn", steps=self.settings.steps)
                 others = load.others(crew.cpu_seconds() - own)
                 turn = {name: found[name] for name in ("seconds", "cpu_seconds", "loss")}
@@ -255,7 +257,7 @@ class Measurement:
             self._save()
 
 
-def make(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
+def make_fixtures(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
     """The weights and batches, in the folder's `work`; those that an interrupted comparison left are taken.
 
     Args:
@@ -266,7 +268,7 @@ def make(settings: Settings, folder: Path, until: dict[str, float] | None = None
     """
     place = folder / "work"
     if not (place / NUDGED / WORK).is_file():
-        remove_marked(place)
+        remove_owned_dir(place)
         try:
             make_owned_dir(place)
         except OSError as error:
@@ -280,7 +282,7 @@ def make(settings: Settings, folder: Path, until: dict[str, float] | None = None
     return read_work(place)
 
 
-def measure(settings: Settings, folder: Path, command: str, say: Say) -> Comparison:
+def measure(settings: Settings, folder: Path, command: str, say: LogFn) -> Comparison:
     """Run a comparison to its end.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 
 DATA_SHEETS: dict[str, dict[str, float]] = {
     # Dense FLOP/s of one device from NVIDIA's data sheets: bfloat16 and TF32 of tensor cores, float32 without them.
@@ -37,13 +37,13 @@ def peak_rate(
         if name in device.replace("-", " ").split():
             kind = precision.removesuffix("-mixed")
             return PeakRate(rates[kind], f"{rates[kind] / 1e12:.0f} TFLOP/s, {kind} data sheet of {name}")
-    most = greatest((rate for rate in registers if rate), default=None)
+    most = max_finite((rate for rate in registers if rate), default=None)
     if most is not None:
         return PeakRate(
             most,
             f"{most / 1e9:,.0f} GFLOP/s, the most that this processor's threads multiply and add on registers alone",
         )
-    measured = greatest((rate for rate in products if rate), default=None)
+    measured = max_finite((rate for rate in products if rate), default=None)
     if measured is None:
         return None
     return PeakRate(

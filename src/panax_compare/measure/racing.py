@@ -9,21 +9,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import RecipeError
-from panax.core.finite_stats import least
-from panax.metrics.report.wording import duration, money
+from panax.core.finite_stats import min_finite
+from panax.metrics.report.wording import format_duration, format_money
 from panax.system import json_reader
 
 from ..columns import Column
 from ..work.equality import compare_losses, tolerances
 from ..work.settings import Settings
 from .crew import WorkerGroup
-from .measuring import Measurement, Say
+from .measuring import LogFn, Measurement
 
 REACHED = "until.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Until:
+class StopCondition:
     """A held-out loss to train to.
 
     Attributes:
@@ -83,7 +83,7 @@ class RaceEntry:
 class Race(Measurement):
     """A comparison whose columns, once their first losses agree, train until a held-out loss."""
 
-    def __init__(self, settings: Settings, until: Until, folder: Path, command: str, say: Say):
+    def __init__(self, settings: Settings, until: StopCondition, folder: Path, command: str, say: LogFn):
         if settings.kind == "vit":
             raise RecipeError(
                 "--until-loss trains on data, and 'vit' has images of noise, from which nothing can be learnt; give a recipe of "
@@ -178,12 +178,12 @@ class Race(Measurement):
         found = crew.ask("held_out")
         arrival.evaluate_seconds += found["seconds"]
         loss = arrival.losses[arrival.steps] = found["held_out"]
-        self.say(f"{arrival.title}: step {arrival.steps}, held-out loss {loss:.4f}, {duration(arrival.seconds)}")
+        self.say(f"{arrival.title}: step {arrival.steps}, held-out loss {loss:.4f}, {format_duration(arrival.seconds)}")
         arrival.reached = loss <= self.until.loss
         if not arrival.reached and not math.isfinite(loss):
             arrival.reason = f"its held-out loss is {loss} after step {arrival.steps}"
         elif not arrival.reached and arrival.steps >= self.until.steps:
-            arrival.reason = f"not reached in {arrival.steps} steps: {least(arrival.losses.values()):.4f} at best"
+            arrival.reason = f"not reached in {arrival.steps} steps: {min_finite(arrival.losses.values()):.4f} at best"
 
     def _keep(self, arrivals: dict[str, RaceEntry]) -> None:
         partial = self.folder / (REACHED + ".partial")
@@ -201,8 +201,8 @@ class Race(Measurement):
         return {}
 
 
-def table(
-    arrivals: Sequence[RaceEntry], until: Until, unit: str, per_step: int, price: float | None, currency: str
+def format_race_table(
+    arrivals: Sequence[RaceEntry], until: StopCondition, unit: str, per_step: int, price: float | None, currency: str
 ) -> str:
     """A row for each column, for a terminal; then what is to be known of some.
 
@@ -215,14 +215,15 @@ def table(
     rows[0] += ["loss"] if price is None else ["cost", "loss"]
     for each in arrivals:
         times = [
-            duration(value) for value in (each.start_seconds, each.train_seconds, each.evaluate_seconds, each.seconds)
+            format_duration(value)
+            for value in (each.start_seconds, each.train_seconds, each.evaluate_seconds, each.seconds)
         ]
-        lowest = f"{least(each.losses.values()):.4f}" if each.losses else "—"
+        lowest = f"{min_finite(each.losses.values()):.4f}" if each.losses else "—"
         counted = [f"{each.steps:,}", f"{each.steps * per_step:,}", *times] if each.reached else ["—"] * 6
         cost = (
             []
             if price is None
-            else [money(each.seconds / 3600 * each.devices * price, currency) if each.reached else "—"]
+            else [format_money(each.seconds / 3600 * each.devices * price, currency) if each.reached else "—"]
         )
         rows.append([each.title, *counted, *cost, lowest])
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -32,7 +32,7 @@ class Stream:
     def __init__(self, folder: str | Path, part: str):
         """
         Args:
-            part: `TRAIN` or `HELD_OUT`.
+            part: `TRAIN_COMMAND` or `HELD_OUT`.
 
         Raises:
             DataError: The folder has none.

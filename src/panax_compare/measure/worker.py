@@ -16,10 +16,10 @@ import numpy as np
 
 from panax.system import json_reader
 
-from ..columns import RunningColumn, column_named
+from ..columns import RunningColumn, find_column
 from ..work.work import Batch, ComparedWork, read_work
 from .cores import usable_cores
-from .job import ColumnJob, loopback_bytes
+from .job import ColumnJob, read_loopback_bytes
 from .stream import HELD_OUT, TRAIN, Stream
 
 
@@ -75,7 +75,7 @@ class PreparedColumn:
     """A column that has built its model: what the commands after "prepare" ask."""
 
     def __init__(self, column: str, folder: str):
-        self.column = column_named(column)
+        self.column = find_column(column)
         self.work: ComparedWork = read_work(folder)
         start = time.perf_counter()
         self.running: RunningColumn = self.column.prepare(self.work)
@@ -116,7 +116,7 @@ class PreparedColumn:
         """Take steps as training does, without waiting for each; one step before the clock starts refills the caches."""
         loss = self._step()
         self.running.wait(loss)
-        before, cpu, sent = time.perf_counter(), _cpu_seconds(), loopback_bytes()
+        before, cpu, sent = time.perf_counter(), _cpu_seconds(), read_loopback_bytes()
         for _ in range(steps):
             loss = self._step()
         self.running.wait(loss)
@@ -157,7 +157,7 @@ class PreparedColumn:
         """Bytes that a process sent in a step: as the column counts them, or as loopback has carried them, shared equally."""
         if self.running.sent_bytes is not None:
             return {"sent_bytes": self.running.sent_bytes(), "sent_by": "program"}
-        after, processes = loopback_bytes(), ColumnJob.here().processes
+        after, processes = read_loopback_bytes(), ColumnJob.here().processes
         if processes == 1 or before is None or after is None or self.running.device != "cpu":
             return {}
         return {"sent_bytes": (after - before) // (steps * processes), "sent_by": "loopback"}

@@ -2,22 +2,22 @@
 
 import json
 
-from panax.core.finite_stats import least
+from panax.core.finite_stats import min_finite
 from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, TextTable
 
 from ..columns import EVERY
-from ..formatting import percent, rate, ratio, seconds, size
-from ..questions import answers
+from ..formatting import format_percent, format_rate, format_ratio, format_seconds, format_size
+from ..questions import answer_questions
 from ..results import Comparison
-from ..verdict import ColumnFigures, loss_tolerances, peak_of, rows_of, verdict
+from ..verdict import ColumnFigures, comparison_peak, compute_rows, describe_verdict, loss_tolerances
 from ..work.settings import PRECISIONS
-from ..work.sources import length_of, text_of
+from ..work.sources import count_column_lines, read_source
 from .plots import ColumnBar, bars, lines
 
 
 def sections_of(comparison: Comparison) -> list[Section]:
     """All of the report, in order."""
-    rows = rows_of(comparison)
+    rows = compute_rows(comparison)
     return [
         Section("The answer", _lead(comparison, rows)),
         Section("Table", _table(comparison, rows)),
@@ -38,7 +38,7 @@ def title_of(comparison: Comparison) -> str:
 def _lead(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     settings, machine = comparison.settings, comparison.environment
     hardware = ", ".join([machine["processor"], f"{machine['cores']} cores", *machine["accelerators"]])
-    said = [Paragraph(" ".join(verdict(comparison, rows)), lead=True)]
+    said = [Paragraph(" ".join(describe_verdict(comparison, rows)), lead=True)]
     said.append(
         Paragraph(
             f"{comparison.work['title']}. Precision {settings['precision']}, attention {settings['attention']}, "
@@ -69,20 +69,20 @@ def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
         cells.append(
             (
                 row.title,
-                seconds(row.seconds) or row.state,
-                f"{seconds(row.low)} to {seconds(row.high)}" if row.seconds else "",
-                rate(row.per_second),
-                percent(row.utilisation),
-                ratio(row.ratio),
-                seconds(row.compile_seconds),
-                seconds(row.first_step_seconds),
-                size(row.peak_bytes),
-                seconds(row.cpu_seconds),
+                format_seconds(row.seconds) or row.state,
+                f"{format_seconds(row.low)} to {format_seconds(row.high)}" if row.seconds else "",
+                format_rate(row.per_second),
+                format_percent(row.utilisation),
+                format_ratio(row.ratio),
+                format_seconds(row.compile_seconds),
+                format_seconds(row.first_step_seconds),
+                format_size(row.peak_bytes),
+                format_seconds(row.cpu_seconds),
                 "" if row.others is None else f"{row.others:.1f}",
             )
         )
     timed = [(row.seconds, n) for n, row in enumerate(rows) if row.compared and row.seconds]
-    settings, peak = comparison.settings, peak_of(comparison)
+    settings, peak = comparison.settings, comparison_peak(comparison)
     notes = [
         f"A step is the median of {settings['rounds']} rounds, each the mean of {settings['steps']} steps dispatched one after "
         "the other, with the device waited for before and after; columns take turns, another one begins each round.",
@@ -98,7 +98,7 @@ def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
         )
     remarks = [f"{row.title}: {row.remark}." for row in rows if row.remark]
     return (
-        TextTable(tuple(cells), marked=least(timed)[1] if timed else None, faint=tuple(faint)),
+        TextTable(tuple(cells), marked=min_finite(timed)[1] if timed else None, faint=tuple(faint)),
         *([Points(tuple(remarks))] if remarks else []),
         Points(tuple(notes)),
     )
@@ -119,10 +119,10 @@ def _distributed(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Blo
                 row.layout,
                 row.title,
                 str(entry.processes) if entry.processes > 1 else "1, simulated devices",
-                seconds(row.seconds) or row.state,
-                ratio(row.ratio),
+                format_seconds(row.seconds) or row.state,
+                format_ratio(row.ratio),
                 "equal" if row.compared else row.remark,
-                "" if sent is None else size(sent),
+                "" if sent is None else format_size(sent),
                 "" if sent is None else ("on loopback" if entry.processes > 1 else "in the program"),
             )
         )
@@ -159,7 +159,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
                 row.seconds or 0,
                 row.low or 0,
                 row.high or 0,
-                seconds(row.seconds),
+                format_seconds(row.seconds),
                 not row.compared,
             )
             for row in timed
@@ -197,7 +197,9 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
     held = [row for row in rows if row.peak_bytes]
     if held:
         memory = [
-            ColumnBar(row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, size(row.peak_bytes), not row.compared)
+            ColumnBar(
+                row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, format_size(row.peak_bytes), not row.compared
+            )
             for row in held
         ]
         found.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))
@@ -206,7 +208,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
 
 def _questions(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     found: list[Block] = []
-    for number, answer in enumerate(answers(comparison, rows), 1):
+    for number, answer in enumerate(answer_questions(comparison, rows), 1):
         found.append(Paragraph(f"**{number}. {answer.question}.** {answer.answer}"))
         if answer.evidence:
             found.append(Points(answer.evidence))
@@ -265,7 +267,7 @@ def _environment(comparison: Comparison) -> tuple[Block, ...]:
     rows = [
         ("what", "here"),
         ("processor", f"{found['processor']}, {found['cores']} cores"),
-        ("memory", size(found["memory_bytes"])),
+        ("memory", format_size(found["memory_bytes"])),
         ("accelerators", ", ".join(found["accelerators"]) or "none"),
         ("system", f"{found['system']}, Python {found['python']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
@@ -293,11 +295,11 @@ def _programs(comparison: Comparison) -> tuple[Block, ...]:
         if column.name not in comparison.columns or family not in column.families:
             continue
         program, model = column.files(family)
-        length = length_of(column, family)
+        length = count_column_lines(column, family)
         names = ", ".join(f"{name}.py" for name in (*program, *model))
         lengths.append((column.title, str(length.program), str(length.model or "a library's"), names))
         for name in (*program, *model):
             if name not in seen:
-                files.append(Code(text_of(name), "python", f"{name.replace('.', '/')}.py"))
+                files.append(Code(read_source(name), "python", f"{name.replace('.', '/')}.py"))
                 seen.add(name)
     return (*shown, TextTable(tuple(lengths)), *files)

@@ -6,9 +6,9 @@ from panax.metrics.page.blocks import Code, Paragraph, Picture, Points, Section,
 from panax.metrics.page.html import page
 from panax.metrics.page.markdown import markdown, table
 
-from ..formatting import seconds
+from ..formatting import format_seconds
 from ..published import FLAWS, SIDES, Published, variants
-from ..work.sources import text_of
+from ..work.sources import read_source
 from .plots import ColumnBar, bars
 from .writing import MARKDOWN, PAGE, PLOTS
 
@@ -32,7 +32,7 @@ def write_published(published: Published, folder: Path) -> tuple[Path, str]:
             (
                 Code(published.command, "console"),
                 *(
-                    Code(text_of(name), "python", f"{name.replace('.', '/')}.py")
+                    Code(read_source(name), "python", f"{name.replace('.', '/')}.py")
                     for name in ("torch.published_torch", "jax.published_jax", "jax.plain_vit")
                 ),
             ),
@@ -73,7 +73,7 @@ def _table(published: Published) -> TextTable:
 
 
 def _time(published: Published, variant: str, side: str) -> str:
-    return seconds(published.seconds(variant, side)) or published.found[variant].get(side, {}).get(
+    return format_seconds(published.seconds(variant, side)) or published.found[variant].get(side, {}).get(
         "error", "not measured"
     )
 

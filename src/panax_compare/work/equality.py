@@ -3,24 +3,24 @@
 The tolerance has two parts. A loss is a mean over many rows of a chain of a few hundred roundings, whose errors add up as a
 random walk does and average out over the rows: a few roundings of the precision, relative to the loss, are what one step may
 differ by. Training then amplifies a difference. By how much is measured, not guessed: the reference column is run once more from
-weights that are each moved by one rounding, and the others may be `AMPLIFIED` times as far from it as it then is from itself.
+weights that are each moved by one rounding, and the others may be `AMPLIFICATION` times as far from it as it then is from itself.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 
 from .work import ROUNDING
 
 ROUNDINGS = {"f32": 16, "tf32": 4, "bf16": 4, "bf16-mixed": 4}
 """Of one step; more in float32, where libraries' exponentials and error functions are themselves some roundings apart."""
 
-AMPLIFIED = 8
+AMPLIFICATION = 8
 """One nudge of the weights stands for the roundings of every operation; a single run of it can be off by a few times."""
 
 
-class Judgement(NamedTuple):
+class LossComparison(NamedTuple):
     """What the losses of a column say.
 
     Attributes:
@@ -44,23 +44,25 @@ def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, preci
     found, moved = [], 0.0
     for step, loss in enumerate(reference):
         if nudged is not None and step < len(nudged):
-            moved = greatest((moved, abs(nudged[step] - loss)))
-        found.append(one_step * abs(loss) + AMPLIFIED * moved)
+            moved = max_finite((moved, abs(nudged[step] - loss)))
+        found.append(one_step * abs(loss) + AMPLIFICATION * moved)
     return found
 
 
-def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed: Sequence[float]) -> Judgement:
+def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed: Sequence[float]) -> LossComparison:
     """Compare a column's losses with the reference's."""
     if len(losses) != len(reference):
-        return Judgement(False, float("inf"), f"{len(losses)} losses were recorded, the reference has {len(reference)}")
+        return LossComparison(
+            False, float("inf"), f"{len(losses)} losses were recorded, the reference has {len(reference)}"
+        )
     apart = 0.0
     for step, (loss, wanted, most) in enumerate(zip(losses, reference, allowed), 1):
         # Not `>`: a loss that is not a number is not the same.
         if not abs(loss - wanted) <= most:
-            return Judgement(
+            return LossComparison(
                 False,
                 abs(loss - wanted) / most if most else float("inf"),
                 f"the loss of step {step} is {loss:.6g}, the reference's {wanted:.6g}; rounding explains {most:.1g}",
             )
         apart = max(apart, abs(loss - wanted) / most if most else 0.0)
-    return Judgement(True, apart)
+    return LossComparison(True, apart)

@@ -13,7 +13,7 @@ import numpy as np
 
 from panax.adapters.huggingface import save
 from panax.core import Task
-from panax.core.errors import RecipeError, kind_of
+from panax.core.errors import RecipeError, describe_type
 from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
 from panax.models.flops import training_flops_per_image, training_flops_per_token
@@ -27,7 +27,7 @@ from .settings import Settings
 from .shapes import decoder_shape, vit_shape
 from .work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
 
-LEAST_VOCABULARY = 1024
+MIN_VOCABULARY = 1024
 """Of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes themselves."""
 
 NUM_BATCHES = 4
@@ -51,13 +51,13 @@ def make_work(
     if settings.kind == "recipe":
         work = _of_recipe(settings, folder, find_recipe, stream_steps)
     elif settings.kind == "dlrm":
-        work = make_clicks(settings, folder, numbers_of(settings))
+        work = make_clicks(settings, folder, optimizer_numbers(settings))
     elif settings.kind == "vit":
         work = _of_vit(settings, folder, vit_shape(settings))
     else:
         config, length = decoder_shape(settings)
-        if stream_steps and config.vocab_size <= LEAST_VOCABULARY:
-            config = dataclasses.replace(config, vocab_size=LEAST_VOCABULARY)
+        if stream_steps and config.vocab_size <= MIN_VOCABULARY:
+            config = dataclasses.replace(config, vocab_size=MIN_VOCABULARY)
         work = _of_decoder(settings, folder, config, length)
         if stream_steps:
             _stream(settings, folder, work, open_data(_on_text(config, length), lambda line: None), stream_steps)
@@ -99,7 +99,7 @@ def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> C
         return _of_vit(settings, folder, config, name)
     if not isinstance(task, DecoderTask):
         raise RecipeError(
-            f"recipe {name!r} trains {kind_of(task)}, whose weights have no Hugging Face layout that the other columns "
+            f"recipe {name!r} trains {describe_type(task)}, whose weights have no Hugging Face layout that the other columns "
             "could read; comparable are recipes of a DecoderTask or a VitTask"
         )
     config = dataclasses.replace(task.model, dropout=0.0, vocab_size=task.model.vocab_size or 8192)
@@ -132,7 +132,7 @@ def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length:
         units_per_step=tokens,
         flops_per_step=training_flops_per_token(config, length) * tokens,
         parameters=parameters,
-        optimizer=numbers_of(settings),
+        optimizer=optimizer_numbers(settings),
         precision=settings.precision,
         attention=settings.attention,
         seed=settings.seed,
@@ -158,7 +158,7 @@ def _of_vit(settings: Settings, folder: Path, config: VitConfig, recipe: str = "
         units_per_step=settings.batch_size,
         flops_per_step=training_flops_per_image(config) * settings.batch_size,
         parameters=parameters,
-        optimizer=numbers_of(settings),
+        optimizer=optimizer_numbers(settings),
         precision=settings.precision,
         attention=settings.attention,
         seed=settings.seed,
@@ -178,7 +178,7 @@ def _write_weights(settings: Settings, folder: Path, task: Task) -> Family:
     return family
 
 
-def numbers_of(settings: Settings) -> OptimizerNumbers:
+def optimizer_numbers(settings: Settings) -> OptimizerNumbers:
     """The optimizer's numbers; the learning rate is the optimizer's usual one unless told."""
     usual = {"adamw": 3e-4, "sgd": 1e-3, "adagrad": 1e-3}[settings.optimizer]
     decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0

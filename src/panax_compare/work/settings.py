@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from panax.core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, suggest_name
 
 PRECISIONS: dict[str, str] = {
     "f32": "parameters, products and their sums in float32 (no TF32 anywhere)",
@@ -15,7 +15,7 @@ PRECISIONS: dict[str, str] = {
 ATTENTIONS = ("eager", "fused")
 OPTIMIZERS = ("adamw", "sgd", "adagrad")
 
-OF_TABLES = ("sgd", "adagrad")
+TABLE_OPTIMIZERS = ("sgd", "adagrad")
 """The optimizers of `dlrm`: PyTorch has no AdamW of sparse gradients."""
 
 SIZES: dict[str, tuple[str, ...]] = {
@@ -28,7 +28,7 @@ SIZES: dict[str, tuple[str, ...]] = {
 
 DEFAULT_SIZES = {"vit": "B", "decoder": "60m", "moe": "100m", "dlrm": "1m"}
 
-USUAL = {"dlrm": ("adagrad", 2048)}
+DEFAULTS = {"dlrm": ("adagrad", 2048)}
 """The optimizer and the batch size where a work has others than the rest."""
 
 
@@ -80,7 +80,7 @@ class Settings:
         kind = self.kind
         if kind not in (*SIZES, "recipe"):
             raise RecipeError(
-                f"work={self.work!r} can't be compared; {nearest(self.work, [*SIZES, 'recipe:NAME'])}. A recipe is recipe:NAME"
+                f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe is recipe:NAME"
             )
         _one_of("precision", self.precision, tuple(PRECISIONS))
         _one_of("attention", self.attention, ATTENTIONS)
@@ -115,8 +115,10 @@ class Settings:
                 raise RecipeError(f"{name}={getattr(self, name)}; expected 0 or more")
 
     def _check_tables(self) -> None:
-        if self.optimizer not in OF_TABLES:
-            raise RecipeError(f"optimizer={self.optimizer!r}; tables are updated by {' or '.join(OF_TABLES)} here")
+        if self.optimizer not in TABLE_OPTIMIZERS:
+            raise RecipeError(
+                f"optimizer={self.optimizer!r}; tables are updated by {' or '.join(TABLE_OPTIMIZERS)} here"
+            )
         if self.precision != "f32":
             raise RecipeError(f"precision={self.precision!r}; tables and their products are compared in f32")
         if self.attention != Settings.attention:
@@ -170,4 +172,4 @@ def check_hardware(precision: str, has_gpu: bool) -> None:
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise RecipeError(f"{name}={value!r}; {nearest(value, known)}; expected one of {', '.join(known)}")
+        raise RecipeError(f"{name}={value!r}; {suggest_name(value, known)}; expected one of {', '.join(known)}")

@@ -12,7 +12,7 @@ from .work import Family
 FOLDER = Path(__file__).parents[1] / "columns"
 
 
-class Length(NamedTuple):
+class CodeLength(NamedTuple):
     """Lines of code: without blank lines, comments and docstrings.
 
     Attributes:
@@ -24,15 +24,16 @@ class Length(NamedTuple):
     model: int
 
 
-def length_of(column: Column, family: Family) -> Length:
+def count_column_lines(column: Column, family: Family) -> CodeLength:
     """A column's length for a family of models."""
     program, model = column.files(family)
-    return Length(
-        sum(count_code_lines(text_of(name)) for name in program), sum(count_code_lines(text_of(name)) for name in model)
+    return CodeLength(
+        sum(count_code_lines(read_source(name)) for name in program),
+        sum(count_code_lines(read_source(name)) for name in model),
     )
 
 
-def text_of(name: str) -> str:
+def read_source(name: str) -> str:
     """Return a file of the columns by its module, as `torch.torch_eager`."""
     return FOLDER.joinpath(*name.split(".")).with_suffix(".py").read_text(encoding="utf-8")
 

@@ -133,10 +133,10 @@ def save_nudged(work: ComparedWork) -> None:
     work.nudged().save()
 
 
-def decays(name: str) -> bool:
+def use_weight_decay(name: str) -> bool:
     """Whether AdamW decays the tensor of this Hugging Face name: norms, biases and the class token never.
 
-    >>> decays("model.layers.0.mlp.up_proj.weight"), decays("vit.layernorm.bias"), decays("model.norm.weight")
+    >>> use_weight_decay("model.layers.0.mlp.up_proj.weight"), use_weight_decay("vit.layernorm.bias"), use_weight_decay("model.norm.weight")
     (True, False, False)
     """
     return not (name.endswith(".bias") or "norm" in name or name.endswith("cls_token"))

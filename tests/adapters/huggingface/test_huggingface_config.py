@@ -9,7 +9,7 @@ import transformers
 from released_configs import RELEASED
 
 from panax.adapters.huggingface import config_from
-from panax.adapters.huggingface.expressing import config_json, effective
+from panax.adapters.huggingface.expressing import resolve_defaults, to_config_json
 from panax.core import CheckpointError, RecipeError
 from panax.layers import Rotary
 from panax.models import PRESETS, PUBLISHED_PARAMETERS
@@ -27,7 +27,7 @@ NEVER_RELEASED = {"mt_nlg_530b", "megatron_1t", "glam_64b_64e"}
 @pytest.mark.parametrize("name", sorted(PRESETS.keys() - NEVER_RELEASED))
 def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
     folder = write(tmp_path / "released", RELEASED[name])
-    assert effective(config_from(folder)) == effective(PRESETS[name])
+    assert resolve_defaults(config_from(folder)) == resolve_defaults(PRESETS[name])
     if PRESETS[name].feed_forward is None:
         assert config_from(folder) == PRESETS[name]
     if name == "kimi_k2":
@@ -44,7 +44,7 @@ def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
     "name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2", "dbrx", "mamba2_130m", "bamba_9b"]
 )
 def test_transformers_counts_the_same_weights(name: str, tmp_path) -> None:
-    _, raw = config_json(PRESETS[name], None)
+    _, raw = to_config_json(PRESETS[name], None)
     config = transformers.AutoConfig.from_pretrained(write(tmp_path / "folder", raw))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -181,14 +181,14 @@ def test_dense_layers_first_may_be_listed(tmp_path) -> None:
     )
     config = config_from(folder)
     assert config.mixture_layers[:2] == (2, 5)
-    again = write(tmp_path / "again", config_json(config, None)[1])
+    again = write(tmp_path / "again", to_config_json(config, None)[1])
     assert config_from(again) == config
 
 
 def test_queries_may_come_from_the_residual_stream_itself(tmp_path) -> None:
     config = config_from(write(tmp_path / "folder", {**RELEASED["deepseek_v3"], "q_lora_rank": None}))
     assert config.latent.q_rank == 0
-    assert config_json(config, None)[1]["q_lora_rank"] is None
+    assert to_config_json(config, None)[1]["q_lora_rank"] is None
 
 
 def test_a_key_that_is_needed_is_named(tmp_path) -> None:

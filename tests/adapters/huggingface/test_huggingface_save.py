@@ -13,9 +13,9 @@ import transformers
 from huggingface_examples import MIXTURES, Example, abstract, make_example, reloaded, their_logits, tokens
 
 from panax.adapters.huggingface import config_from, load, save
-from panax.adapters.huggingface.expressing import config_json, effective
+from panax.adapters.huggingface.expressing import resolve_defaults, to_config_json
 from panax.adapters.huggingface.families import FAMILIES
-from panax.adapters.huggingface.matching import Match
+from panax.adapters.huggingface.matching import ParameterMatch
 from panax.core import CheckpointError, RecipeError
 from panax.core.params.axes import named_leaves
 from panax.layers import Latent, Rotary, YarnScaling
@@ -55,12 +55,14 @@ def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples,
     read, last = set(), len(jax.devices()) - 1
 
     def of_last_device(shape, sharding, region):
-        monkeypatch.setattr(Match, "tensor", lambda self, place: read.add(tensor(self, place)) or tensor(self, place))
+        monkeypatch.setattr(
+            ParameterMatch, "tensor", lambda self, place: read.add(tensor(self, place)) or tensor(self, place)
+        )
         values = region(sharding.devices_indices_map(shape)[jax.devices()[last]])
-        monkeypatch.setattr(Match, "tensor", tensor)
+        monkeypatch.setattr(ParameterMatch, "tensor", tensor)
         return jnp.asarray(values)
 
-    tensor = Match.tensor
+    tensor = ParameterMatch.tensor
     monkeypatch.setattr(jax, "make_array_from_callback", of_last_device)
     load(example.folder, example.task, *laid_out)
     moe = example.task.model.feed_forward
@@ -146,13 +148,13 @@ def test_every_field_is_accounted_for_in_every_family() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"dbrx", "glam_64b_64e"}))
 def test_every_preset_has_a_family_that_expresses_it(name: str, tmp_path) -> None:
-    family, raw = config_json(PRESETS[name], None)
+    family, raw = to_config_json(PRESETS[name], None)
     # Megatron's are GPT-2's architecture, made larger; Kimi K2 is DeepSeek-V3's.
     others = {"megatron_1t": "gpt2", "mt_nlg_530b": "gpt2", "kimi_k2": "deepseek_v3"}
     others |= {"qwen3_30b_a3b": "qwen3_moe", "qwen3_235b_a22b": "qwen3_moe"}
     assert others.get(name) == family.model_type or (name not in others and name.startswith(family.model_type))
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert effective(config_from(tmp_path)) == effective(PRESETS[name])
+    assert resolve_defaults(config_from(tmp_path)) == resolve_defaults(PRESETS[name])
     transformers.AutoConfig.from_pretrained(tmp_path)
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from panax.adapters.torch.objective import Form, Objective
-from panax.adapters.torch.state.drawing import SameDraws
-from panax.adapters.torch.tracing.graph import TracedProgram, as_function
+from panax.adapters.torch.state.drawing import ReplayDrawsMode
+from panax.adapters.torch.tracing.graph import TracedProgram, to_jax_function
 from panax.adapters.torch.tracing.tracing import trace
 from panax.adapters.torch.tracing.values import as_numpy
 
@@ -408,7 +408,7 @@ def test_values_and_derivatives_are_those_of_pytorch(name):
     program = TracedProgram.create(trace(module, objective, leaves, train=True, autocast=None))
     key = jax.random.key(3)
     parameters = dict(module.named_parameters())
-    run = as_function(program)
+    run = to_jax_function(program)
 
     def loss(trained):
         outputs = run(trained, untrained, jax.random.key_data(key))
@@ -421,7 +421,7 @@ def test_values_and_derivatives_are_those_of_pytorch(name):
         gradients, outputs = jax.jit(
             jax.grad(loss, has_aux=True), compiler_options={"xla_backend_optimization_level": 0}
         )(trained)
-    with SameDraws(key):
+    with ReplayDrawsMode(key):
         total, values = module({"x": torch.zeros(1)})
     expected = dict(zip(parameters, torch.autograd.grad(total, list(parameters.values()), allow_unused=True)))
     for place, (case, (value, _)) in enumerate(values.items()):

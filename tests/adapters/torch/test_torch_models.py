@@ -9,7 +9,7 @@ import zoo
 
 import panax
 from panax.adapters.torch import task
-from panax.adapters.torch.state.drawing import SameDraws
+from panax.adapters.torch.state.drawing import ReplayDrawsMode
 from panax.mesh import MeshShape
 from panax.optim import Optax
 from panax.train import StepConfig
@@ -41,7 +41,7 @@ def test_five_steps_are_pytorchs(name):
     for _ in range(STEPS):
         key = jax.random.fold_in(state.step_key, 0)
         state, scalars = step(state, batch)
-        with SameDraws(key):
+        with ReplayDrawsMode(key):
             value = zoo.loss_of(loss)(module, batch)
         optimizer.zero_grad()
         value.backward()

@@ -259,7 +259,7 @@ def test_a_model_that_amplifies_rounding_is_compared_with_itself(monkeypatch):
     monkeypatch.setattr(checking, "TOLERANCE", {None: 1e-5})
     monkeypatch.setattr(checking, "LOSS_TOLERANCE", {None: 1e-2})
     assert task(Chaotic(), mean, BATCH).name == "chaotic"
-    monkeypatch.setattr(checking, "MARGIN", 0)
+    monkeypatch.setattr(checking, "ROUNDING_MARGIN", 0)
     with pytest.raises(RecipeError, match="the norm of the gradient of"):
         task(Chaotic(), mean, BATCH)
 

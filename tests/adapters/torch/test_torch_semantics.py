@@ -360,7 +360,7 @@ def test_debugging_runs_the_modules_own_code():
 
         def forward(self, x):
             h = self.linear(x)
-            if panax.debugging():
+            if panax.is_debugging():
                 seen.append(float(h.abs().max()))
             return h
 

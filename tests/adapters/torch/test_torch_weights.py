@@ -9,7 +9,7 @@ from torch import nn
 
 import panax
 from panax.adapters.torch import task
-from panax.adapters.wrappers import wrapper_in
+from panax.adapters.wrappers import find_wrapper
 from panax.core.errors import RecipeError
 
 BATCH = (torch.arange(8) % 8, torch.arange(8) % 8)
@@ -103,6 +103,6 @@ def test_names_inside_of_a_wrapped_module(tmp_path):
 
 
 def test_a_wrapper_is_known_by_its_names():
-    assert wrapper_in({"module.a", "module.b.c"}) == "module."
-    assert wrapper_in({"layers.0._orig_mod.w", "head"}) == "_orig_mod."
-    assert wrapper_in({"module.a", "b"}) is None and wrapper_in(set()) is None
+    assert find_wrapper({"module.a", "module.b.c"}) == "module."
+    assert find_wrapper({"layers.0._orig_mod.w", "head"}) == "_orig_mod."
+    assert find_wrapper({"module.a", "b"}) is None and find_wrapper(set()) is None

@@ -10,8 +10,8 @@ from panax.data import (
     BadRecord,
     BytePairTokenizer,
     Document,
-    Filtered,
-    Limits,
+    FilteredCorpus,
+    RecordLimits,
     TextData,
     TextFiles,
     open_tokens,
@@ -102,21 +102,21 @@ def test_a_filter_leaves_documents_out_and_counts_them(tmp_path):
     for name, text in {"a": "short", "b": "keep this one", "c": "keep this, draft", "d": "none of it"}.items():
         (tmp_path / "texts" / f"{name}.txt").write_text(text)
     plain = TextFiles(paths=(str(tmp_path / "texts"),))
-    corpus = Filtered(corpus=plain, min_characters=6, keep="keep|none", drop="draft")
+    corpus = FilteredCorpus(corpus=plain, min_characters=6, keep="keep|none", drop="draft")
     assert [document.text for document in corpus.documents()] == ["keep this one", "none of it"]
     write_tokens(corpus, TOKENIZER.train(plain), tmp_path / "out")
     store = open_tokens(tmp_path / "out")
     assert (len(store.offsets) - 1, store.num_filtered_documents, store.num_bad_records) == (2, 2, 0)
     assert corpus.fingerprint() != dataclasses.replace(corpus, drop="").fingerprint() != plain.fingerprint()
     with pytest.raises(DataError, match="all 4 of its documents are left out by the filter"):
-        write_tokens(Filtered(corpus=plain, max_characters=1), TOKENIZER.train(plain), tmp_path / "none")
+        write_tokens(FilteredCorpus(corpus=plain, max_characters=1), TOKENIZER.train(plain), tmp_path / "none")
 
 
 def test_a_filter_passes_bad_records_on(tmp_path):
-    corpus = Filtered(corpus=Torn(), min_characters=100)
+    corpus = FilteredCorpus(corpus=Torn(), min_characters=100)
     with pytest.raises(DataError, match="line 2: broken JSON"):
         write_tokens(corpus, TOKENIZER.train(Torn(bad=0)), tmp_path / "none")
-    write_tokens(corpus, TOKENIZER.train(Torn(bad=0)), tmp_path / "out", limits=Limits(max_bad_records=3))
+    write_tokens(corpus, TOKENIZER.train(Torn(bad=0)), tmp_path / "out", limits=RecordLimits(max_bad_records=3))
     store = open_tokens(tmp_path / "out")
     assert (store.num_bad_records, store.num_filtered_documents) == (3, 5)
 
@@ -141,7 +141,7 @@ def test_token_files_of_earlier_versions_have_none(make_store, tmp_path):
 )
 def test_filters_that_can_not_be_are_refused(wrong, says):
     with pytest.raises(RecipeError, match=says):
-        Filtered(**({"corpus": TextFiles(paths=("x",))} | wrong))
+        FilteredCorpus(**({"corpus": TextFiles(paths=("x",))} | wrong))
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_characters", 0), ("max_bad_records", -1)])

@@ -9,7 +9,7 @@ import panax
 from panax.core import DataError
 from panax.data import BytePairTokenizer, Jsonl, TextData
 from panax.data.text.packing import Documents, PackedRows, PaddedRows
-from panax.data.text.row_lengths import length_line
+from panax.data.text.row_lengths import describe_lengths
 from panax.data.text.tokens import TokenWriter, open_tokens
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
@@ -82,7 +82,7 @@ def test_documents_without_loss_are_found_under_any_mask(tmp_path):
         buckets = PaddedRows(documents, sequence_length=20, seed=0, buckets=(4, 8))
         taken = np.array([buckets.width(0, np.arange(at, at + 8)) for at in range(0, 200, 8)])
         assert buckets.filled(8) == pytest.approx(documents.num_tokens / (taken * 8).sum())
-    assert "200 documents of" in length_line(
+    assert "200 documents of" in describe_lengths(
         PackedRows(documents, sequence_length=4, seed=0), documents, "documents", 8
     )
 

@@ -25,10 +25,10 @@ from panax.data import (
     TextData,
     TextFiles,
     WebDataset,
-    corpus_of,
+    make_corpus,
 )
 from panax.data.files import decompression as compressed_files
-from panax.data.formats.json_records import looks_like_records
+from panax.data.formats.json_records import is_json_records
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,8 +53,8 @@ def test_compressed_lines_are_read_whatever_the_file_is_called(tmp_path, kind, n
     half = len(LINES.split(b"\n")[0]) + 1
     path.write_bytes(COMPRESS[kind](LINES[:half]) + COMPRESS[kind](LINES[half:]))
     assert documents(path) == DOCUMENTS
-    assert list(corpus_of(path).documents()) == DOCUMENTS
-    assert list(corpus_of(tmp_path).documents()) == DOCUMENTS
+    assert list(make_corpus(path).documents()) == DOCUMENTS
+    assert list(make_corpus(tmp_path).documents()) == DOCUMENTS
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
@@ -68,8 +68,8 @@ def test_a_compressed_file_that_is_cut_or_damaged_is_named(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(compressed_files, "FREE_BYTES", 2**20)
-    monkeypatch.setattr(compressed_files, "MOST_RATIO", 100)
+    monkeypatch.setattr(compressed_files, "UNCHECKED_BYTES", 2**20)
+    monkeypatch.setattr(compressed_files, "MAX_RATIO", 100)
     (tmp_path / "a.jsonl").write_bytes(COMPRESS[kind](b'{"text": "' + b"a" * 2**25))
     tracemalloc.start()
     try:
@@ -104,7 +104,7 @@ def test_without_the_library_zstd_says_what_to_install(tmp_path, monkeypatch):
 def test_an_array_is_read_an_element_at_a_time(tmp_path, indent):
     path = tmp_path / "alpaca.json"
     path.write_text("\ufeff" + json.dumps(RECORDS, indent=indent), encoding="utf-8")
-    assert documents(path) == DOCUMENTS == list(corpus_of(path).documents())
+    assert documents(path) == DOCUMENTS == list(make_corpus(path).documents())
     path.write_text("[]")
     assert documents(path) == []
     path.write_text(json.dumps([{"text": "a"}, 7, {"text": 1}, {"text": "b"}]))
@@ -204,17 +204,17 @@ def test_a_field_that_stands_twice_is_a_bad_record(tmp_path):
 
 def test_first_bytes_say_what_a_file_is(tmp_path):
     parquet.write_table(pa.table({"text": ["the oak"]}), tmp_path / "table.txt")
-    assert isinstance(corpus_of(tmp_path / "table.txt"), Parquet)
+    assert isinstance(make_corpus(tmp_path / "table.txt"), Parquet)
     for name in ("lines.json", "LINES.JSONL", "lines.txt", "lines"):
         (tmp_path / name).write_bytes(LINES)
-        assert list(corpus_of(tmp_path / name).documents()) == DOCUMENTS, name
+        assert list(make_corpus(tmp_path / name).documents()) == DOCUMENTS, name
     # Code that begins like JSON, and texts that only look like it, are texts.
     for name, text in {"a.py": '{"a": 1}\n', "b.txt": "[link](url) and text", "c.md": '{"a": 1}\n'}.items():
         (tmp_path / name).write_text(text)
-        assert isinstance(corpus_of(tmp_path / name), TextFiles), name
+        assert isinstance(make_corpus(tmp_path / name), TextFiles), name
     (tmp_path / "settings.json").write_text('{\n  "a": 1\n}\n')
     with pytest.raises(DataError, match="one JSON object over several lines"):
-        corpus_of(tmp_path / "settings.json")
+        make_corpus(tmp_path / "settings.json")
 
 
 def test_a_folder_is_read_by_what_its_files_hold(tmp_path):
@@ -222,10 +222,10 @@ def test_a_folder_is_read_by_what_its_files_hold(tmp_path):
     folder.mkdir()
     (folder / "a.json").write_bytes(LINES)
     (folder / "B.JSON").write_bytes(LINES)
-    assert list(corpus_of(folder).documents()) == DOCUMENTS * 2
+    assert list(make_corpus(folder).documents()) == DOCUMENTS * 2
     # One that describes the others is left out.
     (folder / "about.json").write_text('{\n  "license": "x"\n}\n')
-    corpus = corpus_of(folder)
+    corpus = make_corpus(folder)
     assert list(corpus.documents()) == DOCUMENTS * 2
     assert {path.rpartition("/")[2] for path in corpus.paths} == {"a.json", "B.JSON"}
     other = tmp_path / "other"
@@ -233,14 +233,14 @@ def test_a_folder_is_read_by_what_its_files_hold(tmp_path):
     (other / "a.jsonl").write_bytes(LINES)
     (other / "b.jsonl.zst").write_bytes(COMPRESS["zst"](LINES))
     (other / "c.json.gz").write_bytes(COMPRESS["gz"](LINES))
-    assert list(corpus_of(other).documents()) == DOCUMENTS * 3
-    assert isinstance(corpus_of(folder, other / "a.jsonl"), Jsonl | ConcatCorpus)
+    assert list(make_corpus(other).documents()) == DOCUMENTS * 3
+    assert isinstance(make_corpus(folder, other / "a.jsonl"), Jsonl | ConcatCorpus)
 
 
 def test_what_looks_like_records():
     long = b'{"text": "' + b"a" * 2**13
-    assert looks_like_records(long[: 2**13]) and not looks_like_records(b"{" + b"a" * 2**13)
-    assert [looks_like_records(each) for each in (b"", b" \n", b"[1, 2]", b'[ {"a"', b"{}\n", b'"a"')] == [
+    assert is_json_records(long[: 2**13]) and not is_json_records(b"{" + b"a" * 2**13)
+    assert [is_json_records(each) for each in (b"", b" \n", b"[1, 2]", b'[ {"a"', b"{}\n", b'"a"')] == [
         False, False, False, True, True, False,
     ]  # fmt: skip
 
@@ -297,8 +297,8 @@ def test_shards_may_be_compressed_too(tmp_path, monkeypatch, kind):
         member.size = 7
         shard.addfile(member, io.BytesIO(b"the oak"))
     (tmp_path / f"a.tar.{kind}").write_bytes(COMPRESS[kind](out.getvalue()))
-    assert [each.text for each in corpus_of(tmp_path).documents()] == ["the oak"]
-    monkeypatch.setattr(compressed_files, "FREE_BYTES", 2**10)
-    monkeypatch.setattr(compressed_files, "MOST_RATIO", 2)
+    assert [each.text for each in make_corpus(tmp_path).documents()] == ["the oak"]
+    monkeypatch.setattr(compressed_files, "UNCHECKED_BYTES", 2**10)
+    monkeypatch.setattr(compressed_files, "MAX_RATIO", 2)
     with pytest.raises(DataError, match="expected at most 2 times as many"):
-        list(corpus_of(tmp_path / f"a.tar.{kind}").documents())
+        list(make_corpus(tmp_path / f"a.tar.{kind}").documents())

@@ -13,7 +13,7 @@ from panax.data import (
     Calendar,
     CountVocabulary,
     ExampleData,
-    Hashed,
+    HashBuckets,
     HashedIds,
     IntegerIds,
     Sequences,
@@ -27,7 +27,7 @@ CSV = """when,city,tags,prices,n,bought
 2013-03-03 12:00:00,Rome,b|c|a,1|2|3,1,2
 """
 TAGS = Bag(column="tags", ids=CountVocabulary(min_count=2, hash_buckets=4), capacity=2, too_long="last", separator="|")
-BAGS = (Bag(column="city", ids=Hashed(buckets=1000)), TAGS, Bag(column="n", ids=IntegerIds(rows=3)))
+BAGS = (Bag(column="city", ids=HashBuckets(buckets=1000)), TAGS, Bag(column="n", ids=IntegerIds(rows=3)))
 
 
 def written(tmp_path, text=CSV, name="a.csv"):
@@ -181,7 +181,7 @@ def test_leaves_of_one_name_are_refused(bags, says):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Hashed(buckets=0),
+        lambda: HashBuckets(buckets=0),
         lambda: CountVocabulary(min_count=0),
         lambda: Bag(column="a", ids=IntegerIds(), capacity=0),
     ],

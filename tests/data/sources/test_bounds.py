@@ -22,7 +22,7 @@ from panax.data.formats.ipc_sizes import check_ipc_sizes
 from panax.data.formats.mds import Mds
 from panax.data.formats.records import HuggingFaceDisk
 from panax.data.formats.webdataset import WebDataset
-from panax.data.images.encoded_images import Decoding
+from panax.data.images.encoded_images import ImageDecoder
 
 FIXTURES = Path(__file__).with_name("fixtures")
 LARGE = 2**25
@@ -310,12 +310,12 @@ def encoded(kind: str, size: tuple[int, int]) -> bytes:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
 def test_images_of_the_documented_formats_up_to_a_number_of_pixels(kind):
-    decoding = Decoding(size=8, max_pixels=200)
+    decoding = ImageDecoder(size=8, max_pixels=200)
     assert decoding.decode(encoded(kind, (10, 20)), "a").shape == (8, 8, 3)
     with pytest.raises(DataError, match="a: an image of 10 by 21, 210 pixels; expected at most max_pixels=200"):
         decoding.decode(encoded(kind, (10, 21)), "a")
     with pytest.raises(RecipeError, match="max_pixels=0; expected 1 to 178956970"):
-        Decoding(max_pixels=0)
+        ImageDecoder(max_pixels=0)
 
 
 def test_no_program_is_started_for_an_image(tmp_path, monkeypatch):
@@ -327,7 +327,7 @@ def test_no_program_is_started_for_an_image(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match="a: no image that can be decoded; expected JPEG, PNG, WEBP, BMP, GIF, TIFF or PPM"
     ):
-        Decoding(size=8).decode(eps, "a")
+        ImageDecoder(size=8).decode(eps, "a")
     assert not (tmp_path / "started").exists()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from panax.core.errors import DataError, RecipeError
-from panax.data import ClickArrays, CountVocabulary, Criteo, ExampleData, Hashed, SyntheticClicks
+from panax.data import ClickArrays, CountVocabulary, Criteo, ExampleData, HashBuckets, SyntheticClicks
 
 
 def line(label="1", numbers=("3", "-2", ""), hashes=("0000001f", "ABCDEF01", "")):
@@ -24,7 +24,7 @@ def opened(tmp_path, text, bad=0, name="day_0", **settings):
 def test_criteos_lines(tmp_path, name):
     text = "\n".join([line(), line("0", ("", "12345", "0"), ("1f", "ABCDEF01", "f")), line()]) + "\n"
     for _ in range(2):  # built, then from the cache
-        examples = opened(tmp_path, text, name=name, ids=Hashed(buckets=10**6))
+        examples = opened(tmp_path, text, name=name, ids=HashBuckets(buckets=10**6))
         rows = examples.read(np.arange(3))
         assert rows["numeric"][:2, :4].tolist() == [[3, -2, 0, 7], [0, 12345, 0, 7]]
         assert rows["label"].tolist() == [1, 0, 1] and rows["c1"].shape == (3, 1) and rows["c1"].dtype == np.int32
@@ -84,7 +84,7 @@ def test_what_is_no_log_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"day_0\.gz can't be read"):
         Criteo(paths=(str(tmp_path / "day_0.gz"),)).open(tmp_path / "cache", 0)
     with pytest.raises(RecipeError, match="ids has 2 entries"):
-        Criteo(paths=("x",), ids=(Hashed(buckets=1),) * 2)
+        Criteo(paths=("x",), ids=(HashBuckets(buckets=1),) * 2)
 
 
 def arrays(tmp_path, parts=2, multi_hot=False, **changes):

@@ -12,11 +12,11 @@ from PIL import Image
 
 from panax.core import DataError, RecipeError, Source
 from panax.data import RowSource
-from panax.data.images.encoded_images import Decoding
+from panax.data.images.encoded_images import ImageDecoder
 from panax.data.images.images import ImageFolder, ParquetImages, WebDatasetImages
 from panax.data.loading.example_data import ExampleData
 from panax.data.loading.example_source import ExampleSource
-from panax.data.loading.examples import Arrays, ExampleFiles, Examples, divide
+from panax.data.loading.examples import Arrays, ExampleFiles, Examples, split_by_hash
 from panax.data.tables.table import Table
 from panax.stores import open_store
 
@@ -138,20 +138,20 @@ def test_arrays_are_narrowed_and_checked():
 
 
 def test_the_division_is_by_example_and_stays_when_others_are_added():
-    train, kept = divide(numbers(1000), 0.2)
+    train, kept = split_by_hash(numbers(1000), 0.2)
     assert kept is not None and 150 < kept.num_examples < 250  # 0.2 +- 4 standard deviations of 0.013
     held = set(kept.read(np.arange(kept.num_examples))["x"].tolist())
     assert held.isdisjoint(train.read(np.arange(train.num_examples))["x"].tolist())
     assert train.num_examples + kept.num_examples == 1000
-    _, more = divide(numbers(1500), 0.2)
+    _, more = split_by_hash(numbers(1500), 0.2)
     assert more is not None
     assert {x for x in more.read(np.arange(more.num_examples))["x"].tolist() if x < 1000} == held
     assert train.fingerprint != kept.fingerprint != numbers(1000).fingerprint
-    assert divide(numbers(), 0)[1] is None
+    assert split_by_hash(numbers(), 0)[1] is None
     with pytest.raises(DataError, match="held_out=1e-06 holds 0 of 11 examples out"):
-        divide(numbers(), 1e-6)
+        split_by_hash(numbers(), 1e-6)
     with pytest.raises(RecipeError, match="held_out=1; expected a fraction"):
-        divide(numbers(), 1)
+        split_by_hash(numbers(), 1)
 
 
 CSV = "age,city,clicks,bought\n20,Rome,3,1\n30,Oslo,5,0\n,Rome,7,1\n"
@@ -282,13 +282,13 @@ def test_how_images_are_fitted():
     wide.paste((90, 90, 90), (10, 0, 20, 10))
     wide.save(out, "PNG")
     crop, pad, stretch = (
-        Decoding(size=10, fit=fit).decode(out.getvalue(), "x")[..., 0] for fit in ("crop", "pad", "stretch")
+        ImageDecoder(size=10, fit=fit).decode(out.getvalue(), "x")[..., 0] for fit in ("crop", "pad", "stretch")
     )
     assert (crop == 90).all()
     assert (pad[:3] == 0).all() and (pad[4:6, 4:6] == 90).all() and (pad[7:] == 0).all()
     assert (stretch[:, 5] == 90).all() and (stretch[:, 0] == 0).all()
     with pytest.raises(RecipeError, match="size=0; expected at least 1 pixel"):
-        Decoding(size=0)
+        ImageDecoder(size=0)
 
 
 @pytest.mark.parametrize(

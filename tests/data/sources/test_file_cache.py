@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from panax.core import DataError
-from panax.data.files.file_cache import FileCache, NoRoomError
+from panax.data.files.file_cache import CacheFullError, FileCache
 from panax.system.owned_dir import make_owned_dir
 
 
@@ -64,7 +64,7 @@ def test_what_is_in_use_stays(cache):
             with held(cache, key):
                 assert first.read_bytes() == b"a" * 10 and taken(cache) <= 30
         assert "a" in names(cache)
-        with held(cache, "g"), held(cache, "h"), pytest.raises(NoRoomError, match="what is in it is in use"):
+        with held(cache, "g"), held(cache, "h"), pytest.raises(CacheFullError, match="what is in it is in use"):
             held(cache, "i").__enter__()
     with held(cache, "i"):
         pass
@@ -85,7 +85,7 @@ def test_what_was_removed_by_hand_no_longer_counts(cache):
 
 
 def test_of_many_copies_some_more_go_so_that_the_next_find_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("panax.data.files.file_cache.MANY", 50)
+    monkeypatch.setattr("panax.data.files.file_cache.CROWDED_ENTRIES", 50)
     cache = FileCache(tmp_path / "files", 1000)
     clears = []
     monkeypatch.setattr(FileCache, "_clear", lambda self, size, clear=cache._clear: clears.append(size) or clear(size))

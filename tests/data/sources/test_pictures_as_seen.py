@@ -12,7 +12,7 @@ from pyarrow import parquet
 from panax.core import DataError
 from panax.data import ExampleData, ImageFolder, ParquetImages
 from panax.data.files.magic import is_image
-from panax.data.images.encoded_images import Decoding
+from panax.data.images.encoded_images import ImageDecoder
 
 TURNED = np.zeros((40, 20, 3), np.uint8)
 TURNED[:20], TURNED[20:, :10], TURNED[20:, 10:] = (255, 0, 0), (0, 0, 255), (0, 255, 0)
@@ -31,7 +31,7 @@ def encoded(kind, orientation=None, array=TURNED):
 def test_a_picture_that_a_camera_marked_as_turned_stands_upright(kind, orientation):
     data = encoded(kind, orientation)
     shown = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB").resize((8, 8))
-    seen = Decoding(size=8, fit="stretch").decode(data, "photo")
+    seen = ImageDecoder(size=8, fit="stretch").decode(data, "photo")
     assert np.abs(seen.astype(int) - np.asarray(shown)).max() < 60
 
 
@@ -40,7 +40,7 @@ def test_damaged_notes_of_a_camera_do_no_harm(monkeypatch):
         raise ValueError("damaged EXIF")
 
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
-    assert Decoding(size=8, fit="stretch").decode(encoded("PNG"), "photo").shape == (8, 8, 3)
+    assert ImageDecoder(size=8, fit="stretch").decode(encoded("PNG"), "photo").shape == (8, 8, 3)
 
 
 def folder_of(root, files):

@@ -13,14 +13,14 @@ from servers.faults import Fault
 
 from panax.core import DataError, StoreError
 from panax.data import Document, Jsonl, Parquet, TextFiles
-from panax.data.files.file_cache import FileCache, NoRoomError
-from panax.data.files.files import each_here, find_files
+from panax.data.files.file_cache import CacheFullError, FileCache
+from panax.data.files.files import find_files, open_each_local
 from panax.data.files.remote import PART_BYTES, find_objects
 from panax.data.formats.arrow import Arrow
 from panax.data.formats.mds import Mds
 from panax.data.formats.megatron import MegatronTokens
 from panax.data.formats.webdataset import WebDataset
-from panax.data.text.record_checks import Checked
+from panax.data.text.record_checks import UsableDocuments
 from panax.stores import open_store
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -85,7 +85,7 @@ def test_addresses_that_name_nothing(folder, address, says):
 def test_records_name_the_address(folder):
     open_store(folder).write("b.jsonl", [lines("B") + b"{"])
     with pytest.raises(DataError, match=r"^memory://sources/corpus/b\.jsonl, line 2: broken JSON"):
-        list(Checked(Jsonl(paths=(folder,))).documents())
+        list(UsableDocuments(Jsonl(paths=(folder,))).documents())
     open_store(folder).write("a/z.jsonl.gz", [gzip.compress(lines("AZ"))[:-9]])
     with pytest.raises(DataError, match=r"^memory://sources/corpus/a/z\.jsonl\.gz can't be read"):
         list(Jsonl(paths=(folder,)).documents())
@@ -126,7 +126,9 @@ def test_every_format_is_read_from_a_store(tmp_path):
         WebDataset(paths=("memory://formats",)),
         Mds(path="memory://formats/mds"),
     ):
-        assert [document.text for document in Checked(corpus).documents()][:4] == [f"text {i} über" for i in range(4)]
+        assert [document.text for document in UsableDocuments(corpus).documents()][:4] == [
+            f"text {i} über" for i in range(4)
+        ]
         assert corpus.fingerprint() == corpus.fingerprint()
     tokens = MegatronTokens(path="memory://formats/megatron_u16").open(tmp_path / "tokens")
     assert tokens.tokens.tolist() == [1, 2, 3, 9, 4, 5, 6, 9, 7, 9]
@@ -168,7 +170,7 @@ def test_what_was_copied_ahead_makes_room_for_what_comes_first(folder, monkeypat
     monkeypatch.setenv("PANAX_CACHE_GB", str(1000 / 1e9))
     monkeypatch.setattr("panax.data.files.file_cache._WAIT_SECONDS", 1.0)
     lengths = []
-    for name, path in each_here(find_files((f"{folder}/some",), ("*",))):
+    for name, path in open_each_local(find_files((f"{folder}/some",), ("*",))):
         time.sleep(0.1)  # until the others were tried
         lengths.append(path.stat().st_size)
         assert name == f"{folder}/some/{len(lengths) - 1}.txt"
@@ -192,7 +194,7 @@ def test_mapped_tokens_of_a_store_stay_as_long_as_they_are_in_use(tmp_path, cach
         open_store("memory://mapped").write(path.name, [path.read_bytes()])
     tokens = MegatronTokens(path="memory://mapped/megatron_i32").open(tmp_path / "tokens")
     full = FileCache(cache, 160, wait_seconds=0.0)  # the two files take 154 bytes
-    with pytest.raises(NoRoomError), full.hold("other", 100, lambda descriptor: None, "other"):
+    with pytest.raises(CacheFullError), full.hold("other", 100, lambda descriptor: None, "other"):
         pass
     assert tokens.tokens[:4].tolist() == [1, 2, 3, 9]
     del tokens

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.data.text.apportion import UNIT, apportion, apportion_shares
+from panax.data.text.apportion import UNITS_PER_ROW, apportion, apportion_shares
 
 BATCHES = 60
 
@@ -37,8 +37,8 @@ def test_no_part_is_a_row_off_its_schedule_after_any_batch(kind):
             assert sum(rows) == size and min(rows) >= 0
             given = [a + b for a, b in zip(given, rows, strict=True)]
             due = [a + b for a, b in zip(due, schedule[batch], strict=True)]
-            owed = [d - g * UNIT for d, g in zip(due, given, strict=True)]
-            assert max(map(abs, owed)) < UNIT, (seed, batch)
+            owed = [d - g * UNITS_PER_ROW for d, g in zip(due, given, strict=True)]
+            assert max(map(abs, owed)) < UNITS_PER_ROW, (seed, batch)
 
 
 def test_shares_are_exact():
@@ -47,16 +47,18 @@ def test_shares_are_exact():
         weights = [draw.choice([0.0, 1e-9, draw.random(), 1e6]) for _ in range(5)] + [1.0]
         size = draw.randint(1, 4096)
         found = apportion_shares(weights, size)
-        assert sum(found) == size * UNIT and min(found) >= 0
+        assert sum(found) == size * UNITS_PER_ROW and min(found) >= 0
         for share, weight in zip(found, weights, strict=True):
-            assert abs(share - size * UNIT * weight / sum(weights)) <= len(weights) + share * 2**-50
+            assert abs(share - size * UNITS_PER_ROW * weight / sum(weights)) <= len(weights) + share * 2**-50
 
 
-@pytest.mark.parametrize("owed", [[5 * UNIT, -5 * UNIT], [-(UNIT * 7) // 2, (UNIT * 7) // 2]])
+@pytest.mark.parametrize(
+    "owed", [[5 * UNITS_PER_ROW, -5 * UNITS_PER_ROW], [-(UNITS_PER_ROW * 7) // 2, (UNITS_PER_ROW * 7) // 2]]
+)
 def test_a_debt_from_other_weights_is_paid_and_not_more_than_a_batch(owed):
     for _ in range(6):
         share = apportion_shares([1.0, 1.0], 2)
         rows = apportion(owed, lambda ahead, share=share: share, 2)
         assert sum(rows) == 2 and min(rows) >= 0
-        owed = [a + b - n * UNIT for a, b, n in zip(owed, share, rows, strict=True)]
-    assert max(map(abs, owed)) < UNIT
+        owed = [a + b - n * UNITS_PER_ROW for a, b, n in zip(owed, share, rows, strict=True)]
+    assert max(map(abs, owed)) < UNITS_PER_ROW

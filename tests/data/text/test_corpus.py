@@ -14,7 +14,7 @@ import pytest
 from panax.core import DataError, RecipeError
 from panax.core.install_hints import install_command
 from panax.data import BadRecord, Corpus, Document, HuggingFaceDisk, Jsonl, Parquet, PythonLibrary, TextFiles
-from panax.data.text.record_checks import Checked, Limits
+from panax.data.text.record_checks import RecordLimits, UsableDocuments
 
 RECORDS = [{"text": "one", "q": "1+1?", "a": "2"}, {"text": "zwei über", "q": "2+2?", "a": "4"}]
 
@@ -43,7 +43,7 @@ def write_dataset(path: Path, records=RECORDS, splits=()) -> str:
 
 def usable(corpus: Corpus) -> list[Document]:
     """The documents, where a bad record is an error, as it is by default."""
-    return list(Checked(corpus).documents())
+    return list(UsableDocuments(corpus).documents())
 
 
 @pytest.fixture(params=["jsonl", "jsonl.gz", "parquet", "dataset"])
@@ -219,7 +219,7 @@ def test_bad_lines_are_told_and_those_after_them_go_on(tmp_path):
 
 def test_documents_that_are_too_long_are_told_by_file_and_line(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}, {"text": "long" * 9}])
-    checked = Checked(Jsonl(paths=(path,)), Limits(max_characters=10, max_bad_records=1))
+    checked = UsableDocuments(Jsonl(paths=(path,)), RecordLimits(max_characters=10, max_bad_records=1))
     assert list(checked.documents()) == [Document("short")]
     assert checked.bad == [(f"{path}, line 2", "36 characters; expected at most max_characters=10")]
 

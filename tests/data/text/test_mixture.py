@@ -11,8 +11,8 @@ from panax.core import DataError, RecipeError, Source
 from panax.data import (
     Accounting,
     BytePairTokenizer,
+    ConcatRows,
     Documents,
-    JoinedRows,
     MixedSource,
     Mixture,
     MixtureComponent,
@@ -26,7 +26,7 @@ from panax.data import (
     TokenFile,
     split,
 )
-from panax.data.text.mixture_source import part_seed
+from panax.data.text.mixture_source import derive_part_seed
 
 NOWHERE = TextFiles(paths=("nowhere",))
 NAMES = ("code", "web", "books")
@@ -51,9 +51,9 @@ def mixed(documents, weights=(1.0, 1.0, 1.0), epochs=(None, None, None), *, batc
         for name, weight, most in zip(documents, weights, epochs, strict=True)
     )
     rows = [
-        PaddedRows(of, sequence_length=32, seed=part_seed(seed, name), buckets=(8, 16))
+        PaddedRows(of, sequence_length=32, seed=derive_part_seed(seed, name), buckets=(8, 16))
         if padded
-        else PackedRows(of, sequence_length=16, seed=part_seed(seed, name))
+        else PackedRows(of, sequence_length=16, seed=derive_part_seed(seed, name))
         for name, of in documents.items()
     ]
     return MixedSource(Mixture(parts=parts), rows, batch_size=batch_size, seed=seed)
@@ -108,7 +108,7 @@ def test_weights_change_in_a_straight_line_between_steps(documents):
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.2, ((0, 0.1), (40, 3.0)), 1.0)])
 @pytest.mark.parametrize("most", [None, 1.0])
 def test_each_part_comes_in_its_own_order_whatever_the_others_do(documents, weights, most):
-    rows = PackedRows(documents["web"], sequence_length=16, seed=part_seed(0, "web"))
+    rows = PackedRows(documents["web"], sequence_length=16, seed=derive_part_seed(0, "web"))
     begin = 0
     for batch, position in take(mixed(documents, weights, (most, None, None)), 60):
         end = position["rows"]["web"]
@@ -190,7 +190,7 @@ def test_a_damaged_position_is_refused(documents, wrong):
 
 def test_joined_rows_hold_every_row_of_each_part_once(documents):
     parts = [PackedRows(of, sequence_length=15, seed=3) for of in documents.values()]
-    source = PackedSource(JoinedRows(parts, seed=0), batch_size=7, epochs=1)
+    source = PackedSource(ConcatRows(parts, seed=0), batch_size=7, epochs=1)
     met = [batch["tokens"][batch["segment"] > 0] for batch, _ in source.batches()]
     assert sorted(np.concatenate(met)) == sorted(np.concatenate([of.store.tokens for of in documents.values()]))
     first = np.bincount(parts_of(next(source.batches()).batch), minlength=3)

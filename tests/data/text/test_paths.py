@@ -1,11 +1,11 @@
-"""`corpus_of`: which corpus reads a path, and what is said where none does."""
+"""`make_corpus`: which corpus reads a path, and what is said where none does."""
 
 import json
 
 import pytest
 
 from panax.core import DataError, RecipeError
-from panax.data import Jsonl, Parquet, TextFiles, TokenFile, TokenWriter, corpus_of
+from panax.data import Jsonl, Parquet, TextFiles, TokenFile, TokenWriter, make_corpus
 from panax.data.text.paths import _read_by
 
 
@@ -31,23 +31,23 @@ def parquet(path, **columns):
 
 
 def test_what_a_path_holds_decides(here):
-    assert corpus_of("texts") == TextFiles(paths=("texts",))
-    assert corpus_of("lines.jsonl") == Jsonl(paths=("lines.jsonl",))
+    assert make_corpus("texts") == TextFiles(paths=("texts",))
+    assert make_corpus("lines.jsonl") == Jsonl(paths=("lines.jsonl",))
     parquet("rows.parquet", text=["four"])
-    assert corpus_of(here / "rows.parquet") == Parquet(paths=(str(here / "rows.parquet"),))
+    assert make_corpus(here / "rows.parquet") == Parquet(paths=(str(here / "rows.parquet"),))
     # A folder leaves out what it does not know, a name says what is meant.
     (here / "texts" / "x.png").write_bytes(b"\x89PNG\0")
     (here / "texts" / "[odd]").mkdir()
     (here / "texts" / "[odd]" / "c.txt").write_text("five")
-    assert texts(corpus_of("texts")) == ["five", "one", "two"]
-    assert texts(corpus_of("texts/[[]odd]/*")) == ["five"]
+    assert texts(make_corpus("texts")) == ["five", "one", "two"]
+    assert texts(make_corpus("texts/[[]odd]/*")) == ["five"]
     (here / "NOTES").write_text("plain, as its bytes say: é" * 1000)
-    assert corpus_of("NOTES") == TextFiles(paths=("NOTES",))
+    assert make_corpus("NOTES") == TextFiles(paths=("NOTES",))
 
 
 def test_several_paths_are_one_corpus_whose_documents_each_come_once(here):
     parquet("rows.parquet", text=["four"])
-    corpus = corpus_of("texts/a.txt", "lines.jsonl", "texts/b.md", "rows.parquet", "lines.jsonl")
+    corpus = make_corpus("texts/a.txt", "lines.jsonl", "texts/b.md", "rows.parquet", "lines.jsonl")
     assert texts(corpus) == ["four", "one", "three", "two"]
     before = corpus.fingerprint()
     (here / "lines.jsonl").write_text(json.dumps({"text": "changed"}) + "\n")
@@ -57,22 +57,22 @@ def test_several_paths_are_one_corpus_whose_documents_each_come_once(here):
 def test_tokens(here):
     with TokenWriter("tokens", vocab_size=9, end_of_document=0) as writer:
         writer.append([1, 2, 3])
-    assert corpus_of("tokens") == TokenFile(path="tokens")
-    assert corpus_of("tokens/tokens.bin") == TokenFile(path="tokens/tokens.bin")
+    assert make_corpus("tokens") == TokenFile(path="tokens")
+    assert make_corpus("tokens/tokens.bin") == TokenFile(path="tokens/tokens.bin")
     with pytest.raises(RecipeError, match="tokens holds tokens, which can't be joined with other paths"):
-        corpus_of("tokens", "texts")
+        make_corpus("tokens", "texts")
     (here / "flat.bin").write_bytes(b"\1\0\2\0")
     with pytest.raises(DataError, match=r"flat.bin is a flat file of ids.*TokenFile\(path='flat.bin', dtype="):
-        corpus_of("flat.bin")
+        make_corpus("flat.bin")
 
 
 def test_fields_are_named_for_records_alone(here):
-    assert corpus_of("lines.jsonl", "texts", text="body").corpora[0].text == "body"
-    assert corpus_of("lines.jsonl", prompt="q", answer="a").answer == "a"
+    assert make_corpus("lines.jsonl", "texts", text="body").corpora[0].text == "body"
+    assert make_corpus("lines.jsonl", prompt="q", answer="a").answer == "a"
     with pytest.raises(RecipeError, match="text= names a field, and texts holds no records"):
-        corpus_of("texts", text="body")
+        make_corpus("texts", text="body")
     (here / "other.jsonl").write_text(json.dumps({"body": "x", "title": "y"}) + "\n")
-    (record,) = corpus_of("other.jsonl").documents()
+    (record,) = make_corpus("other.jsonl").documents()
     assert "no field 'text'; it has 'body', 'title': name the field with text= (--data.corpus.text)" in record.reason
 
 
@@ -107,7 +107,7 @@ def test_what_can_not_be_read_is_said(here, paths, error, said):
             (here / folder / name).write_bytes(b"text" if name.endswith(("txt", "jsonl")) else b"\xff\xd8\0")
     (here / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
     with pytest.raises(error, match=said):
-        corpus_of(*paths)
+        make_corpus(*paths)
 
 
 def test_folders_that_a_library_wrote(here):

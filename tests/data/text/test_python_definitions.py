@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from panax.data import PythonLibrary
-from panax.data.text.python_definitions import definitions_of
+from panax.data.text.python_definitions import extract_definitions
 
 SOURCE = '''"""What the module is."""
 
@@ -43,7 +43,7 @@ if X:
 
 
 def test_code_stays_and_what_explains_it_goes():
-    one, two, three = definitions_of(SOURCE)
+    one, two, three = extract_definitions(SOURCE)
     assert one == "def one(x):\n    y = x  # stays, beside code\n    def inner():\n" + (
         '        return """\n"""\n    return y\x0c\n'
     )
@@ -54,12 +54,12 @@ def test_code_stays_and_what_explains_it_goes():
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_are_counted_as_the_parser_does(end):
     source = "\x0c\ndef f():\n    x = '\x0b\x1c'\n    return x\n".replace("\n", end)
-    assert list(definitions_of(source)) == ["def f():\n    x = '\x0b\x1c'\n    return x\n"]
+    assert list(extract_definitions(source)) == ["def f():\n    x = '\x0b\x1c'\n    return x\n"]
 
 
 def test_what_is_no_python_is_said():
     with pytest.raises(SyntaxError):
-        list(definitions_of("def f(:\n"))
+        list(extract_definitions("def f(:\n"))
 
 
 def test_each_document_of_the_library_is_a_definition():

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from panax.system.signals import name_of
+from panax.system.signals import signal_name
 
 BINARY = ("parquet", "mds", "webdataset", "safetensors", "array_record", "npz")
 """Formats whose headers announce sizes and counts; most changes of them are made by the formats' own rules."""
@@ -126,7 +126,7 @@ def _answer(reader: subprocess.Popen, seconds: float) -> tuple[str, int]:
             part = os.read(reader.stdout.fileno(), 2**16)
             if not part:
                 code = reader.wait()
-                name = name_of(-code) if code < 0 else f"exit code {code}"
+                name = signal_name(-code) if code < 0 else f"exit code {code}"
                 return f"dies: {name}", 0
             line += part
     text, taken = json.loads(line)

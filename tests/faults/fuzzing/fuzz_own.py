@@ -15,9 +15,9 @@ from fuzz_mutations import mutate_json
 
 from panax.checkpoint import open_checkpoint
 from panax.checkpoint.converting import write_arrays
-from panax.checkpoint.manifest import FILE, ArrayEntry, Manifest, checksum, merge_manifests
+from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, compute_checksum, merge_manifests
 from panax.data import TextData, TokenFile, TokenWriter
-from panax.data.files.checksums import checksum_of, seal_of
+from panax.data.files.checksums import compute_checksum, compute_seal
 from panax.data.files.packed_files import PackedFiles, PackedRecord, pack
 from panax.data.images.encoded_images import number_classes
 from panax.stores import LocalStore
@@ -60,9 +60,9 @@ def change_checkpoint(folder: Path, rng: random.Random, inner: bool) -> None:
         # A save's files stand in a folder of its own name, which differs from save to save.
         (saved,) = (path for path in folder.iterdir() if path.is_dir())
         any_file(saved, rng, inner)
-        reseal(folder / FILE, lambda body: measured(body, folder))
+        reseal(folder / MANIFEST_FILE, lambda body: measured(body, folder))
     else:
-        reseal(folder / FILE, lambda body: json.loads(mutate_json(json.dumps(body).encode(), rng)))
+        reseal(folder / MANIFEST_FILE, lambda body: json.loads(mutate_json(json.dumps(body).encode(), rng)))
 
 
 def reseal(path: Path, change: Callable[[Any], Any]) -> None:
@@ -70,7 +70,7 @@ def reseal(path: Path, change: Callable[[Any], Any]) -> None:
     outer = json.loads(path.read_text())
     with contextlib.suppress(ValueError, RecursionError):
         outer["body"] = change(outer["body"])
-    outer["checksum"] = checksum(json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode())
+    outer["checksum"] = compute_checksum(json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode())
     path.write_text(json.dumps(outer))
 
 
@@ -79,7 +79,7 @@ def measured(body: Any, folder: Path) -> Any:
     for entry in body["arrays"].values():
         for chunk in entry["chunks"]:
             data = (folder / body["files"][chunk[2]][0]).read_bytes()
-            chunk[4] = checksum(data[chunk[3] : chunk[3] + int(np.prod(chunk[1])) * 4])
+            chunk[4] = compute_checksum(data[chunk[3] : chunk[3] + int(np.prod(chunk[1])) * 4])
     for file in body["files"]:
         file[1] = (folder / file[0]).stat().st_size
     return body
@@ -87,19 +87,19 @@ def measured(body: Any, folder: Path) -> Any:
 
 def make_parts(folder: Path) -> None:
     make_checkpoint(folder)
-    whole = Manifest.from_json((folder / FILE).read_bytes(), "")
-    (folder / FILE).unlink()
+    whole = Manifest.from_json((folder / MANIFEST_FILE).read_bytes(), "")
+    (folder / MANIFEST_FILE).unlink()
     for number in range(2):
         parts = {
             name: dataclasses.replace(entry, chunks=entry.chunks[number::2]) for name, entry in whole.arrays.items()
         }
         part = Manifest(7, parts, whole.files, whole.attachments if number == 0 else {}, whole.host)
         (folder / f"part{number}").mkdir()
-        (folder / f"part{number}" / FILE).write_text(part.to_json())
+        (folder / f"part{number}" / MANIFEST_FILE).write_text(part.to_json())
 
 
 def load_parts(folder: Path) -> None:
-    parts = [Manifest.from_json((folder / f"part{n}" / FILE).read_bytes(), f"part {n}") for n in range(2)]
+    parts = [Manifest.from_json((folder / f"part{n}" / MANIFEST_FILE).read_bytes(), f"part {n}") for n in range(2)]
     found = merge_manifests(parts)
     found.check_covered()
     found.to_json()
@@ -108,7 +108,7 @@ def load_parts(folder: Path) -> None:
 def change_part(folder: Path, rng: random.Random, inner: bool) -> None:
     part = folder / f"part{rng.randrange(2)}"
     if inner:
-        reseal(part / FILE, lambda body: json.loads(mutate_json(json.dumps(body).encode(), rng)))
+        reseal(part / MANIFEST_FILE, lambda body: json.loads(mutate_json(json.dumps(body).encode(), rng)))
     else:
         any_file(part, rng, inner)
 
@@ -145,8 +145,8 @@ def resealed(header_of: Callable[[Path], Path]) -> Change:
                 for name in header["checksums"]:
                     file = path.with_name(name if name.endswith(".bin") else f"{name}.bin")
                     if file.is_file():
-                        header["checksums"][name] = checksum_of(file)
-                header["seal"] = seal_of(header)
+                        header["checksums"][name] = compute_checksum(file)
+                header["seal"] = compute_seal(header)
                 path.write_text(json.dumps(header))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass

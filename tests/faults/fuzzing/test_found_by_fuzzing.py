@@ -13,11 +13,11 @@ from fuzz_own import make_checkpoint, make_packed
 from fuzz_texts import make_arrow
 
 from panax.adapters.huggingface import config_from
-from panax.checkpoint.manifest import FILE, Manifest, merge_manifests
+from panax.checkpoint.manifest import MANIFEST_FILE, Manifest, merge_manifests
 from panax.core import CheckpointError, DataError, RecipeError
 from panax.core.errors import PanaxError
 from panax.data import Table
-from panax.data.files.checksums import checksum_of, seal_of
+from panax.data.files.checksums import compute_checksum, compute_seal
 from panax.data.files.packed_files import PackedFiles
 from panax.data.formats.arrow import Arrow
 from panax.data.formats.mds import Mds
@@ -28,7 +28,7 @@ DEEP = "[" * 100_000
 
 def test_parts_of_other_arrays_are_refused(tmp_path):
     make_checkpoint(tmp_path)
-    part = Manifest.from_json((tmp_path / FILE).read_bytes(), "here")
+    part = Manifest.from_json((tmp_path / MANIFEST_FILE).read_bytes(), "here")
     fewer = {name: entry for name, entry in part.arrays.items() if name != "params.b"}
     other = part.arrays | {"params.b": dataclasses.replace(part.arrays["params.b"], dtype="int32")}
     for arrays in (fewer, other):
@@ -56,8 +56,8 @@ def test_records_that_are_sealed_and_wrong_are_refused(tmp_path, file, dtype, va
     values[0] = value
     values.tofile(tmp_path / file)
     header = json.loads((tmp_path / "header.json").read_text())
-    header["checksums"][file] = checksum_of(tmp_path / file)
-    (tmp_path / "header.json").write_text(json.dumps(header | {"seal": seal_of(header)}))
+    header["checksums"][file] = compute_checksum(tmp_path / file)
+    (tmp_path / "header.json").write_text(json.dumps(header | {"seal": compute_seal(header)}))
     with pytest.raises(DataError, match=says):
         PackedFiles(tmp_path).name(0)
 

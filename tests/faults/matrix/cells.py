@@ -26,7 +26,7 @@ from faulty import Hosts
 
 from panax.checkpoint import Checkpointer, open_checkpoint
 from panax.cluster.supervisor.diagnosis import Cause
-from panax.cluster.supervisor.job_folder import incidents
+from panax.cluster.supervisor.job_folder import read_incidents
 from panax.cluster.supervisor.job_layout import JobLayout
 
 HERE = Path(__file__).parent
@@ -284,7 +284,7 @@ class Matrix:
         return " / ".join((self.folder / "said").read_text().splitlines()[-4:])[-600:]
 
     def _judge(self, folder: Path, kind: str, end: End, code: int, seconds: float, said: str) -> None:
-        causes = [str(one["cause"]) for one in incidents(folder / "job")]
+        causes = [str(one["cause"]) for one in read_incidents(folder / "job")]
         if end.outcome == "stopped":
             _check_stop(folder, end, code, seconds)
             return

@@ -1,4 +1,4 @@
-"""A supervisor whose nodes are hosts of their own network namespaces: `python launched.py JSON`, with the fields of `Asked`.
+"""A supervisor whose nodes are hosts of their own network namespaces: `python launched.py JSON`, with the fields of `RowRequest`.
 
 A node that is lost does not come back here, as one whose machine is broken.
 """
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from panax.cluster.engines import AGENT
+from panax.cluster.engines import AGENT_COMMAND
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
-from panax.cluster.job import SPARE, Job, RestartPolicy
+from panax.cluster.job import STANDBY_COMMAND, Job, RestartPolicy
 from panax.cluster.launching import launch
 from panax.cluster.supervisor import nodes as agents
 from panax.core.errors import LaunchError
@@ -46,7 +46,7 @@ class Placed:
     def __init__(self, asked: Asked, supervisor: str, secret: str):
         self._agents = [
             subprocess.Popen(
-                [*prefix, *AGENT],
+                [*prefix, *AGENT_COMMAND],
                 env={**os.environ, SUPERVISOR: supervisor, SECRET: secret, NODE: str(node)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -117,7 +117,7 @@ def main() -> int:
         processes=count,
         nodes=count,
         devices=1,
-        spare=SPARE if asked.spares else (),
+        spare=STANDBY_COMMAND if asked.spares else (),
         policy=RestartPolicy(**asked.policy),
     )
     try:

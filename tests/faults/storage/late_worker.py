@@ -16,7 +16,7 @@ from launching import join_job
 
 from panax.checkpoint import CheckpointConfig, Checkpointer, MemoryConfig, MemoryTier, checkpointer, memory, restore
 from panax.core import DamagedError, PanaxError, StoreError
-from panax.job.agreement import first_text
+from panax.job.agreement import broadcast_text
 
 
 def state(step: int) -> dict[str, jax.Array]:
@@ -52,7 +52,7 @@ def main() -> None:
     save(4)
     save(5)
     saves.finish()
-    first_text("")  # The first process has committed.
+    broadcast_text("")  # The first process has committed.
     alone = [check(folder, second, said) for check in (passed_over, behind, unread, other, remembered)]
     print(json.dumps({"said": said, "alone": alone}), flush=True)
 

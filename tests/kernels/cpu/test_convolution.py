@@ -10,18 +10,20 @@ import pytest
 from panax.core.layout.target import Target
 from panax.kernels.convolution import (
     ConvolutionGeometry,
-    case_of,
     choose_convolution,
     convolution_input_gradient,
     convolution_weight_gradient,
     convolve,
-    output_places,
+    describe_case,
+    output_shape,
 )
-from panax.kernels.cpu.choice import CpuKernels, trial
-from panax.kernels.cpu.native import OWN, missing
-from panax.kernels.registry import kernels_of
+from panax.kernels.cpu.choice import CpuKernels, use_temporarily
+from panax.kernels.cpu.native import OWN, unavailable_reason
+from panax.kernels.registry import list_kernels
 
-needs_library = pytest.mark.skipif(missing(OWN, "float32") is not None, reason=str(missing(OWN, "float32")))
+needs_library = pytest.mark.skipif(
+    unavailable_reason(OWN, "float32") is not None, reason=str(unavailable_reason(OWN, "float32"))
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Shapes:
         draw = np.random.default_rng(7).standard_normal
         x = draw((self.images, self.groups * self.inputs, *self.places))
         w = draw((self.groups * self.outputs, self.inputs, *self.taps))
-        d_out = draw((self.images, w.shape[0], *output_places(x.shape, w.shape, self.geometry)))
+        d_out = draw((self.images, w.shape[0], *output_shape(x.shape, w.shape, self.geometry)))
         return x.astype(dtype), w.astype(dtype), d_out.astype(dtype)
 
 
@@ -124,7 +126,7 @@ def check(found: list[np.ndarray], case: Shapes) -> None:
 
 def run(name: str, case: Shapes, dtype: type = np.float32) -> list[np.ndarray]:
     x, w, d_out = (jnp.asarray(each) for each in case.draw(dtype))
-    functions = next(each for each in kernels_of("convolution") if each.name == name).run
+    functions = next(each for each in list_kernels("convolution") if each.name == name).run
     return [
         np.asarray(jax.jit(functions.forward, static_argnums=2)(x, w, case.geometry)),
         np.asarray(jax.jit(functions.by_input, static_argnums=(2, 3))(d_out, w, x.shape, case.geometry)),
@@ -147,7 +149,7 @@ def test_shifted_arrays_equal_float64(case: Shapes) -> None:
 def test_an_image_does_not_depend_on_the_others() -> None:
     case = CASES["many_small_images"]
     x, w, _ = case.draw(np.float32)
-    forward = next(each for each in kernels_of("convolution") if each.name == OWN).run.forward
+    forward = next(each for each in list_kernels("convolution") if each.name == OWN).run.forward
     together = np.asarray(forward(jnp.asarray(x), jnp.asarray(w), case.geometry))
     for image in (0, 17, 36):
         alone = np.asarray(forward(jnp.asarray(x[image : image + 1]), jnp.asarray(w), case.geometry))
@@ -160,7 +162,7 @@ def test_what_is_not_finite_stays_where_it_is_read() -> None:
     x, w = np.ones((1, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
     x[0, 2, 5, 5] = np.nan
     x[0, 1, 0, 0] = np.inf
-    forward = next(each for each in kernels_of("convolution") if each.name == OWN).run.forward
+    forward = next(each for each in list_kernels("convolution") if each.name == OWN).run.forward
     out = np.asarray(forward(jnp.asarray(x), jnp.asarray(w), Shapes((6, 6), (3, 3), padding=(1, 1)).geometry))
     expected = np.zeros((6, 6), bool)
     expected[4:, 4:] = True
@@ -174,7 +176,7 @@ def test_bfloat16_is_multiplied_exactly() -> None:
     """Products of bfloat16 are exact in float32, so only the order of summing differs."""
     case = CASES["stride"]
     x, w, d_out = (jnp.asarray(each, jnp.bfloat16) for each in case.draw())
-    functions = next(each for each in kernels_of("convolution") if each.name == OWN).run
+    functions = next(each for each in list_kernels("convolution") if each.name == OWN).run
     widened = [each.astype(jnp.float32) for each in (x, w, d_out)]
     assert np.array_equal(functions.forward(x, w, case.geometry), functions.forward(*widened[:2], case.geometry))
     assert np.array_equal(
@@ -187,8 +189,8 @@ def test_bfloat16_is_multiplied_exactly() -> None:
 def test_the_choice_follows_the_case() -> None:
     def chosen(case: Shapes, cpu: str = OWN, platform: str = "cpu") -> str:
         x, w, _ = (jnp.asarray(each, jnp.float32) for each in case.draw())
-        with trial(CpuKernels(product_float32=cpu)):
-            return choose_convolution(case_of(x, w, x.shape, w.shape, case.geometry), Target(platform)).name
+        with use_temporarily(CpuKernels(product_float32=cpu)):
+            return choose_convolution(describe_case(x, w, x.shape, w.shape, case.geometry), Target(platform)).name
 
     large = Shapes((64, 64), (3, 3), inputs=64, outputs=64, padding=(1, 1))
     assert chosen(large) == OWN
@@ -202,7 +204,7 @@ def test_the_choice_follows_the_case() -> None:
 def test_the_public_functions_agree_with_jax_without_the_library() -> None:
     case = CASES["stride"]
     x, w, d_out = (jnp.asarray(each) for each in case.draw(np.float32))
-    with trial(CpuKernels()):
+    with use_temporarily(CpuKernels()):
         found = [
             np.asarray(convolve(x, w, case.geometry)),
             np.asarray(convolution_input_gradient(d_out, w, x.shape, case.geometry)),

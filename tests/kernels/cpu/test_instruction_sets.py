@@ -13,7 +13,7 @@ import pytest
 
 from panax.core.errors import RecipeError
 from panax.kernels.cpu import instruction_sets
-from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, LIMIT, detect, read_limit
+from panax.kernels.cpu.instruction_sets import INSTRUCTION_SETS, ISA_VARIABLE, detect, read_limit
 from panax.kernels.cpu.library import OPTIONS, compile_library
 
 HERE = [each.name for each in detect()]
@@ -160,14 +160,14 @@ def test_what_a_processor_has(machine, flags, names):
 
 
 def test_the_environment_names_one(monkeypatch):
-    monkeypatch.delenv(LIMIT, raising=False)
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
     assert read_limit() is None
-    monkeypatch.setenv(LIMIT, HERE[0])
+    monkeypatch.setenv(ISA_VARIABLE, HERE[0])
     assert read_limit() == INSTRUCTION_SETS[HERE[0]]
-    monkeypatch.setenv(LIMIT, "avx3")
+    monkeypatch.setenv(ISA_VARIABLE, "avx3")
     with pytest.raises(RecipeError, match="PANAX_CPU_ISA='avx3': did you mean"):
         read_limit()
     monkeypatch.setattr(instruction_sets, "cpu_flags", frozenset)
-    monkeypatch.setenv(LIMIT, HERE[0])
+    monkeypatch.setenv(ISA_VARIABLE, HERE[0])
     with pytest.raises(RecipeError, match="this processor lacks it; it has none of them"):
         read_limit()

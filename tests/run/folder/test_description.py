@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from panax.core import CheckpointError, RecipeError, Task, register_serializable
-from panax.core.serializable import former_names, readable, readable_in, readable_names
+from panax.core.serializable import find_serializable, former_names, register_serializable_module, serializable_names
 from panax.data import (
     Bag,
     ConcatCorpus,
     CountVocabulary,
-    Filtered,
+    FilteredCorpus,
     HashedIds,
     IntegerIds,
     Mixture,
@@ -24,9 +24,9 @@ from panax.data import (
     TextFiles,
 )
 from panax.data.files.files import fingerprint
-from panax.run.folder.description import describe, differences, read_described, read_task
-from panax.run.folder.previous_run import with_defaults
-from panax.run.reporting.evaluation import READABLE
+from panax.run.folder.description import deserialize_config, deserialize_task, diff_configs, serialize_config
+from panax.run.folder.previous_run import fill_defaults
+from panax.run.reporting.evaluation import DATA_CLASSES
 
 
 class Fitted(Task):
@@ -54,27 +54,27 @@ class Unregistered(Fitted):
 
 def test_a_task_that_registers_itself_comes_back():
     task = OwnTask(width=3, parts=("a", "b"))
-    assert read_task(json.dumps(describe(task)), "here") == task
+    assert deserialize_task(json.dumps(serialize_config(task)), "here") == task
 
 
 def test_a_name_whose_bytes_are_no_text_is_refused_before_a_checkpoint_holds_it():
     name = os.fsdecode(b"lat\xe9n")
     with pytest.raises(RecipeError, match=r"hold 'lat.udce9n', which is not UTF-8.*rename"):
-        describe(OwnTask(width=3, parts=(name,)))
+        serialize_config(OwnTask(width=3, parts=(name,)))
 
 
 def test_nothing_else_is_built():
     with pytest.raises(
         CheckpointError, match=r"here describes a Unregistered; this command builds DecoderTask, Deco.*, OwnT"
     ):
-        read_task(json.dumps(describe(Unregistered())), "here")
+        deserialize_task(json.dumps(serialize_config(Unregistered())), "here")
     for text in ('{"type": "Popen", "args": "true"}', '{"type": 3}', "{}", '{"type": "subprocess.Popen"}'):
         with pytest.raises(CheckpointError, match="and no other class"):
-            read_task(text, "here")
+            deserialize_task(text, "here")
     with pytest.raises(CheckpointError, match="does not describe a task"):
-        read_task('{"type": "Pipeline"}', "here")
+        deserialize_task('{"type": "Pipeline"}', "here")
     with pytest.raises(CheckpointError, match="OwnTask has no field 'depth'; it was saved by a newer Panax"):
-        read_task('{"type": "OwnTask", "width": 1, "depth": 2}', "here")
+        deserialize_task('{"type": "OwnTask", "width": 1, "depth": 2}', "here")
 
 
 def test_what_can_be_registered():
@@ -86,7 +86,7 @@ def test_what_can_be_registered():
     with pytest.raises(ValueError, match="'VitTask' is registered already"):
         register_serializable(dataclasses.make_dataclass("VitTask", ["width"]))
     again = type("OwnTask", (OwnTask,), {"__module__": OwnTask.__module__, "__qualname__": OwnTask.__qualname__})
-    assert register_serializable(again) is again is readable("OwnTask")
+    assert register_serializable(again) is again is find_serializable("OwnTask")
     register_serializable(OwnTask)
 
 
@@ -103,7 +103,7 @@ def test_a_module_is_imported_when_a_file_names_its_class():
 
 def test_panax_own_classes_are_those_of_its_tasks():
     importlib.import_module("panax.models")
-    own = {name for name in readable_names() if readable(name).__module__.startswith("panax.")}
+    own = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
     assert own == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
@@ -111,7 +111,7 @@ def test_panax_own_classes_are_those_of_its_tasks():
         "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",
         "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum",
     }  # fmt: skip
-    assert readable_in("panax.models") is None
+    assert register_serializable_module("panax.models") is None
 
 
 def old_form(value):
@@ -131,21 +131,21 @@ def old_form(value):
     ids=["texts", "counted", "ids"],
 )
 def test_settings_that_name_a_class_as_it_was_called_are_the_same(value):
-    now = json.loads(json.dumps(describe(value)))
+    now = json.loads(json.dumps(serialize_config(value)))
     before = old_form(now)
-    assert before != now and list(differences(before, now)) == []
-    assert with_defaults(before, value).keys() == now.keys()
-    assert read_described(before, "here", READABLE) == value
+    assert before != now and list(diff_configs(before, now)) == []
+    assert fill_defaults(before, value).keys() == now.keys()
+    assert deserialize_config(before, "here", DATA_CLASSES) == value
 
 
 def test_another_class_is_another_setting():
-    assert list(differences({"type": "Part"}, {"type": "Filtered"})) == ["type: Part -> Filtered"]
+    assert list(diff_configs({"type": "Part"}, {"type": "Filtered"})) == ["type: Part -> Filtered"]
 
 
 def test_fingerprints_hash_the_names_that_classes_had(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     joined = ConcatCorpus(corpora=(TextFiles(paths=(str(tmp_path / "a.txt"),)),))
-    assert Filtered(corpus=joined, min_characters=1).fingerprint() == fingerprint(
+    assert FilteredCorpus(corpus=joined, min_characters=1).fingerprint() == fingerprint(
         "filtered", "Joined", joined.fingerprint(), 1, None, "", ""
     )
     assert former_names(repr(Bag(column="id", ids=IntegerIds(rows=4)))).count("Numbered(rows=4)") == 1

@@ -15,8 +15,8 @@ from panax.core import CheckpointError, DataError, RecipeError, named_leaves
 from panax.metrics.goodput import read_life
 from panax.optim import Optax, Schedule, Sgd
 from panax.run import EvaluateConfig
-from panax.run.folder.description import describe
-from panax.run.folder.opaque import describe_value
+from panax.run.folder.description import serialize_config
+from panax.run.folder.opaque import fingerprint_value
 
 
 def quiet(line):
@@ -125,7 +125,7 @@ def test_data_that_changed_has_a_way_on(experiment, tmp_path):
 
 def test_numbers_inside_an_optax_transformation_and_arrays_are_settings(experiment):
     def described(transformation):
-        return describe(dataclasses.replace(experiment, optimizer=Optax(transformation=transformation)))
+        return serialize_config(dataclasses.replace(experiment, optimizer=Optax(transformation=transformation)))
 
     assert described(optax.sgd(0.1)) == described(optax.sgd(0.1))
     assert described(optax.sgd(0.1)) != described(optax.sgd(0.2))
@@ -134,20 +134,22 @@ def test_numbers_inside_an_optax_transformation_and_arrays_are_settings(experime
     )
     assert described(optax.sgd(lambda step: 0.1)) != described(optax.sgd(lambda step: 0.2))
     batches = [{"tokens": np.arange(6).reshape(2, 3)}]
-    assert describe_value(batches) != describe_value([{"tokens": np.arange(1, 7).reshape(2, 3)}])
-    assert describe(batches) == describe([{"tokens": np.arange(6).reshape(2, 3)}])
+    assert fingerprint_value(batches) != fingerprint_value([{"tokens": np.arange(1, 7).reshape(2, 3)}])
+    assert serialize_config(batches) == serialize_config([{"tokens": np.arange(6).reshape(2, 3)}])
     ring = []
     ring.append(ring)
-    assert describe_value(ring).startswith("<builtins.list")
+    assert fingerprint_value(ring).startswith("<builtins.list")
 
 
 def test_settings_that_did_not_exist_yet_are_no_change(finished):
     """A newer Panax has more settings; at their defaults they change nothing."""
     experiment, _ = finished
-    from panax.run.folder.previous_run import with_defaults
+    from panax.run.folder.previous_run import fill_defaults
 
-    before = describe(experiment)
+    before = serialize_config(experiment)
     del before["step"]["ema_decay"], before["evaluate"]
-    assert with_defaults(before, experiment) == describe(dataclasses.replace(experiment, evaluate=EvaluateConfig()))
+    assert fill_defaults(before, experiment) == serialize_config(
+        dataclasses.replace(experiment, evaluate=EvaluateConfig())
+    )
     other = dataclasses.replace(experiment, step=dataclasses.replace(experiment.step, ema_decay=0.9))
-    assert with_defaults(before, other)["step"]["ema_decay"] is None
+    assert fill_defaults(before, other)["step"]["ema_decay"] is None

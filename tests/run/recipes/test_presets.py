@@ -24,7 +24,7 @@ from panax.models import PRESETS, VIT_PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
 from panax.presets.experiments import PARAMETERS
 from panax.run import replace_data
-from panax.run.blank_data import lacks_data
+from panax.run.blank_data import find_missing_data
 
 TINY = DecoderConfig(
     vocab_size=300, max_length=32, embed=16, num_layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32, tied=False,
@@ -46,7 +46,7 @@ def here(tmp_path, monkeypatch):
 def test_every_preset_is_an_experiment_that_lacks_data():
     for name in PARAMETERS:
         experiment = panax.preset(name)
-        assert experiment.name == name and lacks_data(experiment) is not None
+        assert experiment.name == name and find_missing_data(experiment) is not None
         model = (PRESETS | VIT_PRESETS)[name]
         assert experiment.task.model == model
         assert name in VIT_PRESETS or experiment.data.sequence_length <= model.max_length

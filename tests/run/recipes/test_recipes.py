@@ -6,7 +6,7 @@ import pytest
 import tiny_recipe
 
 from panax import fit
-from panax.models import active_parameters, count_parameters
+from panax.models import count_active_parameters, count_parameters
 from panax_recipes.moe_dense import moe_dense
 from panax_recipes.moe_quickstart import moe_quickstart
 from panax_recipes.quickstart import quickstart
@@ -22,8 +22,8 @@ def test_the_mixture_has_the_active_parameters_of_the_dense_decoder():
     dense, mixture = of_recipe(moe_dense()), of_recipe(moe_quickstart())
     # A router's weights and biases.
     routers = mixture.num_layers * (mixture.embed + 1) * mixture.feed_forward.experts
-    assert active_parameters(mixture) == active_parameters(dense) + routers
-    assert routers < 0.01 * active_parameters(dense)
+    assert count_active_parameters(mixture) == count_active_parameters(dense) + routers
+    assert routers < 0.01 * count_active_parameters(dense)
     assert count_parameters(mixture) > 2 * count_parameters(dense)
 
 

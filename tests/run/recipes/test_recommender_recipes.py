@@ -11,7 +11,7 @@ from panax.core import named_leaves
 from panax.data import SyntheticClicks
 from panax.optim import LazyAdam, Schedule
 from panax.run import EvaluateConfig
-from panax.run.folder.description import describe, read_task
+from panax.run.folder.description import deserialize_task, serialize_config
 from panax_recipes.dlrm_criteo import dlrm_criteo
 from panax_recipes.dlrm_flights import CATEGORIES, dlrm_flights
 from panax_recipes.sequences_ml100k import hstu_ml100k, sasrec_ml100k
@@ -56,7 +56,7 @@ def test_a_run_that_was_stopped_is_the_one_that_was_not(tmp_path):
 @pytest.mark.parametrize("recipe", [dlrm_flights, dlrm_criteo, sasrec_ml100k, hstu_ml100k])
 def test_a_run_folder_gives_its_task_back(recipe):
     task = recipe().task
-    assert read_task(json.dumps(describe(task)), "here") == task
+    assert deserialize_task(json.dumps(serialize_config(task)), "here") == task
 
 
 @pytest.mark.slow

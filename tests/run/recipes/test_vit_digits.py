@@ -9,7 +9,7 @@ import pytest
 import panax
 from panax.optim import Schedule
 from panax.run import EvaluateConfig
-from panax.run.folder.description import describe, read_task
+from panax.run.folder.description import deserialize_task, serialize_config
 from panax_recipes.vit_digits import vit_digits
 
 
@@ -37,7 +37,7 @@ def test_a_few_steps_are_told_in_images(tmp_path):
 
 def test_a_run_folder_gives_its_task_back():
     task = vit_digits().task
-    assert read_task(json.dumps(describe(task)), "here") == task
+    assert deserialize_task(json.dumps(serialize_config(task)), "here") == task
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from panax.run.recovery import interrupt
-from panax.run.recovery.interrupt import TAKEN, SignalHandler
+from panax.run.recovery.interrupt import HANDLED_SIGNALS, SignalHandler
 
 
-@pytest.mark.parametrize("number", [*TAKEN, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*HANDLED_SIGNALS, signal.SIGTERM])
 def test_each_asks_for_a_save_and_a_second_one_ends_at_once(number, monkeypatch):
     before = signal.signal(number, signal.default_int_handler)  # SIGHUP is ignored under nohup
     try:
@@ -30,7 +30,7 @@ def _ends(number, monkeypatch):
         assert asked.due() and asked.signal == number and asked.gives_up_waiting()
         if number != signal.SIGINT:
             os.kill(os.getpid(), number)  # by the same hand, to the group
-            monkeypatch.setattr(interrupt, "AGAIN_SECONDS", 0.0)
+            monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             time.sleep(5)
@@ -48,7 +48,7 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
 
 
 def test_of_two_requests_to_a_launched_worker_the_second_is_the_same(monkeypatch):
-    monkeypatch.setattr(interrupt, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)
     monkeypatch.setattr("panax.job.heartbeat.Heartbeat.supervised", property(lambda self: True))
     with SignalHandler() as asked:
         asked.has_news = True

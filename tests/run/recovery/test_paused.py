@@ -12,7 +12,7 @@ from panax.comms import Comms
 from panax.core.errors import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.run import EvaluateConfig, VerifyConfig
-from panax.run.paused import WHOLE, processes_missing
+from panax.run.paused import PROCESSES_VARIABLE, count_missing_processes
 from panax.run.preparation import prepare
 from panax.run.recovery.verification import check_verifiable
 
@@ -40,8 +40,8 @@ def test_comms_pause_while_one_replica_is_left(how, tmp_path, monkeypatch):
     alone = experiment(tmp_path, ALONE, comms=COMMS[how])
     with pytest.raises(RecipeError, match="leave comms out"):
         prepare(alone, devices=jax.devices()[:1])
-    monkeypatch.setenv(WHOLE, "2")
-    assert processes_missing() == 1
+    monkeypatch.setenv(PROCESSES_VARIABLE, "2")
+    assert count_missing_processes() == 1
     said: list[str] = []
     prepared = prepare(alone, said.append, devices=jax.devices()[:1])
     [line] = [line for line in said if "pauses" in line]
@@ -61,7 +61,7 @@ def test_checks_on_other_devices_pause_while_there_is_none(tmp_path, monkeypatch
     prepared = prepare(experiment(tmp_path, ALONE, verify=VerifyConfig(every=2)), devices=jax.devices()[:1])
     with pytest.raises(LayoutError, match="this run has one"):
         check_verifiable(prepared)
-    monkeypatch.setenv(WHOLE, "2")
+    monkeypatch.setenv(PROCESSES_VARIABLE, "2")
     check_verifiable(prepared)
 
 
@@ -73,10 +73,10 @@ def test_checks_on_other_devices_pause_while_there_is_none(tmp_path, monkeypatch
 def test_a_job_that_loses_a_replica_goes_on_and_takes_it_back(settings, tmp_path, monkeypatch):
     whole, alone = (experiment(tmp_path, mesh, **settings) for mesh in (MeshShape(replica=2), ALONE))
     panax.fit(dataclasses.replace(whole, num_steps=4), devices=jax.devices()[:2], quiet=True)
-    monkeypatch.setenv(WHOLE, "2")
+    monkeypatch.setenv(PROCESSES_VARIABLE, "2")
     said: list[str] = []
     panax.fit(dataclasses.replace(alone, num_steps=8), devices=jax.devices()[:1], say=said.append)
     assert any("pauses" in line for line in said)
-    monkeypatch.delenv(WHOLE)
+    monkeypatch.delenv(PROCESSES_VARIABLE)
     found = panax.fit(dataclasses.replace(whole, num_steps=12), devices=jax.devices()[:2], quiet=True)
     assert found.step == 12

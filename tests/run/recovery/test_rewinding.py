@@ -19,20 +19,20 @@ from panax.data import IterableSource
 from panax.hooks import Hook
 from panax.metrics import Peak
 from panax.metrics.goodput import read_life
-from panax.metrics.report.incidents import mishaps_of
+from panax.metrics.report.incidents import list_incidents
 from panax.metrics.report.reading import read_run
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, RewindConfig
-from panax.run.feed import BATCHES_AHEAD
+from panax.run.feed import PREFETCH_BATCHES
 from panax.run.recovery import rewinding
 from panax.run.recovery.skipped_batches import DataProgress
-from panax.run.reporting.report import Report
+from panax.run.reporting.report import RunReporter
 
 
 @pytest.fixture(autouse=True)
 def peak(monkeypatch):
     """No product is measured, which takes longer than all the rest."""
-    monkeypatch.setattr("panax.run.reporting.report.find_peak", lambda prepared: Peak(1e9, "a test"))
+    monkeypatch.setattr("panax.run.reporting.report.measure_peak", lambda prepared: Peak(1e9, "a test"))
 
 
 def fit(*arguments, devices=1, **settings):
@@ -178,7 +178,7 @@ def test_everything_bad_ends_within_the_limit(tmp_path):
         fit(experiment(tmp_path / "run", most=2, data=source), quiet=True)
     # Three each time, one of which was under way, and six in the end; and a few more were drawn ahead each time.
     assert [each["batches"] for each in rewinds_of(tmp_path / "run")] == [[1, 2, 3], [4, 5, 6]]
-    assert max(source.drawn) <= 6 + 6 + 1 + 2 * BATCHES_AHEAD
+    assert max(source.drawn) <= 6 + 6 + 1 + 2 * PREFETCH_BATCHES
     with pytest.raises(TrainingError, match=r"--rewind.after 3 would go back"):
         fit(experiment(tmp_path / "never", after=0, data=source), quiet=True)
 
@@ -216,8 +216,8 @@ def told(tmp_path_factory):
         pytest.param(rewinding, "write_rewinds", 2, marks=pytest.mark.slow),
         (Checkpointer, "forget", 2),
         pytest.param(checkpointer_module, "remove", 1, marks=pytest.mark.slow),
-        pytest.param(Report, "rewound", 2, marks=pytest.mark.slow),
-        pytest.param(Report, "rewound", 1, marks=pytest.mark.slow),
+        pytest.param(RunReporter, "rewound", 2, marks=pytest.mark.slow),
+        pytest.param(RunReporter, "rewound", 1, marks=pytest.mark.slow),
     ],
     ids=[
         "nothing on record",
@@ -341,7 +341,7 @@ def test_what_is_told_of_it(tmp_path):
     assert (first.end, first.last_step, first.lost_steps, second.first_step) == ("rewound", 10, 5, 5)
     assert life.seconds["lost work"] > 0 and life.seconds["restart"] > 0 and first.restart_seconds > 0
     assert sum(life.seconds.values()) == pytest.approx(life.wall_seconds, abs=0.01)
-    (mishap,) = mishaps_of(read_run(folder))
+    (mishap,) = list_incidents(read_run(folder))
     assert (mishap.cause, mishap.step, mishap.lost_steps) == ("rewind", 10, 5)
     assert "batches 8, 9" in mishap.message or "batches 8 to 9" in mishap.message
     # With other data these numbers mean other batches.

@@ -13,13 +13,13 @@ from panax.core.errors import CheckpointError, DataError, LayoutError
 from panax.data import IterableSource
 from panax.data.loading.example_source import ExampleSource
 from panax.data.loading.examples import Arrays
-from panax.data.loading.pad_rows import pad_batches, up_to
+from panax.data.loading.pad_rows import pad_batches, round_up
 from panax.mesh import MeshShape, Placement, Rules
 from panax.mesh.legality import MeshRequirements
 from panax.mesh.rules import MESH_AXES
 from panax.models import DecoderTask
-from panax.run.feed import iterate_on_device
-from panax.run.recovery.fallback_layouts import rank_layouts, smaller_layouts
+from panax.run.feed import prefetch_to_device
+from panax.run.recovery.fallback_layouts import fallback_layouts, rank_layouts
 from panax.train import CompiledStep, Program, StepConfig
 
 ROWS = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
@@ -34,7 +34,7 @@ def mesh(**sizes: int) -> dict[str, int]:
 
 
 def best(needs: MeshRequirements, whole: dict[str, int], devices: int, micro_batches: int = 1, may_pad: bool = True):
-    [first, *_] = smaller_layouts(needs, Rules(), whole, micro_batches, devices, may_pad=may_pad)
+    [first, *_] = fallback_layouts(needs, Rules(), whole, micro_batches, devices, may_pad=may_pad)
     return shown(first.mesh), first.micro_batches, first.pad_rows
 
 
@@ -51,15 +51,15 @@ def test_an_axis_that_can_not_be_kept_is_made_smaller():
 
 def test_no_device_holds_more_rows_at_one_time_than_before():
     for devices in range(1, 8):
-        for layout in smaller_layouts(ROWS, Rules(), mesh(fsdp=8), 1, devices, may_pad=True):
+        for layout in fallback_layouts(ROWS, Rules(), mesh(fsdp=8), 1, devices, may_pad=True):
             parts = layout.mesh["replica"] * layout.mesh["fsdp"]
-            filled_up = up_to(32, parts * layout.micro_batches)
+            filled_up = round_up(32, parts * layout.micro_batches)
             assert filled_up // (parts * layout.micro_batches) <= 4
             assert layout.pad_rows == bool(32 % (parts * layout.micro_batches))
 
 
 def test_without_a_mask_only_layouts_that_divide():
-    assert smaller_layouts(ROWS, Rules(), mesh(fsdp=4), 1, 3, may_pad=False) == []
+    assert fallback_layouts(ROWS, Rules(), mesh(fsdp=4), 1, 3, may_pad=False) == []
     assert best(ROWS, mesh(fsdp=4), 3) == ({"fsdp": 3}, 2, True)
 
 
@@ -107,7 +107,7 @@ def taken(devices: int, config: StepConfig):
     placement = Placement.create(MeshShape(fsdp=1, replica=devices), devices=jax.devices()[:devices])
     step = CompiledStep(program, placement, tiny.AXES)
     state = step.init(0)
-    for batch, *_ in iterate_on_device(IterableSource([tiny.batch(0), tiny.batch(1)], axes=tiny.AXES, epochs=1), step):
+    for batch, *_ in prefetch_to_device(IterableSource([tiny.batch(0), tiny.batch(1)], axes=tiny.AXES, epochs=1), step):
         state, scalars = step(state, batch)
     return jax.tree.map(np.asarray, state.params), float(scalars["loss"])
 

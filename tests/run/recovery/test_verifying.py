@@ -15,11 +15,11 @@ import panax
 from panax.checkpoint import CheckpointConfig, Checkpointer
 from panax.core import LayoutError, RecipeError, TrainingError
 from panax.mesh import MeshShape, Placement
-from panax.metrics.report.incidents import mishaps_of
+from panax.metrics.report.incidents import list_incidents
 from panax.metrics.report.reading import read_run
 from panax.optim import AdamW
 from panax.run import VerifyConfig
-from panax.run.recovery.verification import orders, verdict_of
+from panax.run.recovery.verification import compare_replays, replay_offsets
 from panax.train import CompiledStep, Program, StepConfig
 from panax.train.sdc_check import RolledReplay, ShardSums, leaf_names
 
@@ -45,7 +45,7 @@ def fit(folder, *, devices=8, every=3, most=3, **settings):
 def undisturbed(tmp_path_factory):
     """The state of a run of which no step is checked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panax.run.reporting.report.find_peak", lambda prepared: panax.metrics.Peak(1e9, "a test"))
+        patch.setattr("panax.run.reporting.report.measure_peak", lambda prepared: panax.metrics.Peak(1e9, "a test"))
         return fit(tmp_path_factory.mktemp("undisturbed"), every=0).state
 
 
@@ -63,7 +63,7 @@ def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
     with monkeypatch.context() as patch:
         Sick(device, leaf, flip, lambda number, before: before in errs).patch(patch)
         sums = [each.take(state, batch)[2] for each in taken]
-    return verdict_of(sums, [0, 1, 2])
+    return compare_replays(sums, [0, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
 )
 def test_each_corruption_is_found_and_its_device_named(sizes, every, monkeypatch):
     taken, state, batch = executions(sizes)
-    clean = verdict_of([each.take(state, batch)[2] for each in taken], [0, 1, 2])
+    clean = compare_replays([each.take(state, batch)[2] for each in taken], [0, 1, 2])
     assert clean.shards == clean.leaves == clean.odd == ()
     names = leaf_names(*taken[0].take(state, batch)[:2])
     cases = itertools.product(range(8), LEAVES, FLIPS, ({0}, {1}, {0, 1, 2}))
@@ -92,11 +92,14 @@ def test_each_corruption_is_found_and_its_device_named(sizes, every, monkeypatch
 
 def test_a_fault_that_spread_over_all_shards_names_no_device():
     good, bad = np.zeros((4, 2, 2), np.uint32), np.ones((4, 2, 2), np.uint32)
-    assert verdict_of([good, bad, good], [0, 1, 2]).odd == (0, 1, 2, 3)
-    assert not verdict_of([good, bad, bad + 1], [0, 1, 2]).clear
+    assert compare_replays([good, bad, good], [0, 1, 2]).odd == (0, 1, 2, 3)
+    assert not compare_replays([good, bad, bad + 1], [0, 1, 2]).clear
     # With two devices, both are suspects.
-    assert verdict_of([good[:2], np.stack([good[0], bad[0]])], [0, 1]).odd == (0, 1)
-    assert orders(["a", "a", "b", "b"], [0, 0, 1, 1]) == [2, 1] and orders(["a"] * 4, [0, 0, 1, 1]) == [2, 1]
+    assert compare_replays([good[:2], np.stack([good[0], bad[0]])], [0, 1]).odd == (0, 1)
+    assert replay_offsets(["a", "a", "b", "b"], [0, 0, 1, 1]) == [2, 1] and replay_offsets(["a"] * 4, [0, 0, 1, 1]) == [
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
     assert "device 5 of process 0 on " in rewind["why"] and "square.w" in rewind["why"]
     assert any("goes back to step 2" in line and line.endswith("rewind 1 of at most 3") for line in lines), lines
     assert any("MiB more on each device than a usual step" in line for line in lines)
-    (mishap,) = mishaps_of(read_run(tmp_path))
+    (mishap,) = list_incidents(read_run(tmp_path))
     assert (mishap.cause, mishap.step, mishap.lost_steps) == ("silent corruption", 6, 4)
     assert [line["step"] for line in rows(tmp_path) if "verify/seconds" in line] == [1, 3, 6, 3, 6]
 
@@ -211,7 +214,7 @@ def test_killed_while_going_back(tmp_path, monkeypatch, undisturbed, where):
     owner = {
         "write_rewinds": panax.run.recovery.rewinding,
         "forget": Checkpointer,
-        "rewound": panax.run.reporting.report.Report,
+        "rewound": panax.run.reporting.report.RunReporter,
     }[where]
     with monkeypatch.context() as patch:
         Sick(3, "params.w", sign, lambda number, before: number == 6 and before == 0).patch(patch)

@@ -17,7 +17,7 @@ from panax.core import DataError, LayoutError
 from panax.data import IterableSource
 from panax.hooks import EarlyStopping, Hook, TargetReached
 from panax.mesh import MeshShape
-from panax.optim import AdamW, OwnSchedule, Schedule, Sgd
+from panax.optim import AdamW, CustomSchedule, Schedule, Sgd
 from panax.run import EvaluateConfig
 from panax.run.recovery.checkpointing import BestEvaluation, CheckpointSchedule
 from panax.run.setting_checks import interval_notes
@@ -165,7 +165,7 @@ def test_a_best_within_min_delta_is_named_though_patience_runs_on():
             "the learning rate goes from 0.00232 at step 4 to 0.0055 at step 5, since its schedule is recomputed",
         ),
         (Schedule(peak=1e-2, decay="constant"), "the learning rate stays at 0.01"),
-        (OwnSchedule(function=lambda step: 0.1 / (1 + step)), "goes from 0.025 at step 4 to 0.02 at step 5"),
+        (CustomSchedule(function=lambda step: 0.1 / (1 + step)), "goes from 0.025 at step 4 to 0.02 at step 5"),
     ],
     ids=["cosine", "constant", "own"],
 )

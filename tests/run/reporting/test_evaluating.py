@@ -29,7 +29,7 @@ from panax.data import (
 )
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import AdamW, Schedule
-from panax.run.reporting.evaluation import open_whole
+from panax.run.reporting.evaluation import open_full
 from panax.train import StepConfig
 
 
@@ -131,8 +131,8 @@ def test_what_can_not_be_evaluated_is_said(ran):
 
 def test_paths_are_read_as_the_runs_data_is_and_classes_are_the_same():
     with pytest.raises(RecipeError, match="text or one folder of images; this run has ExampleData"):
-        open_whole("pictures", ExampleData(examples=Digits()), None)
-    opened = open_whole(ExampleData(examples=Digits(), batch_size=3, held_out=0.1), None, None)
+        open_full("pictures", ExampleData(examples=Digits()), None)
+    opened = open_full(ExampleData(examples=Digits(), batch_size=3, held_out=0.1), None, None)
     assert opened.facts.num_classes == 10 and opened.held_out.num_batches == 1797 // 3
 
 

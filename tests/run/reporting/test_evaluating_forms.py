@@ -16,7 +16,7 @@ from panax.data import (
     BytePairTokenizer,
     CountVocabulary,
     ExampleData,
-    Filtered,
+    FilteredCorpus,
     IterableSource,
     Jsonl,
     Mixture,
@@ -27,7 +27,7 @@ from panax.data import (
 )
 from panax.models import DecoderConfig, DecoderTask
 from panax.run.preparation import open_data
-from panax.run.whole_data import as_task_reads, is_endless, open_whole
+from panax.run.whole_data import is_endless, open_full, rename_leaves
 
 
 def lines(path, records):
@@ -55,9 +55,9 @@ def targets(opened):
 def test_records_are_read_by_the_fields_of_the_run(tmp_path, data):
     tokenizer = data.open().tokenizer
     other = lines(tmp_path / "other.json", [{"m": {"q": "ash? "}, "a": "no"}])
-    assert targets(open_whole(other, data, tokenizer)) == ["no"]
+    assert targets(open_full(other, data, tokenizer)) == ["no"]
     for corpus in (
-        Filtered(corpus=data.corpus, min_characters=1),
+        FilteredCorpus(corpus=data.corpus, min_characters=1),
         Mixture(
             parts=(
                 MixtureComponent(name="a", corpus=data.corpus),
@@ -65,12 +65,12 @@ def test_records_are_read_by_the_fields_of_the_run(tmp_path, data):
             )
         ),
     ):
-        assert targets(open_whole(other, TextData(**{**vars(data), "corpus": corpus}), tokenizer)) == ["no"]
+        assert targets(open_full(other, TextData(**{**vars(data), "corpus": corpus}), tokenizer)) == ["no"]
     renamed = lines(tmp_path / "renamed.jsonl", [{"prompt": "ash? ", "completion": "maybe"}])
     with pytest.raises(DataError, match=r"no field 'm\.q'; it has 'prompt', 'completion'"):
-        open_whole(renamed, data, tokenizer)
+        open_full(renamed, data, tokenizer)
     fields = {"prompt": "prompt", "answer": "completion"}
-    assert targets(open_whole(renamed, data, tokenizer, fields=fields)) == ["maybe"]
+    assert targets(open_full(renamed, data, tokenizer, fields=fields)) == ["maybe"]
 
 
 def test_a_name_that_was_not_chosen_is_the_formats_own(tmp_path, data):
@@ -79,14 +79,14 @@ def test_a_name_that_was_not_chosen_is_the_formats_own(tmp_path, data):
         member = tarfile.TarInfo("a.txt")
         member.size = 7
         shard.addfile(member, io.BytesIO(b"the ash"))
-    assert targets(open_whole(str(tmp_path / "a.tar"), named, data.open().tokenizer)) == ["he ash"]
+    assert targets(open_full(str(tmp_path / "a.tar"), named, data.open().tokenizer)) == ["he ash"]
 
 
 def test_batches_with_another_librarys_names_are_evaluated_as_they_are_trained_on():
     task = DecoderTask(model=DecoderConfig(max_length=16, embed=16, num_layers=1, heads=2, ffn=32, vocab_size=9))
     batch = {"input_ids": np.ones((2, 4), np.int32), "labels": np.ones((2, 4), np.int32)}
-    endless = as_task_reads(open_whole(IterableSource([batch]), None, None), task)
-    once = as_task_reads(open_whole([batch, batch], None, None), task)
+    endless = rename_leaves(open_full(IterableSource([batch]), None, None), task)
+    once = rename_leaves(open_full([batch, batch], None, None), task)
     assert is_endless(endless.held_out) and not is_endless(once.held_out)
     assert {"tokens", "targets", "loss_mask"} <= set(once.held_out.axes) and len(list(once.held_out.batches())) == 2
 
@@ -103,10 +103,10 @@ def test_tables_are_read_by_the_columns_and_ids_of_the_run(tmp_path):
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
     other = table(tmp_path, "other.csv", ["a", "z", "b", "a"])
-    batch = next(open_whole(other, train, None).held_out.batches()).batch
+    batch = next(open_full(other, train, None).held_out.batches()).batch
     assert dict(zip(batch["label"].tolist(), batch["c"][:, 0].tolist(), strict=True)) == {0: 1, 1: 2, 2: 0, 3: 1}
     with pytest.raises(RecipeError, match="prompt: names a field of records of text, and this run has other data"):
-        open_whole(other, train, None, fields={"prompt": "q"})
+        open_full(other, train, None, fields={"prompt": "q"})
 
 
 def test_text_to_be_judged_on_takes_the_tokenizer_of_the_training_text(tmp_path, data):

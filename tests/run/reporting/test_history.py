@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from panax.core import DataError
-from panax.run.reporting.history import LOG, read_history, table
+from panax.run.reporting.history import METRICS_FILE, read_history, to_dataframe
 
 
 def logged(folder, *rows, end=""):
-    (folder / LOG).write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+    (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
     return read_history(folder)
 
 
@@ -37,8 +37,8 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_a_broken_one_is_named(tmp_p
 def test_a_table_is_pandas_where_there_is_pandas(monkeypatch):
     pandas = pytest.importorskip("pandas")
     rows = [{"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": 2.0, "evaluation/loss": 2.5}]
-    found = table(rows)
+    found = to_dataframe(rows)
     assert isinstance(found, pandas.DataFrame) and found.index.tolist() == [1, 2]
-    assert found["evaluation/loss"].isna().tolist() == [True, False] and table([]).empty
+    assert found["evaluation/loss"].isna().tolist() == [True, False] and to_dataframe([]).empty
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert table(rows) is rows
+    assert to_dataframe(rows) is rows

@@ -15,7 +15,7 @@ from panax import fit
 from panax.core import HeatMap
 from panax.layers import MoE
 from panax.metrics import ConsoleTracker, heat_map
-from panax.metrics.heat_map import png
+from panax.metrics.heat_map import encode_png
 from panax.models import DecoderTask
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_tensorboard_has_the_heat_map_as_a_picture(watched):
     # The first and the last record of each half.
     assert list(pictures) == [2, 6, 8, 12]
     height, width, _ = heat_map(HeatMap(np.ones((len(LAYERS), EXPERTS)), LAYERS, "layer", "expert")).shape
-    blank = png(np.zeros((height, width, 3), np.uint8))
+    blank = encode_png(np.zeros((height, width, 3), np.uint8))
     for image in pictures.values():
         assert (image.height, image.width, image.colorspace) == (height, width, 3)
         assert image.encoded_image_string[:33] == blank[:33], "header of the picture"

@@ -7,7 +7,7 @@ import tiny
 
 from panax.core import Evaluation, RecipeError, Task
 from panax.data.text.tokenizer import Tokenizer
-from panax.run.reporting.generation import continue_text
+from panax.run.reporting.generation import generate_text
 
 
 class Counting(Task):
@@ -45,9 +45,9 @@ PARAMS = {"by": jnp.int32(1)}
 
 
 def test_a_task_of_ones_own_continues_a_text():
-    assert continue_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=3) == "cde"
+    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=3) == "cde"
     # As far as the end of the document.
-    assert continue_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=30) == "cdefg"
+    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=30) == "cdefg"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_task_of_ones_own_continues_a_text():
 )
 def test_what_can_not_be_continued_is_an_error(task, tokenizer, prompt, settings, message):
     with pytest.raises(RecipeError, match=message):
-        continue_text(task, PARAMS, {}, tokenizer, prompt, **settings)
+        generate_text(task, PARAMS, {}, tokenizer, prompt, **settings)
 
 
 def test_a_task_that_does_not_generate_says_so():
@@ -70,7 +70,7 @@ def test_a_task_that_does_not_generate_says_so():
         generate = Task.generate
 
     with pytest.raises(RecipeError, match="Silent does not generate; a text model"):
-        continue_text(Silent(), PARAMS, {}, Letters(), "a")
+        generate_text(Silent(), PARAMS, {}, Letters(), "a")
     with pytest.raises(RecipeError, match="Silent does not generate; a task that does says so"):
         Silent().generate(PARAMS, {}, jnp.ones((1, 1), jnp.int32), 1, jax.random.key(0))
     assert tiny.task().generates

@@ -11,7 +11,7 @@ from panax.cli.main import main
 from panax.core.errors import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.run.tools import batch_search
-from panax.run.tools.batch_search import format_batch_result, largest, usable_bytes
+from panax.run.tools.batch_search import find_largest, format_batch_result, usable_bytes
 from panax.train import StepConfig
 
 
@@ -20,10 +20,10 @@ def test_the_search_finds_what_trying_all_would():
     for most in [*range(70), 100, 1000, 5000]:
         for first in (1, 3, 16, 700):
             asked = []
-            found = largest(lambda rows, most=most, asked=asked: not asked.append(rows) and rows <= most, first)
+            found = find_largest(lambda rows, most=most, asked=asked: not asked.append(rows) and rows <= most, first)
             assert found == max((size for size in sizes if size <= most), default=0), (most, first)
             assert len(asked) == len(set(asked)) <= 20
-    assert largest(lambda rows: True, 1) == batch_search.MOST_ROWS
+    assert find_largest(lambda rows: True, 1) == batch_search.MAX_ROWS
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def measured(monkeypatch):
         asked.append(rows)
         return (100 + 10 * rows) * 2**20
 
-    monkeypatch.setattr(batch_search, "bytes_of", played)
+    monkeypatch.setattr(batch_search, "step_memory_bytes", played)
     return asked
 
 

@@ -16,7 +16,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.data import IterableSource
 from panax.optim import Optax, Schedule
 from panax.run.tools.lr_page import format_rate_curve, plot_losses, write_page
-from panax.run.tools.lr_search import RateRange, has_diverged, judge_rate_test
+from panax.run.tools.lr_search import RateRange, analyze_lr_range_test, has_diverged
 
 PLAIN = RateRange(lowest=1e-6, highest=1.0, steps=121, smoothing=0.0)
 
@@ -34,7 +34,7 @@ def curve(bottom: float = 1e-2, noise: float = 0.0) -> list[float]:
 
 
 def test_a_tenth_of_the_rate_of_the_lowest_loss_and_the_steepest():
-    found = judge_rate_test(curve(), PLAIN)
+    found = analyze_lr_range_test(curve(), PLAIN)
     assert found.recommended == pytest.approx(1e-3) and found.peak == found.recommended and found.why == ""
     # The slope of exp(-x²) is greatest at x = -1/sqrt(2).
     assert found.steepest is not None and math.log10(found.steepest / 1e-2) == pytest.approx(-(0.5**0.5), abs=0.05)
@@ -44,12 +44,12 @@ def test_a_tenth_of_the_rate_of_the_lowest_loss_and_the_steepest():
 
 def test_smoothing_sees_through_noise():
     tried = dataclasses.replace(PLAIN, smoothing=0.8)
-    recommended = judge_rate_test(curve(noise=0.05), tried).recommended
+    recommended = analyze_lr_range_test(curve(noise=0.05), tried).recommended
     assert recommended is not None and 3e-4 < recommended < 6e-3
 
 
 def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
-    found = judge_rate_test(curve(), PLAIN, per_peak=4.0)
+    found = analyze_lr_range_test(curve(), PLAIN, per_peak=4.0)
     assert found.peak == pytest.approx(2.5e-4) and found.recommended == pytest.approx(1e-3)
 
 
@@ -65,7 +65,7 @@ def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
     ids=["flat", "falling", "rising", "nan", "noise"],
 )
 def test_a_curve_that_does_not_allow_a_rate_says_why(losses, why, tmp_path):
-    found = judge_rate_test(losses, PLAIN)
+    found = analyze_lr_range_test(losses, PLAIN)
     assert found.recommended is None and found.steepest is None and why in found.why
     assert format_rate_curve(found)[-1].startswith("no rate can be recommended")
     assert "no rate can be recommended" in write_page(found, "x", tmp_path / "new/page.html").read_text()

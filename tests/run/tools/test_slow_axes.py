@@ -22,7 +22,7 @@ from panax.plan.search.profile import (
     profiles_folder,
 )
 from panax.run.preparation import prepare
-from panax.run.tools.slow_axes import crosses_hosts, devices_inside, rates_of, with_slow_axes
+from panax.run.tools.slow_axes import axis_bandwidths, crosses_hosts, devices_per_process, resolve_slow_axes
 
 MESH = {"replica": 2, "fsdp": 4}
 
@@ -73,7 +73,7 @@ def test_the_axis_that_was_measured_slow_is_taken(tmp_path):
     assert "comms.over     replica: measured: replica 0.1 GB/s, fsdp 12 GB/s" in said
     assert any("gradients travel as int8 over replica" in line for line in said)
     assert found.step.program.abstract.owed is not None
-    assert rates_of(profile(fsdp=12.0), {"fsdp": 4, "replica": 1}) == {"fsdp": 12e9}
+    assert axis_bandwidths(profile(fsdp=12.0), {"fsdp": 4, "replica": 1}) == {"fsdp": 12e9}
 
 
 def test_a_fast_network_asks_for_no_compression(tmp_path):
@@ -112,7 +112,11 @@ def test_an_axis_that_joins_hosts_and_their_devices_is_advised_against(tmp_path,
     """Copies on all 16 devices of two hosts: those inside of a host are to be added up first."""
     mixed = Placement.create(MeshShape(replica=16), devices=target_devices(parse_target("h100x16")))
     apart = Placement.create(MeshShape(replica=2, fsdp=8), devices=target_devices(parse_target("h100x16")))
-    assert (devices_inside(mixed, "replica"), devices_inside(apart, "replica"), devices_inside(apart, "fsdp")) == (
+    assert (
+        devices_per_process(mixed, "replica"),
+        devices_per_process(apart, "replica"),
+        devices_per_process(apart, "fsdp"),
+    ) == (
         8,
         1,
         8,
@@ -120,7 +124,7 @@ def test_an_axis_that_joins_hosts_and_their_devices_is_advised_against(tmp_path,
     chosen = dataclasses.replace(experiment(tmp_path), comms=Comms(compress="int8", over=("replica",)))
     said = {}
     for name, placement in (("mixed", mixed), ("apart", apart)):
-        with_slow_axes(prepare(chosen).step.program, placement, None, said.setdefault(name, []).append)
+        resolve_slow_axes(prepare(chosen).step.program, placement, None, said.setdefault(name, []).append)
     (line,) = said["mixed"]
     assert "replica=16 joins 2 hosts with 8 devices each" in line
     assert "--mesh.replica 2 --mesh.fsdp 8" in line

@@ -9,7 +9,7 @@ import pytest
 from panax import sweep
 from panax.core import RecipeError, TrainingError
 from panax.run.tools import sweep as sweeping
-from panax.run.tools.sweep import Sweep, Trial, combinations_of, with_setting
+from panax.run.tools.sweep import Sweep, Trial, expand_flags, replace_setting
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_a_sweep_refuses_what_it_cannot_set(short):
         with pytest.raises(RecipeError, match=message):
             sweep(short, settings, quiet=True)
     assert not Path(f"{short.folder}-sweep").exists()
-    assert with_setting(short, "task.model.embed", 16).task.model.embed == 16
+    assert replace_setting(short, "task.model.embed", 16).task.model.embed == 16
 
 
 def test_flags_with_commas_are_what_varies():
-    runs = list(combinations_of(["--a.b-c=1,2", "--x", "3", "--y", "p,q", "--data", "f,g.txt", "--flag"]))
+    runs = list(expand_flags(["--a.b-c=1,2", "--x", "3", "--y", "p,q", "--data", "f,g.txt", "--flag"]))
     assert len(runs) == 4 and runs[0][0] == {"a.b_c": "1", "y": "p"}
     assert runs[3][1] == ["--a.b-c", "2", "--x", "3", "--y", "q", "--data", "f,g.txt", "--flag"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import CheckpointError, RecipeError, kind_of, nearest
+from ...core.errors import CheckpointError, RecipeError, describe_type, suggest_name
 from ...layers import Latent
 from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
@@ -60,7 +60,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG} can't be read: {reason}; expected a folder with {CONFIG} and model.safetensors"
         ) from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{folder / CONFIG} holds {kind_of(raw)}; expected an object")
+        raise CheckpointError(f"{folder / CONFIG} holds {describe_type(raw)}; expected an object")
     return raw
 
 
@@ -77,7 +77,7 @@ def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
             return family
     raise RecipeError(
         f"{where}: no model here has a family of model_type={model_type!r}, architectures={architectures!r}; "
-        f"{nearest(str(model_type), families)}"
+        f"{suggest_name(str(model_type), families)}"
     )
 
 

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import RecipeError, kind_of, nearest
+from ...core.errors import RecipeError, describe_type, suggest_name
 from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
 from .nested import TRAINING_ONLY, complete_moe_fields, unflatten_keys, write_latent, write_mixture, write_rotary
 
 
-def effective(config: DecoderConfig) -> dict[str, Any]:
+def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
     """What a configuration computes: what it leaves open, or may say in several ways, written out."""
     fields = dict(vars(config))
     cycle = config.windows
@@ -33,7 +33,7 @@ def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None
     Dropout and what of a mixture concerns training alone may differ, and where no positions are learned the longest sequence.
     """
     free = {"dropout"} if theirs.learned_positions else {"dropout", "max_length"}
-    there, here = effective(theirs), effective(ours)
+    there, here = resolve_defaults(theirs), resolve_defaults(ours)
     different = [
         f"{name} is {there[name]!r} there, {here[name]!r} here"
         for name in there
@@ -46,19 +46,19 @@ def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None
         )
 
 
-def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, dict[str, Any]]:
+def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, dict[str, Any]]:
     """The family that can express a configuration, and its config.json.
 
     Raises:
         RecipeError: None can, or `model_type` can't; names the fields in the way.
     """
     if model_type is not None and model_type not in FAMILIES:
-        raise RecipeError(f"model_type={model_type!r} is unknown; {nearest(model_type, FAMILIES)}")
+        raise RecipeError(f"model_type={model_type!r} is unknown; {suggest_name(model_type, FAMILIES)}")
     candidates = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
     candidates = [family for family in candidates if family.config is type(config)]
     if not candidates:
         raise RecipeError(
-            f"no {model_type or 'family'} of Hugging Face's that is known here expresses {kind_of(config)}"
+            f"no {model_type or 'family'} of Hugging Face's that is known here expresses {describe_type(config)}"
         )
     tried = [(family, *_written(family, config)) for family in candidates]
     mixed = config.feed_forward is not None
@@ -74,7 +74,7 @@ def config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, 
 
 def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
     """The family's config.json, and what it can't say."""
-    fields = effective(config)
+    fields = resolve_defaults(config)
     raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     derived = {
         "kv_heads": fields["heads"],

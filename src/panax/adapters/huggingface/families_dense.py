@@ -6,15 +6,25 @@ configurations that were released with the models; the keys that versions before
 
 import re
 
-from .family import DENSE, PLAIN, PRE_NORMS, ROTARY, ROTARY_ABSENT, ROTARY_KEYS, Family, rotary_weights, weights_of
+from .family import (
+    DENSE_FIELDS,
+    PLAIN_FIELDS,
+    PRE_NORMS,
+    ROTARY,
+    ROTARY_ABSENT,
+    ROTARY_KEYS,
+    Family,
+    map_weights,
+    rotary_weights,
+)
 
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
     always={
-        **DENSE,
-        **PLAIN,
+        **DENSE_FIELDS,
+        **PLAIN_FIELDS,
         "norm": "layer",
         "gated": False,
         "qk_norm": False,
@@ -43,7 +53,7 @@ GPT2 = Family(
     only={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)},
     activation_names={"gelu_tanh": "gelu_new"},
     # `transformers` stores these matrices input first, as ours are.
-    weights=weights_of(
+    weights=map_weights(
         "transformer.",
         {
             "embedding.table": ("wte.weight", "vocab embed"),
@@ -78,7 +88,7 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     prefix="model.",
-    always={**DENSE, **PLAIN, **ROTARY, "qk_norm": False},
+    always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": False},
     keys=ROTARY_KEYS,
     absent=ROTARY_ABSENT,
     only={"mlp_bias": (False,)},
@@ -89,7 +99,7 @@ QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     prefix="model.",
-    always={**DENSE, **PLAIN, **ROTARY, "qk_norm": True},
+    always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": True},
     keys=ROTARY_KEYS,
     absent={**ROTARY_ABSENT, "head_dim": 128},
     only={},
@@ -108,7 +118,14 @@ GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     prefix="model.",
-    always={**DENSE, **ROTARY, "qk_norm": False, "norm_unit_offset": True, "post_norms": True, "embed_scale": True},
+    always={
+        **DENSE_FIELDS,
+        **ROTARY,
+        "qk_norm": False,
+        "norm_unit_offset": True,
+        "post_norms": True,
+        "embed_scale": True,
+    },
     keys={
         **ROTARY_KEYS,
         "activation": "hidden_activation",

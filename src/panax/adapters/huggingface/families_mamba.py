@@ -11,11 +11,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ...models import HybridConfig
-from ...models.decoder.mamba import OF_ATTENTION, OF_FEED_FORWARD
-from .family import DENSE, GATED, MULTI_HEAD, PLAIN, ROTARY, ROTARY_ABSENT, ROTARY_KEYS, Family, weights_of
-from .nested import PARTIAL, is_json
+from ...models.decoder.mamba import ATTENTION_SETTINGS, FEED_FORWARD_SETTINGS
+from .family import (
+    DENSE_FIELDS,
+    GATED,
+    MULTI_HEAD,
+    PLAIN_FIELDS,
+    ROTARY,
+    ROTARY_ABSENT,
+    ROTARY_KEYS,
+    Family,
+    map_weights,
+)
+from .nested import PARTIAL_ROTARY_KEY, is_json
 
-Refuse = Callable[[str, str], NoReturn]
+RefuseFn = Callable[[str, str], NoReturn]
 
 _DERIVED = ("kv_heads", "head_dim", "query_scale", "windows", "vocab_multiple", "dropout")
 """Fields that follow from others where they are what they begin as, or are no part of a release."""
@@ -51,13 +61,13 @@ def _expansion(config: HybridConfig) -> tuple[int, list[str]]:
     return expand, [wrong] if rest or not expand else []
 
 
-def _check_expansion(raw: Mapping[str, Any], key: str, inner: int, refuse: Refuse) -> None:
+def _check_expansion(raw: Mapping[str, Any], key: str, inner: int, refuse: RefuseFn) -> None:
     expand = raw.get(key, 2)
     if not is_json(expand, float) or expand * raw["hidden_size"] != inner:
         refuse(key, f"times hidden_size={raw['hidden_size']!r} is not the {inner} features of all heads")
 
 
-def _read_mamba2(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+def _read_mamba2(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
     _check_expansion(raw, "expand", raw.get("num_heads", 128) * raw.get("head_dim", 64), refuse)
     return {"max_length": 1 << 20}
 
@@ -73,8 +83,8 @@ MAMBA2 = Family(
     prefix="backbone.",
     always={
         **{field.name: field.default for field in dataclasses.fields(HybridConfig)
-           if field.name in {*OF_ATTENTION, *OF_FEED_FORWARD} - {*_DERIVED}},
-        **PLAIN,
+           if field.name in {*ATTENTION_SETTINGS, *FEED_FORWARD_SETTINGS} - {*_DERIVED}},
+        **PLAIN_FIELDS,
         "norm": "rms",
         "ffn": 0,
         "attention_layers": (),
@@ -103,7 +113,7 @@ MAMBA2 = Family(
         "use_conv_bias": True,
     },
     only={"use_bias": (False,), "hidden_act": ("silu", "swish"), "time_step_limit": _UNBOUNDED},
-    weights=weights_of(
+    weights=map_weights(
         "backbone.",
         {"embedding.table": ("embeddings.weight", "vocab embed"), "final_norm.scale": ("norm_f.weight", "norm")},
         {"mixer_norm.scale": ("norm.weight", "norm"), **_mixer("mixer")},
@@ -115,7 +125,7 @@ MAMBA2 = Family(
 )  # fmt: skip
 
 
-def _read_bamba(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+def _read_bamba(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
     embed, heads = raw["hidden_size"], raw.get("mamba_n_heads", 128)
     width = raw.get("mamba_d_head", "auto")
     if width == "auto":
@@ -144,7 +154,7 @@ BAMBA = Family(
     model_type="bamba",
     architecture="BambaForCausalLM",
     prefix="model.",
-    always={**DENSE, **PLAIN, **ROTARY, "qk_norm": False},
+    always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": False},
     keys={
         **{field: key for field, key in ROTARY_KEYS.items() if field != "head_dim"},
         "ssm_heads": "mamba_n_heads",
@@ -158,7 +168,7 @@ BAMBA = Family(
         "num_key_value_heads": 8,
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
-        PARTIAL: 0.5,
+        PARTIAL_ROTARY_KEY: 0.5,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,
@@ -172,7 +182,7 @@ BAMBA = Family(
         "time_step_limit": _UNBOUNDED,
         "hidden_act": ("silu", "swish"),
     },
-    weights=weights_of(
+    weights=map_weights(
         "model.",
         {
             "embedding.table": ("embed_tokens.weight", "vocab embed"),

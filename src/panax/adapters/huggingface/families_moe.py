@@ -7,15 +7,15 @@ weights, and the configurations that were released with the models.
 from .family import (
     GATED,
     MULTI_HEAD,
-    PLAIN,
+    PLAIN_FIELDS,
     PRE_NORMS,
     ROTARY,
     ROTARY_ABSENT,
     ROTARY_KEYS,
     Family,
     MoEMapping,
+    map_weights,
     rotary_weights,
-    weights_of,
 )
 
 SELECTION_BIAS = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
@@ -38,7 +38,7 @@ MIXTRAL = Family(
     architecture="MixtralForCausalLM",
     prefix="model.",
     always={
-        **PLAIN,
+        **PLAIN_FIELDS,
         **ROTARY,
         "qk_norm": False,
         "attention_bias": False,
@@ -61,7 +61,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     prefix="model.",
-    always={**PLAIN, **ROTARY, "qk_norm": True, "latent": None, "attention_clip": None},
+    always={**PLAIN_FIELDS, **ROTARY, "qk_norm": True, "latent": None, "attention_clip": None},
     keys=ROTARY_KEYS,
     absent=ROTARY_ABSENT,
     only={"use_sliding_window": (False,)},
@@ -100,7 +100,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     prefix="model.",
     always={
-        **PLAIN,
+        **PLAIN_FIELDS,
         **ROTARY,
         "qk_norm": False,
         "attention_bias": False,
@@ -177,7 +177,7 @@ DBRX = Family(
     architecture="DbrxForCausalLM",
     prefix="transformer.",
     always={
-        **PLAIN,
+        **PLAIN_FIELDS,
         "norm": "layer_unbiased",
         # Of PyTorch's LayerNorm, which is built without one.
         "norm_epsilon": 1e-5,
@@ -207,7 +207,7 @@ DBRX = Family(
         "ffn_config.ffn_act_fn.name": "silu",
     },
     only={"tie_word_embeddings": (False,)},
-    weights=weights_of(
+    weights=map_weights(
         "transformer.",
         {"embedding.table": ("wte.weight", "vocab embed"), "final_norm.scale": ("norm_f.weight", "norm")},
         {

@@ -45,7 +45,7 @@ LATENT_KEYS = {
 }
 """The fields of `Latent`, ours to theirs."""
 
-HEAD = "lm_head.weight"
+HEAD_NAME = "lm_head.weight"
 """The head's name in every family."""
 
 
@@ -139,9 +139,9 @@ class Family:
     buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
-DENSE = {"feed_forward": None, "latent": None, "attention_clip": None}
+DENSE_FIELDS = {"feed_forward": None, "latent": None, "attention_clip": None}
 
-PLAIN = {
+PLAIN_FIELDS = {
     "norm_unit_offset": False,
     "post_norms": False,
     "attention_soft_cap": None,
@@ -177,7 +177,7 @@ ROTARY_ABSENT = {
 }
 
 
-def weights_of(
+def map_weights(
     prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple], blocks: str = "layers"
 ) -> dict[str, TensorSource]:
     """The places of all parameters, from names after `prefix`, and after a layer's number in `blocks`."""
@@ -188,7 +188,7 @@ def weights_of(
     return {
         **{ours: foreign(prefix, *theirs) for ours, theirs in outside.items()},
         **{f"layers.{ours}": foreign(f"{prefix}{blocks}.{{layer}}.", *theirs) for ours, theirs in inside.items()},
-        "head.table": TensorSource(HEAD, Pattern("vocab embed")),
+        "head.table": TensorSource(HEAD_NAME, Pattern("vocab embed")),
     }
 
 
@@ -219,7 +219,7 @@ def rotary_weights(
     norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED
 ) -> dict[str, TensorSource]:
     """The names that Llama introduced; families differ in what they call their norms, and in what else is inside a layer."""
-    return weights_of(
+    return map_weights(
         "model.",
         {"embedding.table": ("embed_tokens.weight", "vocab embed"), "final_norm.scale": ("norm.weight", "norm")},
         {

@@ -10,11 +10,11 @@ from .families_moe import SELECTION_BIAS
 from .family import Family, TensorSource
 from .pattern import Pattern
 
-Place = tuple[int, ...]
+StackIndex = tuple[int, ...]
 """An index into the leading axes of an array that is put together from several tensors."""
 
 
-class Match(NamedTuple):
+class ParameterMatch(NamedTuple):
     """A parameter, or a part of the model state, and where it is in the files.
 
     Attributes:
@@ -42,15 +42,15 @@ class Match(NamedTuple):
         return sizes | {"vocab": self.vocab_size} if "vocab" in sizes else sizes
 
     @property
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[StackIndex]:
         """Of each tensor; a single one, empty, where nothing is stacked."""
         return itertools.product(*(range(len(numbers)) for _, numbers in self.stacked))
 
-    def tensor(self, place: Place) -> str:
+    def tensor(self, place: StackIndex) -> str:
         """The tensor's name."""
         return self.foreign.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
 
-    def layer(self, place: Place) -> int:
+    def layer(self, place: StackIndex) -> int:
         """The number of the layer in the model; -1 outside of the layers."""
         return self.stacked[0][1][place[0]] if self.stacked else -1
 
@@ -59,7 +59,7 @@ class Match(NamedTuple):
         return self.foreign.pattern.shape(self.sizes)
 
 
-def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> Iterator[Match]:
+def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> Iterator[ParameterMatch]:
     """A match for each parameter of a model (real, abstract, or its gradients), in the order of its tree, then of its state."""
     if isinstance(model, Vit):
         yield from _matches_of_vit(family, model)
@@ -70,7 +70,7 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
         if parts[0] != "stacks":
-            yield Match(name, leaf, named, (), family.weights[name], vocab_size, {})
+            yield ParameterMatch(name, leaf, named, (), family.weights[name], vocab_size, {})
             continue
         stack = model.stacks[int(parts[1])]
         place, period = int(parts[3]), len(stack.blocks)
@@ -80,11 +80,11 @@ def matches(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> I
         if "{expert}" in foreign.name:
             stacked.append(("expert", tuple(range(leaf.shape[1]))))
         beside = {axis: sizes[axis] for axis in foreign.pattern.named if axis in sizes}
-        yield Match(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
+        yield ParameterMatch(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
     if "router_bias" in state:
         foreign = TensorSource(SELECTION_BIAS, Pattern("router"))
         layers = (("layer", model.config.mixture_layers),)
-        yield Match("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
+        yield ParameterMatch("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
 
 
 def _sizes(model: Decoder) -> dict[str, int]:
@@ -96,17 +96,17 @@ def _sizes(model: Decoder) -> dict[str, int]:
     return {axis: next(iter(sizes)) for axis, sizes in found.items() if len(sizes) == 1}
 
 
-def _matches_of_vit(family: Family, model: Vit) -> Iterator[Match]:
+def _matches_of_vit(family: Family, model: Vit) -> Iterator[ParameterMatch]:
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         named = tuple(axis for axis in axes if axis is not None)
         stack, _, inside = name.partition(".")
         if stack == "blocks":
             layers = (("layer", tuple(range(model.config.num_layers))),)
-            yield Match(name, leaf, named[1:], layers, family.weights[f"layers.{inside}"], 0, {})
+            yield ParameterMatch(name, leaf, named[1:], layers, family.weights[f"layers.{inside}"], 0, {})
         else:
-            yield Match(name, leaf, named, (), family.weights[name], 0, {})
+            yield ParameterMatch(name, leaf, named, (), family.weights[name], 0, {})
 
 
-def ranges_of(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:
+def index_ranges(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:
     """(first, past the last) along each dimension, of a device's index as JAX gives it."""
     return [part.indices(size)[:2] for part, size in zip(index, shape)]

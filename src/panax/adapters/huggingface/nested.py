@@ -9,10 +9,10 @@ from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig
 from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, MoEMapping
 
-Refuse = Callable[[str, str], Any]
+RefuseFn = Callable[[str, str], Any]
 """Raises an error about a key, with the reason."""
 
-Written = tuple[dict[str, Any], list[str]]
+WrittenConfig = tuple[dict[str, Any], list[str]]
 """A part of config.json, and what it can't say."""
 
 TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "buffer", "bias_rate")
@@ -21,14 +21,14 @@ TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "bu
 ORIGINAL_LENGTH = LLAMA3_KEYS["original_length"]
 """The key of the length that a model with scaled positions was trained with first."""
 
-PARTIAL = "partial_rotary_factor"
+PARTIAL_ROTARY_KEY = "partial_rotary_factor"
 """The key of the part of a head that turns; families that have it name what `transformers` takes where it is absent."""
 
 DEFAULT_THETA = 10_000.0
 """What `transformers` takes where a configuration names no base of the wavelengths."""
 
 
-def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, refuse: Refuse) -> dict[str, Any]:
+def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, refuse: RefuseFn) -> dict[str, Any]:
     """The fields of the mixture that config.json describes."""
     fields = dict(mixture.always)
     for field, key in mixture.keys.items():
@@ -50,7 +50,7 @@ def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, r
     return fields
 
 
-def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: Refuse) -> Any:
+def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: RefuseFn) -> Any:
     """Our value for theirs."""
     value = raw.get(key, mixture.absent[key])
     for theirs, ours in mixture.values[key]:
@@ -59,7 +59,7 @@ def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: R
     return refuse(key, f"expected one of {', '.join(repr(theirs) for theirs, _ in mixture.values[key])}")
 
 
-def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> Written:
+def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> WrittenConfig:
     """What `read_mixture` reads the same from."""
     moe = config.feed_forward
     if moe is None:
@@ -97,7 +97,7 @@ def complete_moe_fields(config: DecoderConfig) -> dict[str, Any]:
     return fields | ({"active_groups": 1, "group_score": "best_two"} if moe.groups == 1 else {})
 
 
-def read_latent(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+def read_latent(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
     """The fields of `Latent`; all are needed."""
     return {
         field: _checked(raw, key, None, int, refuse, none=0 if field == "q_rank" else None)
@@ -105,7 +105,7 @@ def read_latent(raw: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
     }
 
 
-def write_latent(config: DecoderConfig) -> Written:
+def write_latent(config: DecoderConfig) -> WrittenConfig:
     """What `read_latent` reads the same from."""
     if config.latent is None:
         return {}, ["model.latent=None, where it has latent attention"]
@@ -114,7 +114,7 @@ def write_latent(config: DecoderConfig) -> Written:
     return raw | {"num_key_value_heads": config.heads}, []
 
 
-def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse: Refuse) -> Rotary:
+def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse: RefuseFn) -> Rotary:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions before 5 wrote."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values = raw.get(key) or {}
@@ -134,20 +134,20 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
                 f"5 computes with the second; make them equal",
             )
         values["rope_theta"] = own
-    partial = family.absent.get(PARTIAL)
+    partial = family.absent.get(PARTIAL_ROTARY_KEY)
     if partial is not None:
         # Such a family reads it in this place only.
-        fraction = (raw.get(key) or {}).get(PARTIAL, partial)
-    elif (fraction := values.get(PARTIAL, 1.0)) != 1.0:
-        refuse(key, f"{PARTIAL}={fraction!r}; it turns whole heads")
+        fraction = (raw.get(key) or {}).get(PARTIAL_ROTARY_KEY, partial)
+    elif (fraction := values.get(PARTIAL_ROTARY_KEY, 1.0)) != 1.0:
+        refuse(key, f"{PARTIAL_ROTARY_KEY}={fraction!r}; it turns whole heads")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in family.scalings:
         refuse(key, f"rope_type={kind!r} is not one of {', '.join(family.scalings)}")
     if kind == "yarn":
         values = _of_yarn(values, lambda why: refuse(key, why))
     names = {"default": {}, "llama3": LLAMA3_KEYS, "yarn": YARN_KEYS}[kind]
-    values[PARTIAL] = fraction
-    for name in ("rope_theta", PARTIAL, *names.values()):
+    values[PARTIAL_ROTARY_KEY] = fraction
+    for name in ("rope_theta", PARTIAL_ROTARY_KEY, *names.values()):
         if not is_json(values.get(name), float):
             refuse(key, f"{name} is {values.get(name)!r}, expected a number")
     fields: dict[str, Any] = {ours: float(values[theirs]) for ours, theirs in names.items()}
@@ -179,7 +179,7 @@ def _of_yarn(values: dict[str, Any], refuse: Callable[[str], Any]) -> dict[str, 
     }
 
 
-def write_rotary(family: Family, rotary: Rotary | None) -> Written:
+def write_rotary(family: Family, rotary: Rotary | None) -> WrittenConfig:
     """As versions before 5 of `transformers` wrote it, which later ones read too."""
     if "rotary" in family.always:
         return {}, []
@@ -189,8 +189,12 @@ def write_rotary(family: Family, rotary: Rotary | None) -> Written:
     if family.theta is not None:
         raw[family.theta] = rotary.theta
     problems = []
-    if PARTIAL in family.absent:
-        raw["rope_parameters"] = {"rope_type": "default", "rope_theta": rotary.theta, PARTIAL: rotary.fraction}
+    if PARTIAL_ROTARY_KEY in family.absent:
+        raw["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": rotary.theta,
+            PARTIAL_ROTARY_KEY: rotary.fraction,
+        }
     elif rotary.fraction != 1.0:
         problems.append(f"model.rotary.fraction={rotary.fraction}, where whole heads turn")
     if family.latent:
@@ -208,7 +212,7 @@ def write_rotary(family: Family, rotary: Rotary | None) -> Written:
     return raw, problems
 
 
-def _checked(raw: Mapping[str, Any], key: str, absent: Any, kind: type, refuse: Refuse, none: Any = None) -> Any:
+def _checked(raw: Mapping[str, Any], key: str, absent: Any, kind: type, refuse: RefuseFn, none: Any = None) -> Any:
     value = raw.get(key, absent)
     value = none if value is None else value
     if not is_json(value, kind):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-Range = tuple[int, int]
+IndexRange = tuple[int, int]
 """First index, and one past the last."""
 
 
@@ -43,7 +43,7 @@ class Pattern:
         return tuple(sum(_length(part, sizes) for part in parts) for parts in self._groups)
 
     def read(
-        self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[Range], part: int
+        self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[IndexRange], part: int
     ) -> np.ndarray:
         """The region `ranges` of a parameter with these axes, of which only the smallest contiguous block is read.
 
@@ -118,7 +118,7 @@ def _own(axis: str, part: int) -> str:
     return names[part] if len(names) > 1 else axis
 
 
-def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, Range], part: int) -> Range:
+def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange], part: int) -> IndexRange:
     """Where along an axis of the pattern the wanted region of a part lies."""
     if axis.isdigit():
         return (0, 1) if axis == "1" else (part, part + 1)
@@ -127,7 +127,7 @@ def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, Range], par
     return before + low, before + high
 
 
-def _contiguous(sizes: Sequence[int], ranges: Sequence[Range]) -> tuple[slice, list[int], list[slice]]:
+def _contiguous(sizes: Sequence[int], ranges: Sequence[IndexRange]) -> tuple[slice, list[int], list[slice]]:
     """The shortest run along a merged dimension that covers `ranges`; its shape unmerged; the ranges inside of it."""
     start, inner = 0, math.prod(sizes)
     for place, (size, (low, high)) in enumerate(zip(sizes, ranges)):

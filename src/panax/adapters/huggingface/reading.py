@@ -12,21 +12,21 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ...core.errors import CheckpointError, RecipeError, kind_of
+from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
 from ...system import json_reader
-from ..wrappers import wrapper_in
+from ..wrappers import find_wrapper
 from .config import CONFIG, read_config
 from .expressing import check_same
-from .family import HEAD, Family
-from .matching import Match, matches, ranges_of
+from .family import HEAD_NAME, Family
+from .matching import ParameterMatch, index_ranges, match_parameters
 from .vision import HEAD_WEIGHTS, check_same_vit
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 """The dtypes, as safetensors names them, that a weight may have; others need scales to be read."""
 
 _ROWS_AT_ONCE = 4096
@@ -60,17 +60,17 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         or (isinstance(task, VitTask) and isinstance(params, Vit))
     ):
         raise RecipeError(
-            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not {kind_of(task)}"
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not {describe_type(task)}"
         )
     folder = Path(directory)
     family, config = read_config(folder)
     _check_model(config, task, folder)
     with _open(folder, family) as tensors:
-        found = list(matches(family, params, state))
+        found = list(match_parameters(family, params, state))
         kept = _kept_head(found, params, config, tensors, folder) if isinstance(params, Vit) else []
         names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
         _check_names(family, [match for match in found if match not in kept], names, config, folder)
-        if isinstance(params, Decoder) and params.config.tied and HEAD in names:
+        if isinstance(params, Decoder) and params.config.tied and HEAD_NAME in names:
             _check_tied(tensors, next(match for match in found if match.name == "embedding.table"), folder)
         for match in found:
             for place in () if match in kept else match.places:
@@ -88,10 +88,12 @@ def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask,
         check_same_vit(config, task.model, folder)
     else:
         kind = "decoder" if isinstance(config, DecoderConfig) else "vision transformer"
-        raise RecipeError(f"the model in {folder} is a {kind}, the task {kind_of(task)}; choose another of them")
+        raise RecipeError(f"the model in {folder} is a {kind}, the task {describe_type(task)}; choose another of them")
 
 
-def _kept_head(found: list[Match], params: Vit, config: Any, tensors: Tensors, folder: Path) -> list[Match]:
+def _kept_head(
+    found: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
+) -> list[ParameterMatch]:
     """The parameters that the files can't give: the head, where they have none for these classes."""
     classes = params.config.num_classes
     have = f"{HEAD_WEIGHTS}weight" in tensors
@@ -109,13 +111,13 @@ def _kept_head(found: list[Match], params: Vit, config: Any, tensors: Tensors, f
     return kept
 
 
-def _array(match: Match, tensors: Tensors) -> jax.Array:
+def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
     """One parameter, placed as its leaf says."""
     leaf, pattern, sizes = match.leaf, match.foreign.pattern, match.sizes
     regions: dict[tuple, np.ndarray] = {}
 
     def region(index: Any) -> np.ndarray:
-        ranges = tuple(ranges_of(leaf.shape, index))
+        ranges = tuple(index_ranges(leaf.shape, index))
         if ranges not in regions:
             out = np.zeros([high - low for low, high in ranges], leaf.dtype)
             stacked = len(match.stacked)
@@ -141,7 +143,7 @@ def _array(match: Match, tensors: Tensors) -> jax.Array:
 
 
 def _check_names(
-    family: Family, found: list[Match], names: set[str], config: DecoderConfig | VitConfig, folder: Path
+    family: Family, found: list[ParameterMatch], names: set[str], config: DecoderConfig | VitConfig, folder: Path
 ) -> None:
     wanted = {match.tensor(place) for match in found for place in match.places}
     missing = sorted(wanted - names)
@@ -149,17 +151,17 @@ def _check_names(
     if family.predicts_more and isinstance(config, DecoderConfig):
         left = {name for name in left if _layer(name) < config.num_layers}
     if isinstance(config, DecoderConfig) and config.tied:
-        left.discard(HEAD)
+        left.discard(HEAD_NAME)
     for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
         if which:
             rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
             raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
 
 
-def _check_tied(tensors: Tensors, embedding: Match, folder: Path) -> None:
+def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> None:
     """Raise a RecipeError where the head in the files is not the embedding that it is said to be tied to."""
     name = embedding.tensor(())
-    ours, head = tensors[name], tensors[HEAD]
+    ours, head = tensors[name], tensors[HEAD_NAME]
     rows, *_ = shape = tuple(ours.get_shape())
     same = shape == tuple(head.get_shape()) and all(
         np.array_equal(ours[low : min(low + _ROWS_AT_ONCE, rows)], head[low : min(low + _ROWS_AT_ONCE, rows)])
@@ -167,8 +169,8 @@ def _check_tied(tensors: Tensors, embedding: Match, folder: Path) -> None:
     )
     if not same:
         raise RecipeError(
-            f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD} in the files differs from {name}, and `transformers` "
-            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD} if the head is to be the embedding"
+            f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD_NAME} in the files differs from {name}, and `transformers` "
+            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD_NAME} if the head is to be the embedding"
         )
 
 
@@ -178,10 +180,10 @@ def _layer(name: str) -> int:
     return int(number[1]) if number else -1
 
 
-def _check_tensor(match: Match, name: str, tensor: Any, folder: Path) -> None:
+def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -> None:
     shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-    if dtype not in FLOATS:
-        raise CheckpointError(f"{folder}: {name} holds {dtype}; expected one of {', '.join(FLOATS)}")
+    if dtype not in FLOAT_DTYPES:
+        raise CheckpointError(f"{folder}: {name} holds {dtype}; expected one of {', '.join(FLOAT_DTYPES)}")
     if shape != match.tensor_shape:
         raise CheckpointError(
             f"{folder}: {name} has the shape {shape}; {match.name} needs {match.tensor_shape}, which is "
@@ -202,7 +204,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                     f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
                 ) from error
             tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        if (wrapper := wrapper_in(set(tensors))) is not None:
+        if (wrapper := find_wrapper(set(tensors))) is not None:
             example = next(name for name in tensors if wrapper in name)
             raise CheckpointError(
                 f"{folder}: names in the files hold {wrapper!r} ({example}), as those of a module in a wrapper do "
@@ -212,26 +214,26 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
             )
         if not any(name.startswith(family.prefix) for name in tensors):
             # The model without its head, as the releases of GPT-2 are.
-            tensors = {name if name == HEAD else family.prefix + name: value for name, value in tensors.items()}
+            tensors = {name if name == HEAD_NAME else family.prefix + name: value for name, value in tensors.items()}
         yield tensors
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if not (folder / INDEX_FILE).is_file():
         if any(folder.glob("*.bin")):
             raise CheckpointError(
                 f"{folder} holds pickled weights (*.bin) only, and unpickling runs whatever code is in them. If you "
                 f'trust them, convert them once: python -c "from transformers import AutoModelForCausalLM as M; '
                 f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
             )
-        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+        raise CheckpointError(f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}")
     try:
-        names = set(json_reader.read(folder / INDEX)["weight_map"].values())
+        names = set(json_reader.read(folder / INDEX_FILE)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / INDEX} can't be read: {error!r}; expected a weight_map") from error
+        raise CheckpointError(f"{folder / INDEX_FILE} can't be read: {error!r}; expected a weight_map") from error
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:
-        raise CheckpointError(f"{folder / INDEX} points outside of its folder: {outside[0]!r}")
+        raise CheckpointError(f"{folder / INDEX_FILE} points outside of its folder: {outside[0]!r}")
     return [folder / name for name in sorted(names)]

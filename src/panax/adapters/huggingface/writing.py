@@ -15,16 +15,16 @@ from safetensors.numpy import save_file
 from ...checkpoint.converting import group_by_bytes
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
-from ...system.files import usual_mode
+from ...system.files import apply_umask
 from .config import CONFIG
-from .expressing import config_json
+from .expressing import to_config_json
 from .families import FAMILIES
 from .family import Family
-from .matching import Match, Place, matches, ranges_of
-from .reading import INDEX, SINGLE
+from .matching import ParameterMatch, StackIndex, index_ranges, match_parameters
+from .reading import INDEX_FILE, WEIGHTS_FILE
 from .vision import PREPROCESSOR, VIT, vit_json
 
-Sources = list[tuple[Match, Place]]
+Sources = list[tuple[ParameterMatch, StackIndex]]
 """What a tensor is put together from: parameters, and where in them."""
 
 
@@ -64,7 +64,7 @@ def save(
     family, raw, beside = _described(model, model_type, token_ids or {}, classes)
     if isinstance(model, Decoder):
         _check_state(model, state or {})
-    tensors = _tensors(list(matches(family, model, state or {})))
+    tensors = _tensors(list(match_parameters(family, model, state or {})))
     for sources in tensors.values():
         for match, _ in sources:
             if not match.leaf.is_fully_addressable:
@@ -76,18 +76,18 @@ def save(
     sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
     shards = list(group_by_bytes(sizes, max_shard_bytes))
     files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-    files = files if len(shards) > 1 else [SINGLE]
+    files = files if len(shards) > 1 else [WEIGHTS_FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, names in zip(files, shards):
             partial = folder / f"{file}.partial"
             save_file({name: _tensor(tensors[name]) for name in names}, partial, metadata={"format": "pt"})
-            usual_mode(partial)
+            apply_umask(partial)
             os.replace(partial, folder / file)
         if len(shards) > 1:
             where = {name: file for file, names in zip(files, shards) for name in names}
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-            _write_json(folder / INDEX, index)
+            _write_json(folder / INDEX_FILE, index)
         for file, content in beside.items():
             _write_json(folder / file, content)
         _write_json(folder / CONFIG, raw)
@@ -106,7 +106,7 @@ def _described(
             )
         raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
-    family, raw = config_json(model.config, model_type)
+    family, raw = to_config_json(model.config, model_type)
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **token_ids}
     return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}
 
@@ -121,11 +121,11 @@ def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
 def named_tensors(model: Decoder | Vit, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as it would be saved, by name; of a model, or of its gradients."""
     family = VIT if model_type == VIT.model_type else FAMILIES[model_type]
-    for name, sources in _tensors(list(matches(family, model, {}))).items():
+    for name, sources in _tensors(list(match_parameters(family, model, {}))).items():
         yield name, _tensor(sources)
 
 
-def _tensors(found: list[Match]) -> dict[str, Sources]:
+def _tensors(found: list[ParameterMatch]) -> dict[str, Sources]:
     """Tensor name to its sources: what is outside of the layers, then layer by layer."""
     sources = [(match.layer(place), match, place) for match in found for place in match.places]
     tensors: dict[str, Sources] = {}
@@ -145,7 +145,7 @@ def _tensor(sources: Sources) -> np.ndarray:
     return out
 
 
-def _part(match: Match, place: Place) -> np.ndarray:
+def _part(match: ParameterMatch, place: StackIndex) -> np.ndarray:
     """What a parameter holds at a place (all of it, where nothing is stacked), put together from the devices' shards."""
     leaf: jax.Array = match.leaf
     skip = len(place)
@@ -153,14 +153,14 @@ def _part(match: Match, place: Place) -> np.ndarray:
     for shard in leaf.addressable_shards:
         if shard.replica_id:
             continue
-        ranges = ranges_of(leaf.shape, shard.index)
+        ranges = index_ranges(leaf.shape, shard.index)
         if all(low <= i < high for i, (low, high) in zip(place, ranges)):
             data: Any = shard.data[tuple(i - low for i, (low, _) in zip(place, ranges))]
             out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
     return out
 
 
-def _bytes(match: Match) -> int:
+def _bytes(match: ParameterMatch) -> int:
     return math.prod(match.sizes[axis] for axis in match.axes) * match.leaf.dtype.itemsize
 
 

@@ -19,7 +19,7 @@ from ...core.errors import RecipeError
 from ..agreement import use_library_promotion
 from ..layouts import Kind
 from . import operations as _added  # noqa: F401
-from .weights import FLOATS, Told, split_untied_weights, trained_names
+from .weights import FLOAT_TYPES, WeightPatterns, select_trained_names, split_untied_weights
 
 NEWEST_OPSET = 20
 
@@ -35,7 +35,7 @@ class OnnxGraph:
         notes: What fine-tuning it leaves as it is.
     """
 
-    def __init__(self, proto: onnx.ModelProto, told: Told | None = None):
+    def __init__(self, proto: onnx.ModelProto, told: WeightPatterns | None = None):
         """
         Args:
             told: What the user says of initializers.
@@ -43,14 +43,14 @@ class OnnxGraph:
         Raises:
             RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it can't be told what trains.
         """
-        told = told or Told()
+        told = told or WeightPatterns()
         self.proto = _lifted(proto)
         graph = self.proto.graph
         _refuse_training_mode(graph)
         told.check([tensor.name for tensor in graph.initializer])
-        split_untied_weights(self.proto, trained_names(graph, told)[0], told)
-        copies = Told(*(tuple(f"{p}{end}" for p in patterns for end in ("", ".[0-9]*")) for patterns in told))
-        trains, kept = trained_names(graph, copies)
+        split_untied_weights(self.proto, select_trained_names(graph, told)[0], told)
+        copies = WeightPatterns(*(tuple(f"{p}{end}" for p in patterns for end in ("", ".[0-9]*")) for patterns in told))
+        trains, kept = select_trained_names(graph, copies)
         self._runnable = _in_32_bits(_expanded(self.proto))
         _refuse_unknown(self._runnable)
         initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -124,7 +124,7 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(proto)
     for node in list(copy.graph.node):
         value = _attribute(node, "value", None) if node.op_type == "Constant" else None
-        if value is not None and value.data_type in FLOATS and len(value.dims) >= 2 and math.prod(value.dims) > 1:
+        if value is not None and value.data_type in FLOAT_TYPES and len(value.dims) >= 2 and math.prod(value.dims) > 1:
             tensor = copy.graph.initializer.add()
             tensor.CopyFrom(value)
             tensor.name = node.output[0]

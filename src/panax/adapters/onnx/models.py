@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import Axes, Batch
-from ...core.errors import DataError, RecipeError, kind_of
+from ...core.errors import DataError, RecipeError, describe_type
 from ...data.loading.iterable import as_batch
 from ..adapted import AdaptedTask, Model
-from ..agreement import exact_on_host, use_library_promotion
+from ..agreement import exact_host_precision, use_library_promotion
 from ..calling import call_loss
 from ..extras import import_extra
 from ..losses import read_loss
@@ -69,11 +69,13 @@ def task(
                 f"{os.fspath(model)} can't be read as an ONNX model: {type(error).__name__}: {error}"
             ) from error
     if not isinstance(proto, onnx.ModelProto):
-        raise RecipeError(f"the model is {kind_of(model)}; expected the path of an ONNX file, or an onnx.ModelProto")
+        raise RecipeError(
+            f"the model is {describe_type(model)}; expected the path of an ONNX file, or an onnx.ModelProto"
+        )
     from .graph import OnnxGraph
-    from .weights import Told
+    from .weights import WeightPatterns
 
-    graph = OnnxGraph(proto, Told(*(_names(patterns) for patterns in (weights, constants, tied, untied))))
+    graph = OnnxGraph(proto, WeightPatterns(*(_names(patterns) for patterns in (weights, constants, tied, untied))))
     if not graph.weights:
         raise RecipeError("the ONNX graph has no weights (initializers of floating point); there is nothing to train")
     cache: dict[Any, Any] = {}
@@ -151,7 +153,7 @@ def _check(
     from onnx.helper import tensor_dtype_to_np_dtype
     from onnx.reference import ReferenceEvaluator
 
-    with exact_on_host(), use_library_promotion():
+    with exact_host_precision(), use_library_promotion():
         batch = {name: jnp.asarray(leaf) for name, leaf in example.items()}
         model = _Callable(graph, jax.jit(run), {name: jnp.asarray(value) for name, value in graph.weights.items()})
         returned = call_loss(loss, model, batch, key=jax.random.key(0), train=True)

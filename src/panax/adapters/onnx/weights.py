@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, suggest_name
 
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
 
 _WEIGHT_PLACES = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Gather": (0,), "LayerNormalization": (1, 2),
@@ -36,7 +36,7 @@ _NAMELESS = re.compile(r"^(_?val_\d+|const\w*_\w*|\d+|tmp\w*_?\d+)$", re.IGNOREC
 """Names that exporters make up."""
 
 
-class Told(NamedTuple):
+class WeightPatterns(NamedTuple):
     """What the user says of initializers, as patterns of names."""
 
     weights: tuple[str, ...] = ()
@@ -55,15 +55,15 @@ class Told(NamedTuple):
             for pattern in patterns:
                 if not fnmatch.filter(names, pattern):
                     raise RecipeError(
-                        f"{kind}={pattern!r} matches no initializer; {nearest(pattern.replace('*', ''), names)}"
+                        f"{kind}={pattern!r} matches no initializer; {suggest_name(pattern.replace('*', ''), names)}"
                     )
         for one, other in (("weights", "constants"), ("tied", "untied")):
             for name in names:
-                if matches(name, getattr(self, one)) and matches(name, getattr(self, other)):
+                if matches_any(name, getattr(self, one)) and matches_any(name, getattr(self, other)):
                     raise RecipeError(f"{name} is in {one}= and in {other}=; name it in one of them")
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -74,7 +74,7 @@ class InitializerUse(NamedTuple):
     place: int
 
 
-def uses_of(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
+def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
     """Where an initializer is used; what operations in `through` make of it counts as itself."""
     for node in graph.node:
         for place, each in enumerate(node.input):
@@ -82,12 +82,12 @@ def uses_of(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> I
                 continue
             if node.op_type in through and place == 0:
                 for output in node.output:
-                    yield from uses_of(graph, output, through=through)
+                    yield from find_uses(graph, output, through=through)
             else:
                 yield InitializerUse(node, place)
 
 
-def trained_names(graph: onnx.GraphProto, told: Told) -> tuple[list[str], list[str]]:
+def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[list[str], list[str]]:
     """Names of the initializers that train, and of those of floating point that stay though they could.
 
     Raises:
@@ -97,12 +97,12 @@ def trained_names(graph: onnx.GraphProto, told: Told) -> tuple[list[str], list[s
     made_by = {output: node for node in graph.node for output in node.output}
     trained, kept, unclear = [], [], []
     for tensor in graph.initializer:
-        uses = list(uses_of(graph, tensor.name, through=_PASSING))
-        if tensor.data_type not in FLOATS or not tensor.dims or tensor.name in statistics or not uses:
+        uses = list(find_uses(graph, tensor.name, through=_PASSING))
+        if tensor.data_type not in FLOAT_TYPES or not tensor.dims or tensor.name in statistics or not uses:
             continue
-        if matches(tensor.name, told.constants):
+        if matches_any(tensor.name, told.constants):
             continue
-        verdict = True if matches(tensor.name, told.weights) else _verdict(tensor, uses, made_by)
+        verdict = True if matches_any(tensor.name, told.weights) else _verdict(tensor, uses, made_by)
         {True: trained, False: kept, None: unclear}[verdict].append(tensor.name)
     if unclear:
         raise RecipeError(
@@ -140,7 +140,7 @@ def _is_reshaped(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
     return name in made_by and made_by[name].op_type == "Reshape"
 
 
-def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: Told) -> None:
+def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: WeightPatterns) -> None:
     """Give each node that uses an untied weight a copy of its own; changes the model.
 
     Raises:
@@ -150,12 +150,12 @@ def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: T
     unclear = []
     for name in list(trained):
         users: dict[str, onnx.NodeProto] = {}
-        for use in uses_of(graph, name, through=("Identity",)):
+        for use in find_uses(graph, name, through=("Identity",)):
             if use.place not in _OTHER_PLACES.get(use.node.op_type, ()):
                 users.setdefault(use.node.output[0], use.node)
-        if len(users) < 2 or matches(name, told.tied):
+        if len(users) < 2 or matches_any(name, told.tied):
             continue
-        if matches(name, told.untied):
+        if matches_any(name, told.untied):
             _copy_for_each(graph, name)
         else:
             unclear.append(f"{name} ({', '.join(node.name or output for output, node in list(users.items())[:4])})")

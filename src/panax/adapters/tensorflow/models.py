@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from ...core import Axes, Batch
-from ...core.errors import RecipeError, kind_of
+from ...core.errors import RecipeError, describe_type
 from ...core.measures import total_loss
 from ...data.loading.iterable import as_batch
 from ..adapted import AdaptedTask, Model
-from ..agreement import check_agreement, exact_on_host, too_large, use_library_promotion
+from ..agreement import check_agreement, exact_host_precision, explain_too_large, use_library_promotion
 from ..calling import select_keywords
 from ..extras import import_extra
 from ..layouts import Kind
@@ -73,7 +73,7 @@ class _Adapter:
         if type(model).__module__.split(".")[0] in ("keras", "tf_keras"):
             raise RecipeError("the model is Keras's; use panax.adapters.keras.task")
         if not callable(model) and loss is None:
-            raise RecipeError(f"the model is {kind_of(model)}, which can't be called; give a loss(model, batch)")
+            raise RecipeError(f"the model is {describe_type(model)}, which can't be called; give a loss(model, batch)")
         self.user_model, self.loss = model, loss
         self.example = as_batch(example)
         self.restored = _form_of(example)
@@ -98,7 +98,7 @@ class _Adapter:
         self.unused = tuple(name for name in self.trained_names if self.variables[name].ref() not in used)
         self.notes: list[str] = []
         weights_bytes = sum(v.shape.num_elements() * v.dtype.size for v in self.variables.values())
-        reason = too_large(weights_bytes) if check else "check=False"
+        reason = explain_too_large(weights_bytes) if check else "check=False"
         if reason is None:
             self.compare()
         else:
@@ -207,7 +207,7 @@ class _Adapter:
                 self.unused = tuple(name for name in self.trained_names if name not in used)
                 if not used:
                     raise RecipeError("the loss depends on no trainable variable; is there a model behind it?")
-            with exact_on_host(), use_library_promotion():
+            with exact_host_precision(), use_library_promotion():
                 (loss, after), gradients = self.differentiated(converted, graph, free, values, batch, draws, key)
             kept = {name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None}
             moved = {name: converted.shadows[name].numpy() for name in (self.assigned if train else ())}

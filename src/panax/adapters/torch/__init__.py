@@ -4,7 +4,7 @@ from ..extras import import_extra
 
 import_extra("torch", "torch")
 
-from .lowering.registry import lowers  # noqa: E402
+from .lowering.registry import register_lowering  # noqa: E402
 from .task import task  # noqa: E402
 
-__all__ = ["lowers", "task"]
+__all__ = ["register_lowering", "task"]

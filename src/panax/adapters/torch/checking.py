@@ -13,15 +13,15 @@ from ...core import DataChecks
 from ...core.errors import RecipeError
 from ...system.host_memory import free_bytes
 from .objective import Objective
-from .rejection import locating
-from .state.drawing import SameDraws
-from .state.untouched import generators_kept, restore_after, surely
+from .rejection import locate_errors
+from .state.drawing import ReplayDrawsMode
+from .state.untouched import preserve_generators, restore_after, retry_interrupted
 from .tracing.eagerly import disable_compile
-from .tracing.graph import TracedProgram, as_function
-from .tracing.hooks import after_accumulation
+from .tracing.graph import TracedProgram, to_jax_function
+from .tracing.hooks import apply_accumulation_hooks
 from .tracing.regions import mark_checkpoint_regions
-from .tracing.rounding import graph_in_torch
-from .tracing.tracing import mode_of
+from .tracing.rounding import run_graph_in_torch
+from .tracing.tracing import set_mode
 from .tracing.values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
@@ -32,30 +32,30 @@ and far below what a wrong derivative makes."""
 LOSS_TOLERANCE = TOLERANCE
 """Of a loss, relative to itself."""
 
-FLOOR = 1e-2
+MIN_GRADIENT_SHARE = 1e-2
 """A gradient is compared at no less than this share of the largest one's norm: true zeros (of a key's bias, of a bias before
 BatchNorm) are rounding noise in both, of about 1e-6 of the largest."""
 
-MARGIN = 30
+ROUNDING_MARGIN = 30
 """Where a model amplifies rounding, it is compared with itself: how many times as far the two may be apart as PyTorch's gradient
 moves when every weight is moved by its last bit. Rounding happens in each of many operations, the nudge once."""
 
-COPIES = 8
+MAX_COPIES = 8
 """Copies of the parameters that a check takes at most: gradients on both sides, and what is between."""
 
 
-def too_large(module: nn.Module) -> str | None:
+def explain_too_large(module: nn.Module) -> str | None:
     """Why a module is not checked; None if it can be."""
     if any(p.is_meta for p in module.parameters()):
         return "its parameters are on the meta device"
-    needed = COPIES * sum(p.numel() * p.element_size() for p in module.parameters())
+    needed = MAX_COPIES * sum(p.numel() * p.element_size() for p in module.parameters())
     available = free_bytes()
     if needed > available:
         return f"a check takes about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} are free"
     return None
 
 
-def check(
+def check_gradients(
     module: nn.Module,
     objective: Objective,
     leaves: Mapping[str, torch.Tensor],
@@ -101,8 +101,8 @@ def check(
                 _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
         itself, own = _apart(again, their_gradients), _apart(nudged, their_gradients)
         for name, distance in apart.items():
-            stateful = not itself[name] <= tolerance / MARGIN
-            if not distance <= (tolerance if stateful else max(tolerance, MARGIN * own[name])):
+            stateful = not itself[name] <= tolerance / ROUNDING_MARGIN
+            if not distance <= (tolerance if stateful else max(tolerance, ROUNDING_MARGIN * own[name])):
                 a, b = (float(np.linalg.norm(g[name])) for g in (their_gradients, our_gradients))
                 raise RecipeError(_disagree(f"the norm of the gradient of {name}", a, b, distance, hint))
     for name, buffer in their_buffers.items():
@@ -169,8 +169,8 @@ def _agree_on_one_side(
 ) -> bool:
     """Whether gradients differ only since rounding took another side of a kink, such as a ReLU's; see `rounding.py`."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **leaves}
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"), generators_kept():
-        plain, decided = (graph_in_torch(program, tensors, key, decided_by_jax=each) for each in (False, True))
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"), preserve_generators():
+        plain, decided = (run_graph_in_torch(program, tensors, key, decided_by_jax=each) for each in (False, True))
     return all(
         distance <= tolerance for pair in ((plain, theirs), (ours, decided)) for distance in _apart(*pair).values()
     )
@@ -179,7 +179,7 @@ def _agree_on_one_side(
 def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The distance of each gradient, relative to its norm or to the floor."""
     norms = {name: float(np.linalg.norm(_wide(_finite(g)))) for name, g in theirs.items()}
-    floor = FLOOR * max(norms.values(), default=0.0)
+    floor = MIN_GRADIENT_SHARE * max(norms.values(), default=0.0)
     return {
         name: float(np.linalg.norm(_difference(g, ours[name]))) / max(norms[name], floor, 1e-30)
         for name, g in theirs.items()
@@ -204,7 +204,7 @@ def _nudged(module: nn.Module) -> Iterator[None]:
                 p.mul_(1 + up * torch.finfo(p.dtype).eps)
         yield
     finally:
-        surely(put_back)
+        retry_interrupted(put_back)
 
 
 def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None, hint: str = "") -> str:
@@ -230,19 +230,19 @@ def _in_torch(
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with (
         restore_after(module, objective.loss),
-        locating(module, "can't be run on the example"),
-        mode_of(module, True),
+        locate_errors(module, "can't be run on the example"),
+        set_mode(module, True),
         mark_checkpoint_regions(),
         disable_compile(),
         torch.enable_grad(),
-        SameDraws(key),
+        ReplayDrawsMode(key),
     ):
         with casting:
             terms = objective(module, objective.batch_of(leaves))
         total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
         assert isinstance(total, torch.Tensor)
         gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-        found = after_accumulation(module, named, dict(zip(named, gradients)))
+        found = apply_accumulation_hooks(module, named, dict(zip(named, gradients)))
         buffers = {name: as_numpy(buffer) for name, buffer in module.named_buffers()}
     return (
         [float(total.detach()) for total, _ in terms.losses.values()],
@@ -261,7 +261,7 @@ def _in_jax(
     others = tuple(
         held + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
     )
-    function = as_function(program)
+    function = to_jax_function(program)
     count = len(traced.losses)
 
     def total(trained: Any, others: Any) -> Any:

@@ -15,7 +15,7 @@ _BY_TYPE: tuple[tuple[type, Kind], ...] = (
 )
 
 
-def kinds(module: nn.Module) -> dict[str, Kind]:
+def classify_parameters(module: nn.Module) -> dict[str, Kind]:
     """Parameter name to what it is, for those of which it is known."""
     found: dict[str, Kind] = {}
     for path, part in module.named_modules():

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.errors import RecipeError, kind_of
-from ..losses import FORMS, named_terms
+from ...core.errors import RecipeError, describe_type
+from ..losses import LOSS_FORMS, named_terms
 from .tracing.criteria import value_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
+class LossTerms:
     """Losses and metrics as (sum, weight), by name."""
 
     losses: Mapping[str, Pair]
@@ -41,10 +41,10 @@ class Objective:
     def batch_of(self, leaves: Mapping[str, Any]) -> Any:
         return self.form.rebuild(leaves)
 
-    def __call__(self, module: nn.Module, batch: Any) -> Terms:
+    def __call__(self, module: nn.Module, batch: Any) -> LossTerms:
         rows = next(iter(self.form.leaves(batch).values())).shape[0]
         terms, metrics = named_terms(self._returned(module, batch))
-        return Terms(
+        return LossTerms(
             {name: _pair(name, term, rows) for name, term in terms.items()},
             {name: _pair(name, value, rows) for name, value in metrics.items()},
         )
@@ -102,7 +102,7 @@ def _own_loss(module: nn.Module, batch: Any) -> Any:
     if isinstance(output, torch.Tensor) and output.ndim == 0:
         return output
     raise RecipeError(
-        f"{type(module).__name__} returned {kind_of(output)} without a loss, and no loss= is given; give one, or a "
+        f"{type(module).__name__} returned {describe_type(output)} without a loss, and no loss= is given; give one, or a "
         "batch with "
         f"the labels that the model computes its loss from"
     )
@@ -120,11 +120,11 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, bool | int | float):
         return torch.full((), float(value))
     if not isinstance(value, torch.Tensor):
-        raise RecipeError(f"the loss {name!r} is {kind_of(value)}; expected {FORMS}")
+        raise RecipeError(f"the loss {name!r} is {describe_type(value)}; expected {LOSS_FORMS}")
     if value.numel() != 1 or value.is_complex():
         raise RecipeError(
             f"the loss {name!r} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, which is not a scalar; "
-            f"expected {FORMS}: "
+            f"expected {LOSS_FORMS}: "
             f"take its mean, or its sum with the number of terms"
         )
     return value.reshape(()).float()

@@ -17,15 +17,15 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import traceback as fx_traceback
 
 from ...core.errors import PanaxError, RecipeError
-from .state.memory import extent_of, overlapping
-from .state.python_state import GENERATORS, PythonState
-from .state.randomness import INSTEAD, RandomnessError, line_of
+from .state.memory import find_overlaps, memory_extent
+from .state.python_state import GENERATORS_OWNER, PythonState
+from .state.randomness import INSTEAD, RandomnessError, format_line
 
-MODULE = "panax_module"
+MODULE_KEY = "panax_module"
 """The key, in a node's `custom` metadata, of the module that ran it."""
 
 
-class Located:
+class ModuleTracker:
     """Which modules run, and what was seen of them.
 
     Attributes:
@@ -44,7 +44,7 @@ class Located:
         self._running.append(part)
         meta = fx_traceback.current_meta
         self._marks.append(meta.get("custom"))
-        meta["custom"] = {**(meta.get("custom") or {}), MODULE: self.where}
+        meta["custom"] = {**(meta.get("custom") or {}), MODULE_KEY: self.where}
 
     def leave(self, part: nn.Module, inputs: Any, output: Any) -> None:
         self._look()
@@ -83,9 +83,9 @@ def _numpys_state() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def locating(
+def locate_errors(
     module: nn.Module, failing: str = "can't be traced", where: Callable[[], str | None] | None = None
-) -> Iterator[Located]:
+) -> Iterator[ModuleTracker]:
     """Turn what is raised inside into a RecipeError that names the module and the line of its code.
 
     Args:
@@ -94,7 +94,7 @@ def locating(
     Raises:
         RecipeError: Something was raised.
     """
-    located = Located(module)
+    located = ModuleTracker(module)
     hooks = (
         nn.modules.module.register_module_forward_pre_hook(located.enter),
         nn.modules.module.register_module_forward_hook(located.leave),
@@ -106,7 +106,7 @@ def locating(
     except Exception as error:
         running = (where() if where is not None else None) or located.where
         raise RecipeError(
-            f"{running} {failing}{line_of(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
+            f"{running} {failing}{format_line(traceback.extract_tb(error.__traceback__))}: {_reason(error)}"
         ) from error
     finally:
         located.close()
@@ -136,7 +136,7 @@ def refuse_values(graph: torch.fx.GraphModule) -> None:
     """Raise where a value of a tensor was asked for, though an `except` of the model's own has swallowed the error of that."""
     for node in graph.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _OF_VALUES:
-            module = (node.meta.get("custom") or {}).get(MODULE) or "the loss"
+            module = (node.meta.get("custom") or {}).get(MODULE_KEY) or "the loss"
             raise RecipeError(
                 f"{module} can't be traced: it catches the error of {str(node.target).replace('aten.', 'torch.')}, by "
                 "which it turns "
@@ -165,7 +165,7 @@ def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
     """Raise where a parameter, or a buffer that the forward writes, shares memory with another parameter or buffer."""
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     moving = written | {name for name, p in module.named_parameters() if p.requires_grad}
-    for a, b in overlapping(own):
+    for a, b in find_overlaps(own):
         if a in moving or b in moving:
             raise RecipeError(
                 f"{a} and {b} share memory, as one that is made of the other does (nn.Parameter(x.t()), y.data = x.data, "
@@ -174,10 +174,10 @@ def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
             )
 
 
-def refuse_changes(before: PythonState, after: PythonState, located: Located) -> None:
+def refuse_changes(before: PythonState, after: PythonState, located: ModuleTracker) -> None:
     """Raise where a further forward has changed a Python value again."""
     for place, was, now in after.changed_since(before):
-        if place.owner == GENERATORS:
+        if place.owner == GENERATORS_OWNER:
             raise RecipeError(f"{located.drew or 'the forward'} draws numbers from {place.trail}, {INSTEAD}")
         change = "" if was == now else f" (from {was} to {now})"
         if _A_BUFFER.search(place.trail):
@@ -233,7 +233,7 @@ _VIEWING = {
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    first, second = extent_of(a), extent_of(b)
+    first, second = memory_extent(a), memory_extent(b)
     return first is not None and second is not None and first.overlaps(second)
 
 

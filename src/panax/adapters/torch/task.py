@@ -9,31 +9,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import Axes, Batch, DataChecks, debugging
-from ...core.errors import RecipeError, kind_of, nearest
-from ...kernels.compute_dtype import AUTO, resolve
+from ...core import Axes, Batch, DataChecks, is_debugging
+from ...core.errors import RecipeError, describe_type, suggest_name
+from ...kernels.compute_dtype import AUTO, resolve_dtype
 from ..adapted import AdaptedTask, Model
-from .checking import check as check_against_torch
-from .checking import too_large
-from .kinds import kinds
+from .checking import check_gradients as check_against_torch
+from .checking import explain_too_large
+from .kinds import classify_parameters
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
-from .state.drawing import SameDraws
-from .state.initialization import initialiser
-from .state.outside import refuse_moved
+from .state.drawing import ReplayDrawsMode
+from .state.initialization import make_initializer
+from .state.outside import refuse_changed
 from .state.python_state import PythonState
-from .state.untouched import generators_kept, restore_after, swap_tensors
-from .state.weights import TensorArray, host_arrays, places, put_back, unused_names
+from .state.untouched import preserve_generators, restore_after, swap_tensors
+from .state.weights import TensorArray, find_tensor_slots, find_unused_names, host_arrays, write_back
 from .tracing.criteria import is_sum
-from .tracing.graph import TracedProgram, as_function
-from .tracing.hooks import hooked_parameters
-from .tracing.tracing import mode_of, trace
+from .tracing.graph import TracedProgram, to_jax_function
+from .tracing.hooks import find_hooked_parameters
+from .tracing.tracing import set_mode, trace
 from .tracing.values import as_numpy
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@generators_kept()
+@preserve_generators()
 def task(
     module: Any,
     loss: Callable[..., Any] | None = None,
@@ -78,29 +78,29 @@ def task(
             f"loss is a criterion, called as criterion(module(inputs), targets), and the example has {len(leaves)} leaves "
             f"({', '.join(leaves)}); give a function loss(module, batch) instead"
         )
-    compute_dtype = resolve(compute_dtype)
+    compute_dtype = resolve_dtype(compute_dtype)
     if compute_dtype not in AUTOCAST:
-        raise RecipeError(f"compute_dtype={compute_dtype!r}; {nearest(compute_dtype, (*AUTOCAST, AUTO))}")
+        raise RecipeError(f"compute_dtype={compute_dtype!r}; {suggest_name(compute_dtype, (*AUTOCAST, AUTO))}")
     if initialise is not None and weights is not None:
         raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with restore_after(module, loss, unless_successful=True):
-        drawn = None if initialise is None else initialiser(module, initialise)
+        drawn = None if initialise is None else make_initializer(module, initialise)
         given = None if drawn is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
         notes = _notes(module, program)
         unchecked = "check=False"
         if check:
-            unchecked = too_large(module)
+            unchecked = explain_too_large(module)
             if unchecked is None:
                 check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
             else:
                 warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
-        if weights is not None and (left := unused_names(module, weights)):
+        if weights is not None and (left := find_unused_names(module, weights)):
             notes.append(f"not of the module, in {weights}: {', '.join(left[:5])} ({len(left)} in all)")
         if unchecked is not None:
             notes.append(f"not compared with PyTorch: {unchecked}")
-    known = kinds(module)
+    known = classify_parameters(module)
 
     def rebuild(params: Any, state: Any) -> nn.Module:
         if programs.watches:
@@ -109,7 +109,7 @@ def task(
         for array in () if given is None else (*given[0].values(), *given[1].values()):
             if isinstance(array, TensorArray):
                 array.keep()
-        return put_back(module, params, state)
+        return write_back(module, params, state)
 
     model = Model(
         name=type(module).__name__,
@@ -165,19 +165,19 @@ class _Programs:
     def refuse_moved(self) -> None:
         """Raise where a tensor that is a constant of the programs has been changed since it was traced."""
         for program in self._programs.values():
-            refuse_moved(program.traced.outside)
+            refuse_changed(program.traced.outside)
 
     def evaluate(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
         """The losses and metrics as (sum, weight), and the buffers afterwards."""
         self._check(batch)
-        if debugging():
+        if is_debugging():
             return self._for_real(params, state, batch, key, train)
         program = self.of({name: tuple(leaf.shape) for name, leaf in batch.items()}, train=train)
         traced = program.traced
         trained = tuple(params[name] for name in traced.trained)
         held = [params[name] for name in traced.parameters if name not in traced.trained]
         others = (*held, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
-        outputs = as_function(program)(trained, others, jax.random.key_data(key))
+        outputs = to_jax_function(program)(trained, others, jax.random.key_data(key))
         pairs = list(zip(outputs[::2], outputs[1::2]))
         losses = dict(zip(traced.losses, pairs))
         metrics: dict[str, Any] = dict(zip(traced.metrics, pairs[len(losses) :]))
@@ -206,13 +206,13 @@ class _Programs:
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-        held = {place: tensors[name] for place, name in places(self.module).items()}
+        held = {place: tensors[name] for place, name in find_tensor_slots(self.module).items()}
         aliases = PythonState(self.module, self.objective.loss).aliases
         with (
             swap_tensors(self.module, held, aliases),
-            mode_of(self.module, train),
+            set_mode(self.module, train),
             torch.no_grad(),
-            SameDraws(key),
+            ReplayDrawsMode(key),
             casting,
         ):
             terms = self.objective(self.module, self.objective.batch_of(leaves))
@@ -236,7 +236,7 @@ def _strided_like(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor
 
 
 def _one_pass(module: nn.Module) -> str | None:
-    hooked = hooked_parameters(module)
+    hooked = find_hooked_parameters(module)
     return (
         f"{', '.join(hooked)} has a hook on its accumulated gradient, which PyTorch calls after each part"
         if hooked
@@ -247,7 +247,7 @@ def _one_pass(module: nn.Module) -> str | None:
 def _refuse_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise RecipeError(
-            f"module is {kind_of(module)}; expected a torch.nn.Module"
+            f"module is {describe_type(module)}; expected a torch.nn.Module"
             + (f" instance: call {module.__name__}(...)" if isinstance(module, type) else "")
         )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -292,7 +292,7 @@ def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
                 leaf = torch.from_numpy(np.asarray(leaf))
             except TypeError as error:
                 raise RecipeError(
-                    f"leaf {name!r} of the example is {kind_of(leaf)}; expected tensors or arrays in a mapping, a "
+                    f"leaf {name!r} of the example is {describe_type(leaf)}; expected tensors or arrays in a mapping, a "
                     "tuple or a list"
                 ) from error
         if leaf.ndim == 0:

@@ -2,10 +2,10 @@
 
 from .decoder import DecoderPolicy
 from .perceptron import Layers, PerceptronPolicy
-from .policy import Carry, Policy, PolicyOutput, as_features, features_of
+from .policy import Carry, Policy, PolicyOutput, as_features, num_features
 from .recurrent import RecurrentPolicy
 
 __all__ = [
     "Carry", "DecoderPolicy", "Layers", "PerceptronPolicy", "Policy", "PolicyOutput", "RecurrentPolicy", "as_features",
-    "features_of",
+    "num_features",
 ]  # fmt: skip

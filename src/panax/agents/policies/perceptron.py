@@ -14,7 +14,7 @@ from ...core import Module, normal
 from ...core.errors import RecipeError
 from ...environments import Space
 from ...layers.perceptron import Dense
-from .policy import Carry, Policy, PolicyOutput, as_features, features_of
+from .policy import Carry, Policy, PolicyOutput, as_features, num_features
 
 Activation = Literal["tanh", "relu", "silu"]
 
@@ -82,7 +82,7 @@ class PerceptronPolicy(Policy):
 
     def build(self, key: jax.Array, observations: Space, outputs: int) -> Module:
         actor_key, critic_key = jax.random.split(key)
-        inputs = features_of(observations)
+        inputs = num_features(observations)
         actor = Layers.build(
             actor_key, inputs, (*self.hidden, outputs), activation=self.activation, last_gain=self.first_gain
         )

@@ -88,10 +88,10 @@ class Policy(Validated, abc.ABC):
         return jax.tree.map(one, self.first_carry(begins.shape[0]), carry)
 
 
-def features_of(space: Space) -> int:
+def num_features(space: Space) -> int:
     """Return the number of features per observation of `as_features`.
 
-    >>> features_of(Discrete(count=4))
+    >>> num_features(Discrete(count=4))
     4
     """
     if isinstance(space, Discrete):

@@ -13,7 +13,7 @@ from ...core.errors import RecipeError
 from ...environments import Space
 from ...layers.perceptron import Dense
 from .perceptron import ACTIVATIONS, Activation, Layers
-from .policy import Carry, Policy, PolicyOutput, as_features, features_of
+from .policy import Carry, Policy, PolicyOutput, as_features, num_features
 
 
 class GatedUnit(Module):
@@ -87,7 +87,7 @@ class RecurrentPolicy(Policy):
             return Layers.build(key, inputs, widths, activation=self.activation, last_gain=gain)
 
         return RecurrentActorCritic(
-            enter=layers(keys[0], features_of(observations), (self.hidden,)),
+            enter=layers(keys[0], num_features(observations), (self.hidden,)),
             unit=GatedUnit.build(keys[1], self.hidden, self.memory),
             actor=layers(keys[2], self.memory, (self.hidden, outputs), self.first_gain),
             critic=layers(keys[3], self.memory, (self.hidden, 1)),

@@ -17,9 +17,9 @@ from ...mesh.rules import MESH_AXES
 from ...metrics.console import plain_console, wrap_line
 from ...preflight import Preflight
 from ...preflight.full import part_lines
-from ...preflight.report import figure_lines, finding_lines
+from ...preflight.report import format_figures, format_findings
 from ...run import Experiment, check
-from ...run.auto_mesh import Say
+from ...run.auto_mesh import LogFn
 from ...run.tools.check import CheckError
 from ..overrides import experiment_from
 from ..plugins import start_jax
@@ -131,7 +131,7 @@ def _own_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _saying(console: Console, *, quiet: bool) -> Iterator[Say]:
+def _saying(console: Console, *, quiet: bool) -> Iterator[LogFn]:
     """What is measured now, in a line that goes again; nothing where there is no terminal."""
     if quiet or console.quiet or not console.is_terminal:
         yield lambda line: None
@@ -142,9 +142,9 @@ def _saying(console: Console, *, quiet: bool) -> Iterator[Say]:
 
 def show(result: Preflight, console: Console) -> None:
     """Figures, then findings, then where the profile is."""
-    for line in figure_lines(result.profile):
+    for line in format_figures(result.profile):
         console.print(line if line.startswith(" ") or len(line) <= console.width else wrap_line(line, 15))
-    for number, line in enumerate(finding_lines(result)):
+    for number, line in enumerate(format_findings(result)):
         style = "bold yellow" if result.findings and number == 1 else "green" if not result.findings else None
         console.print(wrap_line(line, 11) if line.startswith("   ") else line, style=style)
     if result.full is not None:

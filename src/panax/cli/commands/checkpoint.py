@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from rich.table import Column, Table
 
-from ...checkpoint import Checkpoint, Checkpointer, open_checkpoint, step_of
+from ...checkpoint import Checkpoint, Checkpointer, open_checkpoint, parse_step
 from ...checkpoint.commit import is_link, remove
-from ...checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, refuse_pickled
-from ...checkpoint.manifest import FILE
+from ...checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, reject_pickled
+from ...checkpoint.manifest import MANIFEST_FILE
 from ...core.errors import CheckpointError
 from ...metrics.console import plain_console, wrap_line
-from ...run.folder.description import differences
+from ...run.folder.description import diff_configs
 from ...run.folder.previous_run import SETTINGS
-from ...stores import is_remote, join, open_store, redact_address
+from ...stores import is_remote, join_url, open_store, redact_address
 from ...system import json_reader
 from ...system.json_reader import JsonError
 from ..parser import Parser
@@ -77,18 +77,18 @@ def ls(where: str) -> int:
         box=None,
         pad_edge=False,
     )
-    names = [name for name in checkpointer.store.folders() if step_of(name) is not None]
+    names = [name for name in checkpointer.store.folders() if parse_step(name) is not None]
     if not names:
         raise CheckpointError(
             f"{redact_address(where)} holds no checkpoint; name a run's folder, or its folder of checkpoints"
         )
     for name in names:
-        step = step_of(name)
+        step = parse_step(name)
         assert step is not None
         try:
             manifest = checkpointer.open(step).manifest
         except CheckpointError:
-            committed = any(entry.path == f"{name}/{FILE}" for entry in checkpointer.store.list(name))
+            committed = any(entry.path == f"{name}/{MANIFEST_FILE}" for entry in checkpointer.store.list(name))
             table.add_row(
                 str(step), "", "", "", "", "", "damaged manifest: see verify" if committed else "not committed"
             )
@@ -148,8 +148,8 @@ def verify(where: str) -> int:
 def _all(checkpointer: Checkpointer) -> list[Checkpoint | CheckpointError]:
     found: list[Checkpoint | CheckpointError] = []
     for name in checkpointer.store.folders():
-        step = step_of(name)
-        if step is not None and any(e.path == f"{name}/{FILE}" for e in checkpointer.store.list(name)):
+        step = parse_step(name)
+        if step is not None and any(e.path == f"{name}/{MANIFEST_FILE}" for e in checkpointer.store.list(name)):
             try:
                 found.append(checkpointer.open(step))
             except CheckpointError as error:
@@ -166,7 +166,7 @@ def diff(first: str, second: str) -> int:
     one, two = _one(first), _one(second)
     a, b = one.manifest, two.manifest
     lines = [] if a.step == b.step else [f"step: {a.step} -> {b.step}"]
-    lines += [f"setting {line}" for line in differences(_settings(one), _settings(two))]
+    lines += [f"setting {line}" for line in diff_configs(_settings(one), _settings(two))]
     lines += [f"only in {one.url}: {name}" for name in a.arrays if name not in b.arrays]
     lines += [f"only in {two.url}: {name}" for name in b.arrays if name not in a.arrays]
     same = 0
@@ -204,7 +204,7 @@ def convert(source: str, target: str, format: str | None, prefix: str | None) ->
         not is_remote(source) and Path(source).is_dir() and next(Path(source).glob("*.safetensors"), None) is not None
     )
     if not is_remote(source) and Path(source).is_dir() and not tensors:
-        refuse_pickled(Path(source))
+        reject_pickled(Path(source))
     to = format or ("panax" if tensors else "safetensors")
     if tensors:
         if to == "safetensors":
@@ -229,7 +229,7 @@ def rm(where: str, force: bool) -> int:
     """Remove one checkpoint; not the last whole one of its run, unless forced."""
     parent, _, name = where.rstrip("/").rpartition("/")
     store = open_store(parent or ".")
-    step = step_of(name)
+    step = parse_step(name)
     if step is None or not store.list(name):
         raise CheckpointError(
             f"{redact_address(where)} is not a checkpoint's own folder; expected one like "
@@ -245,11 +245,11 @@ def rm(where: str, force: bool) -> int:
 
 
 def _is_checkpoint(where: str) -> bool:
-    return any(entry.path == FILE for entry in open_store(where).list())
+    return any(entry.path == MANIFEST_FILE for entry in open_store(where).list())
 
 
 def _checkpointer(where: str) -> Checkpointer:
-    inside = join(where, "checkpoints")
+    inside = join_url(where, "checkpoints")
     return Checkpointer(inside if open_store(inside).folders() else where)
 
 

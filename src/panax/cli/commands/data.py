@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ...core.errors import RecipeError
-from ...data.loading.class_agreement import classes_of
-from ...data.loading.preview import batch_lines
+from ...data.loading.class_agreement import find_class_names
+from ...data.loading.preview import format_batch
 from ...data.text.token_source import PackedSource
 from ...metrics.console import plain_console, wrap_line
 from ...run.preparation import open_data
@@ -29,7 +29,7 @@ def data(arguments: Sequence[str]) -> int:
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows
         print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")
-    print("\n".join(batch_lines(batch, opened.tokenizer, options.rows, classes_of(opened.train))))
+    print("\n".join(format_batch(batch, opened.tokenizer, options.rows, find_class_names(opened.train))))
     return 0
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ...core.errors import RecipeError
-from ...job.join import only_alone
+from ...job.join import check_single_process
 from ...metrics.console import plain_console, wrap_line
-from ...run.folder.trained_model import load_trained
-from ...run.reporting.evaluation import evaluate_trained
+from ...run.folder.trained_model import load_model
+from ...run.reporting.evaluation import evaluate_loaded_model
 from ..main import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -18,16 +18,16 @@ from ..plugins import start_jax
 def evaluate(arguments: Sequence[str]) -> int:
     """Print losses and metrics of a checkpoint, on what its run held out or on other data."""
     options = parser().parse_args(arguments)
-    only_alone("panax evaluate")
+    check_single_process("panax evaluate")
     start_jax()
-    trained = load_trained(options.run, warn, newest=True)
+    trained = load_model(options.run, warn, newest=True)
     fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
     if fields and not options.data:
         raise RecipeError(
             f"{', '.join(f'--{name}' for name in fields)} names a field of what --data gives; give that too"
         )
     console = plain_console()
-    found = evaluate_trained(
+    found = evaluate_loaded_model(
         trained,
         options.data,
         options.batches,

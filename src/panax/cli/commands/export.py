@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...adapters.huggingface import save
 from ...core.errors import RecipeError
 from ...models import Decoder, Vit
-from ...run.folder.trained_model import load_trained
+from ...run.folder.trained_model import load_model
 from ..main import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -18,7 +18,7 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("directory", help="where to write; a new or empty folder")
     options = parser.parse_args(arguments)
     start_jax()
-    trained = load_trained(options.checkpoint, warn)
+    trained = load_model(options.checkpoint, warn)
     if not isinstance(trained.params, Decoder | Vit):
         raise RecipeError(
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"

@@ -13,7 +13,7 @@ from ...run.tools.lr_page import format_rate_curve as lines_of_rate
 from ...run.tools.lr_search import RateRange, find_lr
 from ..overrides import experiment_from
 from ..parser import Parser
-from ..plugins import start_jax, unsaid
+from ..plugins import start_jax, suppress_plugin_warnings
 
 EPILOG = "Takes `--data PATH...` and the recipe's own flags, as `panax train` does."
 
@@ -47,7 +47,7 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
     if target is not None:
         if memory is not None:
             raise RecipeError("--memory-gib has no effect with --target, whose memory is known; leave one of them out")
-        with unsaid():
+        with suppress_plugin_warnings():
             devices = target_devices(target)
         memory = target.memory_bytes / 2**30
     experiment = experiment_from([options.recipe, *rest], "inspect")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ...core.sanitize import printable
-from ...job.join import only_alone
-from ...run.folder.trained_model import load_trained
+from ...core.sanitize import make_printable
+from ...job.join import check_single_process
+from ...run.folder.trained_model import load_model
 from ..main import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -20,12 +20,12 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--top-k", type=int, default=50, help="draw among the likeliest so many; 0: all (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
     options = parser.parse_args(arguments)
-    only_alone("panax generate")
+    check_single_process("panax generate")
     start_jax()
-    trained = load_trained(options.checkpoint, warn)
+    trained = load_model(options.checkpoint, warn)
     # A model may generate control characters, and this output usually ends in a terminal.
     print(
-        printable(
+        make_printable(
             options.prompt
             + trained.generate(
                 options.prompt,

@@ -19,7 +19,16 @@ from ...data import TextData
 from ...kernels import choose_by_timing
 from ...mesh import Placement
 from ...metrics.console import WIDTH, plain_console, wrap_line
-from ...plan import Hardware, StepCost, TooLarge, parse_target, plan_step, target_devices, text_batch, walk_step
+from ...plan import (
+    Hardware,
+    ProgramTooLargeError,
+    StepCost,
+    parse_target,
+    plan_step,
+    target_devices,
+    text_batch,
+    walk_step,
+)
 from ...plan.report import plan_lines, rare_lines, size, walk_lines
 from ...plan.search.profile import (
     HardwareProfile,
@@ -33,16 +42,16 @@ from ...plan.search.roofline import DataSheet, ProfileFigures, step_time, time_l
 from ...plan.tables import table_costs, table_lines
 from ...plan.walk.walk import walk_agreement, walk_renewal
 from ...run import Experiment
-from ...run.blank_data import lacks_data
-from ...run.folder.description import describe
+from ...run.blank_data import find_missing_data
+from ...run.folder.description import serialize_config
 from ...run.preparation import prepare
 from ...run.sketch import sketch_step
 from ...train.compiled import CompiledStep
 from ..overrides import asks_for_help, experiment_from
-from ..plugins import start_jax, unsaid
-from ..recipes import built_in
+from ..plugins import start_jax, suppress_plugin_warnings
+from ..recipes import built_in_recipes
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 SETTINGS = "--settings"
 
@@ -87,7 +96,7 @@ def inspect(arguments: Sequence[str]) -> int:
     if asks_for_help(arguments, "inspect", HELP):
         return 0
     if not arguments or arguments[0].startswith("-"):
-        raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+        raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in_recipes()))}")
     console = plain_console()
 
     def say(line: str) -> None:
@@ -102,7 +111,7 @@ def inspect(arguments: Sequence[str]) -> int:
         start_jax()
         subject = _attached(experiment, say)
     else:
-        with unsaid():
+        with suppress_plugin_warnings():
             devices = target_devices(target)
         subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
     if given is not None:
@@ -117,7 +126,7 @@ def inspect(arguments: Sequence[str]) -> int:
             print_step(subject, batch, console)
     if with_settings:
         console.print("settings")
-        console.print_json(json.dumps(describe(_resolved(subject))))
+        console.print_json(json.dumps(serialize_config(_resolved(subject))))
     return 0
 
 
@@ -138,8 +147,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, b
     return rest, target, compiles, profile
 
 
-def _attached(experiment: Experiment, say: Say) -> Subject:
-    if (blank := lacks_data(experiment)) is not None:
+def _attached(experiment: Experiment, say: LogFn) -> Subject:
+    if (blank := find_missing_data(experiment)) is not None:
         if isinstance(experiment.data, TextData):
             choose_by_timing()
             return _elsewhere(experiment, None, jax.devices(), say)
@@ -154,7 +163,7 @@ def _attached(experiment: Experiment, say: Say) -> Subject:
     return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
 
 
-def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: Say) -> Subject:
+def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
     """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
     or the tokenizer's."""
     found = sketch_step(
@@ -267,7 +276,7 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     """Compile the training step; print its memory and its communication, and warn if it does not fit."""
     try:
         plan = plan_step(subject.step, batch)
-    except TooLarge as error:
+    except ProgramTooLargeError as error:
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
     for line in subject.step.kernels_taken:

@@ -13,7 +13,7 @@ from typing import IO
 from ...core.errors import LaunchError
 from ...system.outlet import Outlet
 
-MEETING = "meeting"
+MEETING_FOLDER = "meeting"
 LINE_CHARACTERS, LAST_WORDS_SECONDS = 1 << 16, 5.0
 _OWN = ("--comms.islands.count", "--comms.islands.index")
 
@@ -40,7 +40,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     if given:
         raise LaunchError(f"{given[0]} is set by --islands for each island; leave it out")
     if "--fresh" in flags and only is None:
-        _set_aside(folder / MEETING)
+        _set_aside(folder / MEETING_FOLDER)
     indices = range(count) if only is None else [only]
     jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
     outlet, errors = Outlet(sys.stdout), Outlet(sys.stderr)
@@ -78,7 +78,7 @@ def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> 
     """The flags that the job of one island is launched with, from those of all."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
     if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
-        own += ["--comms.islands.place", str(folder / MEETING)]
+        own += ["--comms.islands.place", str(folder / MEETING_FOLDER)]
     return [*without_directory(flags), *own, "--directory", str(folder / f"island_{index}")]
 
 

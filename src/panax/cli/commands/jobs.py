@@ -7,15 +7,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cluster.node.worker_process import log_of
-from ...cluster.supervisor.job_folder import JOB, STALE_SECONDS, STATUS, STOP, findings, incidents, place_of, read
-from ...cluster.supervisor.job_layout import Worlds, read_cordoned
+from ...cluster.node.worker_process import log_path
+from ...cluster.supervisor.job_folder import (
+    JOB,
+    STALE_SECONDS,
+    STATUS,
+    STOP,
+    job_folder_path,
+    read_findings,
+    read_incidents,
+    read_job_file,
+)
+from ...cluster.supervisor.job_layout import JobShapes, read_cordoned
 from ...cluster.supervisor.job_layout import cordon as taken_out
 from ...cluster.supervisor.job_layout import uncordon as put_back
 from ...core.errors import LaunchError
-from ...core.sanitize import printable
+from ...core.sanitize import make_printable
 from ..parser import Parser
-from ..tails import follow, last_lines, say_line
+from ..tails import follow, print_escaped, read_last_lines
 from . import plain_runs
 
 FOLLOW_SECONDS = 0.5
@@ -52,52 +61,52 @@ def status(arguments: Sequence[str]) -> int:
     run = parser_of("status").parse_args(arguments).run
     if plain_runs.is_plain(run):
         return plain_runs.status(run)
-    place = place_of(run)
-    job, now = read(place / JOB), time.time()
+    place = job_folder_path(run)
+    job, now = read_job_file(place / JOB), time.time()
     if not (place / STATUS).is_file():
-        say_line(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
+        print_escaped(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
         return 0
-    found = read(place / STATUS)
+    found = read_job_file(place / STATUS)
     end = found.get("end")
     step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
     gone = end is None and not is_followed(place, found)
     state = "no longer supervised" if gone else found["state"]
-    say_line(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
-    say_line(f"  {job['command']}")
+    print_escaped(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    print_escaped(f"  {job['command']}")
     # Goodput is told below, as the ledger has it.
     reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
     values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
     if isinstance(found.get("goodput"), float):
         figures.append(f"goodput {found['goodput']:.0%}")
-    say_line("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
+    print_escaped("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
     if end is not None:
-        say_line(f"  ended with exit code {end['exit_code']}: {end['message']}")
+        print_escaped(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
-            say_line(f"  {end['advice']}")
+            print_escaped(f"  {end['advice']}")
     elif gone:
-        say_line(
+        print_escaped(
             f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
         )
     nodes = found.get("nodes", {})
     if nodes and len(nodes["running"]) < nodes["of"]:
-        say_line(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
+        print_escaped(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
     for node, why in read_cordoned(place).items():
         still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
-        say_line(f"  node {node} is taken out{still}: {why}")
+        print_escaped(f"  node {node} is taken out{still}: {why}")
     for one in found["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
-        say_line(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
+        print_escaped(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
     for message in found.get("slow", ()):
-        say_line(f"  slow now: {message}")
-    for one in findings(place):
-        say_line(f"  at step {one['step']}: {one['kind']}: {one['message']}")
-    for one in incidents(place):
-        say_line(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
+        print_escaped(f"  slow now: {message}")
+    for one in read_findings(place):
+        print_escaped(f"  at step {one['step']}: {one['kind']}: {one['message']}")
+    for one in read_incidents(place):
+        print_escaped(f"  incident at step {one['step']}: {one['cause']}: {one['message']}")
         parts = ("detect", "teardown", "restart", "restore", "first_step")
         seconds = [f"{part.replace('_', ' ')} {one[part]:.1f}" for part in parts if one.get(part) is not None]
         if seconds:
-            say_line(f"    seconds: {', '.join(seconds)}")
+            print_escaped(f"    seconds: {', '.join(seconds)}")
     return 0
 
 
@@ -110,24 +119,24 @@ def logs(arguments: Sequence[str]) -> int:
         if asked.process:
             raise LaunchError(f"--process {asked.process}: the run was not launched, and has one log, of process 0")
         return plain_runs.logs(asked.run, asked.lines, following=asked.follow)
-    place = place_of(asked.run)
-    count = int(read(place / JOB)["processes"])
+    place = job_folder_path(asked.run)
+    count = int(read_job_file(place / JOB)["processes"])
     if asked.process is not None and not 0 <= asked.process < count:
         raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
     wanted = range(count) if asked.process is None else [asked.process]
     seen: dict[int, int] = {}
     for process in wanted:
-        path = log_of(place, process)
-        lines, seen[process] = last_lines(path, asked.lines)
+        path = log_path(place, process)
+        lines, seen[process] = read_last_lines(path, asked.lines)
         if asked.process is None:
             print(f"== process {process}: {path}")
-        print("\n".join(map(printable, lines)))
+        print("\n".join(map(make_printable, lines)))
     while asked.follow:
         sys.stdout.flush()
         over = _over(place)
         for process in wanted:
             mark = process if len(seen) > 1 else None
-            seen[process] = follow(log_of(place, process), seen[process], mark, last=over)
+            seen[process] = follow(log_path(place, process), seen[process], mark, last=over)
         if over:
             break
         time.sleep(FOLLOW_SECONDS)
@@ -139,7 +148,7 @@ def stop(arguments: Sequence[str]) -> int:
     run = parser_of("stop").parse_args(arguments).run
     if plain_runs.is_plain(run):
         return plain_runs.stop(run, WAIT_SECONDS)
-    place = place_of(run)
+    place = job_folder_path(run)
     found = _status(place)
     if "end" in found:
         raise LaunchError(f"the job has ended already: {found['end']['message']}")
@@ -151,7 +160,7 @@ def stop(arguments: Sequence[str]) -> int:
     while time.monotonic() < deadline:
         found = _status(place)
         if "end" in found:
-            say_line(f"ended: {found['end']['message']}")
+            print_escaped(f"ended: {found['end']['message']}")
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
@@ -161,7 +170,7 @@ def cordon(arguments: Sequence[str]) -> int:
     """Take nodes out of a launched run."""
     asked = parser_of("cordon").parse_args(arguments)
     place, numbers, total = _nodes(asked)
-    taken_out(Worlds.in_place(place), place, numbers, asked.why, total=total)
+    taken_out(JobShapes.in_place(place), place, numbers, asked.why, total=total)
     print(f"node {', '.join(map(str, numbers))}: out of the job from its next save; back by `panax uncordon`")
     return 0
 
@@ -181,8 +190,8 @@ def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
     Raises:
         LaunchError: The job has ended, or a host of that name runs none of its processes.
     """
-    place = place_of(asked.run)
-    found, job = _status(place), read(place / JOB)
+    place = job_folder_path(asked.run)
+    found, job = _status(place), read_job_file(place / JOB)
     if "end" in found:
         raise LaunchError(f"the job has ended: {found['end']['message']}")
     hosts: dict[str, list[int]] = {}
@@ -199,7 +208,7 @@ def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
 
 
 def _status(place: Path) -> dict[str, Any]:
-    return read(place / STATUS) if (place / STATUS).is_file() else {"at": read(place / JOB)["began"]}
+    return read_job_file(place / STATUS) if (place / STATUS).is_file() else {"at": read_job_file(place / JOB)["began"]}
 
 
 def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cluster.engines import ENGINES, Engine, Resources, engine_of
-from ...cluster.job import SPARE, Job, RestartPolicy, Stragglers, allowed_environment
+from ...cluster.engines import ENGINES, Engine, Resources, make_engine
+from ...cluster.job import STANDBY_COMMAND, Job, RestartPolicy, Stragglers, filter_environment
 from ...cluster.launching import LOCAL
 from ...cluster.launching import launch as launched
 from ...cluster.supervisor.diagnosis import Cause
 from ...cluster.supervisor.view import AS_SAID, View
-from ...core.errors import LaunchError, PanaxError, RecipeError, nearest
+from ...core.errors import LaunchError, PanaxError, RecipeError, suggest_name
 from ...system import children, json_reader
 from .islands import launch_islands
 
@@ -65,7 +65,7 @@ for engines, as each of them needs; docs/launch.md says which
   --env NAME (a variable that nodes get too)   --address A (the supervisor's)
 """
 
-OWN = (
+LAUNCH_FLAGS = (
     "max_restarts",
     "max_without_progress",
     "stall_seconds",
@@ -100,9 +100,9 @@ def launch(arguments: Sequence[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(USAGE)
         return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
-    resources = resources_of(own)
-    policy = RestartPolicy(**{name: getattr(own, name) for name in OWN})
-    engine = None if own.on == LOCAL else engine_of(own.on, resources)
+    resources = read_resources(own)
+    policy = RestartPolicy(**{name: getattr(own, name) for name in LAUNCH_FLAGS})
+    engine = None if own.on == LOCAL else make_engine(own.on, resources)
     if engine is None:
         resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
     else:
@@ -120,7 +120,7 @@ def launch(arguments: Sequence[str]) -> int:
         nodes=own.nodes,
         devices=own.devices if own.accelerator == "cpu" else None,
         port=own.port,
-        spare=() if own.no_spares else SPARE,
+        spare=() if own.no_spares else STANDBY_COMMAND,
         policy=policy,
         submission=own.submission,
     )
@@ -166,18 +166,18 @@ def probe(arguments: Sequence[str]) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "panax.cli.probe", *arguments]
     try:
-        found = children.run(command, PROBE_SECONDS)
+        found = children.run_command(command, PROBE_SECONDS)
     except TimeoutError as error:
         raise LaunchError(f"the recipe {arguments[0]!r} was not read within {PROBE_SECONDS:.0f} s") from error
-    from ..probe import MARK
+    from ..probe import LINE_PREFIX
 
-    *_, line = [each for each in found.output.splitlines() if each.startswith(MARK)] or [""]
+    *_, line = [each for each in found.output.splitlines() if each.startswith(LINE_PREFIX)] or [""]
     if found.code or not line:
         said = found.errors.strip().splitlines()
         message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
         raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.code or 2)
     sys.stderr.write(found.errors)
-    return json_reader.parse(line.removeprefix(MARK), constants=True)
+    return json_reader.parse(line.removeprefix(LINE_PREFIX), constants=True)
 
 
 _ERROR = "panax: error: "
@@ -214,7 +214,7 @@ def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             parser.add_argument(flag, default=field.default)
         else:
             parser.add_argument(flag, type=int, default=field.default)
-    for name in OWN:
+    for name in LAUNCH_FLAGS:
         default = getattr(RestartPolicy(), name)
         choices = [*Stragglers] if isinstance(default, Stragglers) else None
         kind = str if choices else type(default)
@@ -227,13 +227,13 @@ def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         if isinstance(field.default, tuple):
             setattr(own, field.name, tuple(getattr(own, field.name)))
     if own.on not in (LOCAL, *ENGINES):
-        raise LaunchError(f"--on {own.on}: there is no such engine; {nearest(own.on, (LOCAL, *ENGINES))}")
+        raise LaunchError(f"--on {own.on}: there is no such engine; {suggest_name(own.on, (LOCAL, *ENGINES))}")
     if own.port is not None and not 0 < own.port < 65536:
         raise LaunchError(f"--port {own.port}; expected 1 to 65535")
     return own, rest
 
 
-def resources_of(own: argparse.Namespace) -> Resources:
+def read_resources(own: argparse.Namespace) -> Resources:
     """What the flags ask an engine for."""
     return Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
 
@@ -242,7 +242,7 @@ def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> st
     if engine is not None:
         again = [each for each in arguments if each != DRY_RUN]
         return engine.submission(["launch", *again], job.folder)
-    environment = {**allowed_environment(), **job.environment()}
+    environment = {**filter_environment(), **job.environment()}
     shown = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))
     )
@@ -267,9 +267,9 @@ def _ended(code: int, job: Job, view: View) -> int:
     """Say why a job was not done and where it left its words."""
     if code == 0:
         return 0
-    from ...cluster.supervisor.job_folder import STATUS, read
+    from ...cluster.supervisor.job_folder import STATUS, read_job_file
 
-    end = read(job.place / STATUS).get("end", {})
+    end = read_job_file(job.place / STATUS).get("end", {})
     advice = f"\n{end['advice']}" if end.get("advice") else ""
     run = os.path.relpath(job.folder)
     kind = "panax" if code in (129, 130, 143) else "panax: error"

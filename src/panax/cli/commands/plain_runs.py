@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 from ...core.errors import LaunchError
-from ...metrics.goodput import readable_seconds
-from ...metrics.report.reading import HELD, SESSIONS, RunFiles, read_run
+from ...metrics.goodput import format_seconds
+from ...metrics.report.reading import LOCK_FILE, SESSIONS, RunFiles, read_run
 from ...metrics.report.reading import LOG as FIGURES
 from ...metrics.run_log import NAME
 from ...system.lock import signal_owner
-from ..tails import follow, last_lines, say_line
+from ..tails import follow, print_escaped, read_last_lines
 
-SHOWN = ("train/loss", "evaluation/loss", "speed/mfu", "seconds/step")
+SHOWN_METRICS = ("train/loss", "evaluation/loss", "speed/mfu", "seconds/step")
 
 FOLLOW_SECONDS = 0.5
 
@@ -34,20 +34,22 @@ def status(run: str) -> int:
     of = f" of {steps:,}" if steps else ""
     at = f"step {step:,}{of}" if step is not None else "before the first step"
     state = "trains" if found.alive else _end(session.end if session is not None else "")
-    seconds = f", after {readable_seconds(found.life.wall_seconds)}" if found.life is not None else ""
-    say_line(f"{found.name}: {state}, {at}{seconds}")
+    seconds = f", after {format_seconds(found.life.wall_seconds)}" if found.life is not None else ""
+    print_escaped(f"{found.name}: {state}, {at}{seconds}")
     command = found.facts.get("command")
     if isinstance(command, list):
-        say_line(f"  {' '.join(map(str, command))}")
+        print_escaped(f"  {' '.join(map(str, command))}")
     figures = [
-        f"{name.removeprefix('train/')} {value:,.4g}" for name in SHOWN if (value := _last(found, name)) is not None
+        f"{name.removeprefix('train/')} {value:,.4g}"
+        for name in SHOWN_METRICS
+        if (value := _last(found, name)) is not None
     ]
     if found.life is not None:
         figures.append(f"goodput {found.life.goodput:.0%}")
     if figures:
-        say_line(f"  {', '.join(figures)}")
+        print_escaped(f"  {', '.join(figures)}")
     if not found.alive and step is not None and steps and step < steps:
-        say_line("  the same command again resumes it from its last checkpoint")
+        print_escaped("  the same command again resumes it from its last checkpoint")
     return 0
 
 
@@ -67,9 +69,9 @@ def logs(run: str, lines: int, *, following: bool) -> int:
     path = Path(run) / NAME
     if not path.is_file():
         raise LaunchError(f"{path} is not there: the run was trained by an older Panax, which kept no log")
-    shown, seen = last_lines(path, lines)
+    shown, seen = read_last_lines(path, lines)
     for line in shown:
-        say_line(line)
+        print_escaped(line)
     while following:
         alive = read_run(run).alive
         seen = follow(path, seen, None, last=not alive)
@@ -88,7 +90,7 @@ def stop(run: str, seconds: float) -> int:
     folder = Path(run)
     if not read_run(folder).alive:
         raise LaunchError(f"{run} does not run now; `panax status {run}` says how it ended")
-    hindrance = signal_owner(folder / HELD, signal.SIGTERM)
+    hindrance = signal_owner(folder / LOCK_FILE, signal.SIGTERM)
     if hindrance:
         raise LaunchError(f"{run} can't be stopped from here: {hindrance}")
     print("asked it to save and to end; waiting for that", flush=True)
@@ -97,7 +99,7 @@ def stop(run: str, seconds: float) -> int:
         found = read_run(folder)
         if not found.alive:
             step = found.last_step
-            say_line(f"ended{f' after step {step:,}' if step is not None else ''}")
+            print_escaped(f"ended{f' after step {step:,}' if step is not None else ''}")
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the run has not ended within {seconds:.0f} s; see {os.path.join(run, NAME)}")

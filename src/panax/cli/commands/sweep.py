@@ -5,9 +5,9 @@ import signal
 from collections.abc import Sequence
 
 from ...core.errors import RecipeError
-from ...job.join import only_alone
+from ...job.join import check_single_process
 from ...metrics.console import plain_console
-from ...run.tools.sweep import CHART, TABLE, Sweep, combinations_of, run_trials
+from ...run.tools.sweep import CHART, TABLE, Sweep, expand_flags, run_trials
 from ..overrides import experiment_from
 from ..plugins import start_jax
 
@@ -34,14 +34,14 @@ def sweep(arguments: Sequence[str]) -> int:
         raise RecipeError("expected `panax sweep RECIPE --SETTING A,B`; `panax recipes` lists the recipes")
     fresh, accept = ("--fresh" in arguments, "--accept-changes" in arguments)
     name, *flags = [each for each in arguments if each not in ("--fresh", "--accept-changes")]
-    runs = list(combinations_of(flags))
+    runs = list(expand_flags(flags))
     if len(runs) < 2:
         raise RecipeError(
             "no setting has several values; separate them by commas, as in --optimizer.schedule.peak 1e-3,3e-3"
         )
     # All are read before the first is trained: a mistake in the last one shows at once.
     trials = [(varied, experiment_from([name, *run], "train")) for varied, run in runs]
-    only_alone("panax sweep")
+    check_single_process("panax sweep")
     start_jax()
     console = plain_console()
     found = run_trials(trials, fresh=fresh, accept_changes=accept)

@@ -12,23 +12,23 @@ from typing import Any
 from rich.console import Console
 
 from ...core.errors import PanaxError, RecipeError
-from ...core.install_hints import package
-from ...core.sanitize import printable
+from ...core.install_hints import package_install_command
+from ...core.sanitize import make_printable
 from ...hooks import Samples
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
 from ...job.join import join
-from ...job.start_time import count_from_the_process
+from ...job.start_time import count_from_process_start
 from ...metrics import PrometheusTracker, Tracker
 from ...metrics.console import open_console, plain_console, wrap_line
 from ...plan.search.profile import profile_in
 from ...presets.experiments import PARAMETERS
 from ...run import Experiment, Result, check, fit
-from ...run.auto_mesh import Say
+from ...run.auto_mesh import LogFn
 from ..overrides import asks_for_help, experiment_from
 from ..parser import Parser
 from ..plugins import start_jax
-from ..recipes import built_in
+from ..recipes import built_in_recipes
 
 HELP = """\
   --data PATH...    train on these files, folders or globs of text
@@ -45,29 +45,29 @@ HELP = """\
 
 SAMPLE_TOKENS = 96
 
-HOW = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
+START_FLAGS = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
 """Flags that say how a run begins: they are no part of the experiment."""
 
 
 PROMETHEUS = "--prometheus"
 
-CHECK = ("--check", "--check=warn")
+CHECK_FLAGS = ("--check", "--check=warn")
 """Flags of a check before the run: the first stops where something is found."""
 
-NO_SETTINGS = (*HOW.values(), *CHECK)
+NON_SETTING_FLAGS = (*START_FLAGS.values(), *CHECK_FLAGS)
 """Flags of `panax train` alone."""
 
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe's experiment, then show what came of it."""
-    count_from_the_process()
+    count_from_process_start()
     if asks_for_help(arguments, "train", HELP):
         return 0
     if not arguments or arguments[0].startswith("-"):
-        raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in()))}")
+        raise RecipeError(f"expected `panax train RECIPE`; the recipes are {', '.join(sorted(built_in_recipes()))}")
     arguments, endpoint = _without_endpoint(list(arguments))
-    how = {name: flag in arguments for name, flag in HOW.items()}
-    experiment = experiment_from([each for each in arguments if each not in NO_SETTINGS], "train")
+    how = {name: flag in arguments for name, flag in START_FLAGS.items()}
+    experiment = experiment_from([each for each in arguments if each not in NON_SETTING_FLAGS], "train")
     heartbeat().phase("join")
     join()
     start_jax()
@@ -81,8 +81,8 @@ def train(arguments: Sequence[str]) -> int:
         say(f"{experiment.name}: two steps of everything; nothing is kept")
     else:
         say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
-    if any(flag in arguments for flag in CHECK):
-        check_first(experiment, say, strict=CHECK[0] in arguments)
+    if any(flag in arguments for flag in CHECK_FLAGS):
+        check_before_run(experiment, say, strict=CHECK_FLAGS[0] in arguments)
     result = fit(experiment, say=say, trackers=(progress, *endpoint), **how)
     if result.interrupted_by is not None:
         # The terminal may be what has gone.
@@ -118,7 +118,7 @@ def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, .
     return arguments, ()
 
 
-def check_first(experiment: Experiment, say: Say, *, strict: bool) -> None:
+def check_before_run(experiment: Experiment, say: LogFn, *, strict: bool) -> None:
     """Measure the hardware in the processes that are about to train on it, and keep its profile in the run's folder.
 
     Raises:
@@ -151,7 +151,7 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
         if "bits_per_byte" in result.evaluation:
             lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
     where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
-    install = "" if shutil.which("tensorboard") else f"   ({package('tensorboard')})"
+    install = "" if shutil.which("tensorboard") else f"   ({package_install_command('tensorboard')})"
     curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"
     kept_lines = [f"checkpoint    {result.checkpoint}", f"curves        {curves}"]
     lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
@@ -166,7 +166,7 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
         prompt, text, flags = sampled
         console.print("\na sample of what the model writes, after a prompt in bold")
         console.print(prompt, style="bold", end="")
-        console.print(printable(text), style="cyan")
+        console.print(make_printable(text), style="cyan")
         if kept:
             lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
     console.print()
@@ -203,21 +203,21 @@ def recipes(arguments: Sequence[str]) -> int:
     parser = Parser(prog="panax recipes", description="What there is to train, and how large it is.")
     parser.parse_args(arguments)
     print("recipes: panax train NAME")
-    for name, recipe in sorted(built_in().items()):
+    for name, recipe in sorted(built_in_recipes().items()):
         said = (inspect.getdoc(recipe) or "").splitlines()[0]
         print(textwrap.fill(said, 80, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18))
     print("\npresets, and their parameters: panax train preset:NAME --data PATH...")
-    entries = [f"{name:16} {size(PARAMETERS[name]):>7}" for name in PARAMETERS]
+    entries = [f"{name:16} {format_parameter_count(PARAMETERS[name]):>7}" for name in PARAMETERS]
     rows = -(-len(entries) // 3)
     for row in range(rows):
         print("  " + "  ".join(entries[row::rows]).rstrip())
     return 0
 
 
-def size(parameters: int) -> str:
+def format_parameter_count(parameters: int) -> str:
     """A number of parameters in words.
 
-    >>> [size(124_439_808), size(8_030_261_248), size(1_008_038_758_400)]
+    >>> [format_parameter_count(124_439_808), format_parameter_count(8_030_261_248), format_parameter_count(1_008_038_758_400)]
     ['124 M', '8.0 B', '1008 B']
     """
     billions = parameters / 1e9

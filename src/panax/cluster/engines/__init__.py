@@ -1,7 +1,16 @@
 """Engines that place a job's agents: Ray, Slurm, MPI and Kubernetes, behind one interface."""
 
-from .engine import AGENT, ENGINES, Engine, Placed, engine_of
+from .engine import AGENT_COMMAND, ENGINES, Engine, RunningAgents, make_engine
 from .environment import node_number
-from .resources import Resources, seconds_of
+from .resources import Resources, parse_time_limit
 
-__all__ = ["AGENT", "ENGINES", "Engine", "Placed", "Resources", "engine_of", "node_number", "seconds_of"]
+__all__ = [
+    "AGENT_COMMAND",
+    "ENGINES",
+    "Engine",
+    "RunningAgents",
+    "Resources",
+    "make_engine",
+    "node_number",
+    "parse_time_limit",
+]

@@ -13,7 +13,7 @@ from typing import IO
 
 from ...core.errors import LaunchError
 from ...system import children
-from ...system.signals import name_of
+from ...system.signals import signal_name
 
 ANSWER_SECONDS = 20.0
 """For a client to answer: a wrong address is told within half a minute."""
@@ -37,7 +37,7 @@ def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
     return found
 
 
-def answer(command: Sequence[str], environment: Mapping[str, str], *, given: str | None = None) -> str:
+def run_client(command: Sequence[str], environment: Mapping[str, str], *, given: str | None = None) -> str:
     """What a client prints.
 
     Args:
@@ -48,23 +48,25 @@ def answer(command: Sequence[str], environment: Mapping[str, str], *, given: str
     """
     shown = " ".join(command[:3])
     try:
-        found = children.run(command, ANSWER_SECONDS, environment=environment, given=given or "")
+        found = children.run_command(command, ANSWER_SECONDS, environment=environment, given=given or "")
     except TimeoutError as error:
         raise LaunchError(f"`{shown}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
     except OSError as error:
         raise LaunchError(f"`{shown}` can't be run: {error}") from error
     if found.code:
-        raise LaunchError(f"`{shown}` failed: {tail(found.errors or found.output, 4) or f'exit code {found.code}'}")
+        raise LaunchError(
+            f"`{shown}` failed: {last_lines(found.errors or found.output, 4) or f'exit code {found.code}'}"
+        )
     return found.output
 
 
-def tail(text: str, most: int = TAIL_LINES) -> str:
+def last_lines(text: str, most: int = TAIL_LINES) -> str:
     """The last lines that say something, `most` of them."""
     lines = [line.rstrip() for line in text[-TAIL_BYTES:].splitlines() if line.strip(" -=*\t")]
     return "\n".join(lines[-most:])
 
 
-def tail_of(file: IO[bytes]) -> str:
+def read_tail(file: IO[bytes]) -> str:
     """The last lines of a file that a process still writes; empty when it is closed.
 
     It is read at a place: the process writes where its own handle stands, which is shared with this one.
@@ -72,10 +74,10 @@ def tail_of(file: IO[bytes]) -> str:
     if file.closed:
         return ""
     start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
-    return tail(os.pread(file.fileno(), TAIL_BYTES, start).decode(errors="replace"))
+    return last_lines(os.pread(file.fileno(), TAIL_BYTES, start).decode(errors="replace"))
 
 
-class Followed:
+class ClientProcess:
     """A client that runs while its agents do: mpirun, srun. Ctrl-C of the terminal is for the supervisor alone, not for it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
@@ -103,12 +105,12 @@ class Followed:
         code = self._process.poll()
         if not code:
             return ""
-        how = f"by {name_of(-code)}" if code < 0 else f"with exit code {code}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
         return f"{self._name} ended {how}: {self.said() or 'it said nothing'}"
 
     def said(self) -> str:
         """Its last lines, and those of the agents that it forwards."""
-        return tail_of(self._output)
+        return read_tail(self._output)
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """Wait for it to end, as it does when its agents have; or else end it.
@@ -147,10 +149,10 @@ def local_address(peer: str = "") -> str:
     return "127.0.0.1"
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether a host's name or address is this machine's.
 
-    >>> is_here("localhost"), is_here("203.0.113.1")
+    >>> is_local_host("localhost"), is_local_host("203.0.113.1")
     (True, False)
     """
     with contextlib.suppress(OSError):
@@ -161,7 +163,7 @@ def is_here(host: str) -> bool:
     return False
 
 
-def wait_for(host: str, port: int, seconds: float) -> bool:
+def wait_for_port(host: str, port: int, seconds: float) -> bool:
     """Whether somebody listens there within so many seconds."""
     deadline = time.monotonic() + seconds
     while True:

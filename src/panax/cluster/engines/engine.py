@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ...core.errors import LaunchError, nearest
+from ...core.errors import LaunchError, suggest_name
 from .resources import Resources
 
-AGENT = (sys.executable, "-m", "panax.cluster.node.agent")
+AGENT_COMMAND = (sys.executable, "-m", "panax.cluster.node.agent")
 """What an engine starts on each node; the supervisor's address and the job's secret are in its environment."""
 
 AGENTS_SECONDS = 25.0
@@ -21,7 +21,7 @@ ENGINES = {"ray": "Ray", "slurm": "Slurm", "mpi": "Mpi", "kubernetes": "Kubernet
 
 
 @runtime_checkable
-class Placed(Protocol):
+class RunningAgents(Protocol):
     """Agents that an engine has started."""
 
     def failure(self) -> str:
@@ -104,7 +104,7 @@ class Engine(Protocol):
         """Where the supervisor must listen so that agents reach it: an address, and a port, where 0 is any."""
         ...
 
-    def place(self, supervisor: str, secret: str) -> Placed:
+    def place(self, supervisor: str, secret: str) -> RunningAgents:
         """Start an agent on each node.
 
         Args:
@@ -113,8 +113,12 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(
-    name: str, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+def make_engine(
+    name: str,
+    resources: Resources,
+    *,
+    agent: Sequence[str] = AGENT_COMMAND,
+    environment: Mapping[str, str] = os.environ,
 ) -> Engine:
     """The engine of a name.
 
@@ -126,7 +130,7 @@ def engine_of(
         LaunchError: There is not one of this name, or a field of `resources` has no effect there.
     """
     if name not in ENGINES:
-        raise LaunchError(f"there is no engine {name!r}; {nearest(name, ENGINES)}")
+        raise LaunchError(f"there is no engine {name!r}; {suggest_name(name, ENGINES)}")
     # An engine is imported when chosen: its client may not be installed.
     module = importlib.import_module(f"{__package__}.{name}")
     engine = getattr(module, ENGINES[name])(resources, agent=agent, environment=environment)

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping
 
 SUPERVISOR, SECRET, NODE = "PANAX_SUPERVISOR", "PANAX_SECRET", "PANAX_NODE"
 
-PASSED = (
+FORWARDED_VARIABLES = (
     "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "SHELL", "TERM", "TMPDIR",
     "TZ", "USER", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM",
     "TF_CPP_MIN_LOG_LEVEL",
 )  # fmt: skip
 """Names of variables that nodes get; keys and tokens are not among them, and are passed where a launch names them."""
 
-PREFIXES = ("JAX_", "XLA_", "PANAX_", "NCCL_", "LIBTPU_")
+FORWARDED_PREFIXES = ("JAX_", "XLA_", "PANAX_", "NCCL_", "LIBTPU_")
 
-OWN = frozenset({SUPERVISOR, SECRET, NODE, "PANAX_CONNECTION"})
+JOB_VARIABLES = frozenset({SUPERVISOR, SECRET, NODE, "PANAX_CONNECTION"})
 """What a job's processes are told one by one."""
 
 NODE_VARIABLES = (NODE, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_NODEID")
@@ -26,11 +26,11 @@ def forwarded_variables(environment: Mapping[str, str], more: Iterable[str] = ()
     >>> forwarded_variables({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
     {'HOME': '/home/me', 'JAX_PLATFORMS': 'cpu'}
     """
-    wanted = {*PASSED, *more}
+    wanted = {*FORWARDED_VARIABLES, *more}
     return {
         name: value
         for name, value in sorted(environment.items())
-        if (name in wanted or name.startswith(PREFIXES)) and name not in OWN
+        if (name in wanted or name.startswith(FORWARDED_PREFIXES)) and name not in JOB_VARIABLES
     }
 
 

@@ -14,16 +14,16 @@ from typing import Any
 from ...core.errors import LaunchError
 from ...system import json_reader
 from ...system.json_reader import JsonError
-from ..node.agent import AGAIN
-from .client import Followed, answer, require
-from .engine import AGENT
+from ..node.agent import RESTART_EXIT_CODE
+from .client import ClientProcess, require, run_client
+from .engine import AGENT_COMMAND
 from .environment import SECRET, SUPERVISOR
-from .pod import INDEX
-from .resources import SIGNAL_SECONDS, Resources, seconds_of
+from .pod import INDEX_VARIABLE
+from .resources import SIGNAL_SECONDS, Resources, parse_time_limit
 
-USED = frozenset({"cpus", "memory", "time", "image", "namespace", "claim", "mount", "queue", "node_selector"})
+USED_RESOURCES = frozenset({"cpus", "memory", "time", "image", "namespace", "claim", "mount", "queue", "node_selector"})
 
-INSTALL = "install kubectl and give it a context of your cluster"
+INSTALL_ADVICE = "install kubectl and give it a context of your cluster"
 
 API = "jobset.x-k8s.io/v1alpha2"
 
@@ -51,7 +51,7 @@ class Kubernetes:
     agents_seconds = 600.0
 
     def __init__(
-        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+        self, resources: Resources, *, agent: Sequence[str] = AGENT_COMMAND, environment: Mapping[str, str] = os.environ
     ):
         for name, what in (
             ("image", "the container image that has Panax in it"),
@@ -66,9 +66,9 @@ class Kubernetes:
     def check(self) -> None:
         if not self.submits():
             return
-        require("kubectl", INSTALL, self._environment)
+        require("kubectl", INSTALL_ADVICE, self._environment)
         try:
-            answer(["kubectl", "config", "current-context"], self._environment)
+            run_client(["kubectl", "config", "current-context"], self._environment)
         except LaunchError as error:
             raise LaunchError(
                 f"kubectl has no context; choose one with `kubectl config use-context NAME`\n{error}"
@@ -91,7 +91,7 @@ class Kubernetes:
         return json.dumps(self._jobset(arguments, folder), indent=2) + "\n"
 
     def submits(self) -> bool:
-        return INDEX not in self._environment
+        return INDEX_VARIABLE not in self._environment
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
         jobset = self._jobset(arguments, folder)
@@ -123,18 +123,18 @@ class Kubernetes:
     def listen_address(self) -> tuple[str, int]:
         return self._resources.address or self._environment.get(_POD_IP, "127.0.0.1"), PORT
 
-    def place(self, supervisor: str, secret: str) -> "PlacedByKubernetes":
+    def place(self, supervisor: str, secret: str) -> "KubernetesAgents":
         if self.submits():
             raise LaunchError(
-                f"{INDEX} is not set; agents are placed in a job's first pod, and a job is submitted from elsewhere"
+                f"{INDEX_VARIABLE} is not set; agents are placed in a job's first pod, and a job is submitted from elsewhere"
             )
-        return PlacedByKubernetes(
+        return KubernetesAgents(
             self._agent, {**self._environment, SUPERVISOR: supervisor, SECRET: secret}, self._resources.nodes
         )
 
     def _kubectl(self, *words: str, given: str | None = None) -> str:
         where = [f"--namespace={self._resources.namespace}"] if self._resources.namespace else []
-        return answer(["kubectl", *words, *where, "--request-timeout=10s"], self._environment, given=given)
+        return run_client(["kubectl", *words, *where, "--request-timeout=10s"], self._environment, given=given)
 
     def _secret(self, name: str, uid: str) -> dict[str, Any]:
         named = {each: self._environment[each] for each in self._resources.env if each in self._environment}
@@ -150,7 +150,7 @@ class Kubernetes:
 
     def _jobset(self, arguments: Sequence[str], folder: Path) -> dict[str, Any]:
         asked = self._resources
-        name = name_of(folder)
+        name = jobset_name(folder)
         job: dict[str, Any] = {
             "completionMode": "Indexed",
             "completions": asked.nodes,
@@ -163,7 +163,7 @@ class Kubernetes:
                     # So is one that has only lost the others.
                     {
                         "action": "Ignore",
-                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]},
+                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [RESTART_EXIT_CODE]},
                     },
                     {
                         "action": "FailJob",
@@ -174,7 +174,7 @@ class Kubernetes:
             "template": {"spec": self._pod(arguments, name)},
         }
         if asked.time:
-            job["activeDeadlineSeconds"] = seconds_of(asked.time)
+            job["activeDeadlineSeconds"] = parse_time_limit(asked.time)
         return {
             "apiVersion": API,
             "kind": "JobSet",
@@ -249,12 +249,12 @@ class Kubernetes:
         return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
-class PlacedByKubernetes:
+class KubernetesAgents:
     """The first pod's own agent; those of other pods come by themselves, and Kubernetes replaces their pods."""
 
     def __init__(self, agent: Sequence[str], environment: Mapping[str, str], nodes: int):
         self._command, self._environment, self._nodes = list(agent), dict(environment), nodes
-        self._agent = Followed(self._command, self._environment)
+        self._agent = ClientProcess(self._command, self._environment)
 
     def failure(self) -> str:
         return self._agent.failure()
@@ -267,20 +267,20 @@ class PlacedByKubernetes:
             raise LaunchError(f"the job has nodes 0 to {self._nodes - 1}; there is no node {node}")
         if node == 0:
             self._agent.close(0.0)
-            self._agent = Followed(self._command, self._environment)
+            self._agent = ClientProcess(self._command, self._environment)
 
     def start_over(self, *, preempted: bool = False) -> int | None:
         """The pod is replaced, and supervises the job again; one that is evicted is in any case."""
-        return None if preempted else AGAIN
+        return None if preempted else RESTART_EXIT_CODE
 
     def close(self) -> None:
         self._agent.close()
 
 
-def name_of(folder: Path) -> str:
+def jobset_name(folder: Path) -> str:
     """The JobSet's name for a run: short enough for the host names that are made of it.
 
-    >>> name_of(Path("runs/GPT2_small.v1"))
+    >>> jobset_name(Path("runs/GPT2_small.v1"))
     'panax-gpt2-small-v1'
     """
     word = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "run"

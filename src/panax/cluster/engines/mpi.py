@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import LaunchError
-from .client import Followed, answer, is_here, local_address, require
-from .engine import AGENT, AGENTS_SECONDS
+from .client import ClientProcess, is_local_host, local_address, require, run_client
+from .engine import AGENT_COMMAND, AGENTS_SECONDS
 from .environment import SECRET, SUPERVISOR, forwarded_variables
 from .resources import Resources
 
-USED = frozenset({"hosts"})
+USED_RESOURCES = frozenset({"hosts"})
 
-INSTALL = (
+INSTALL_ADVICE = (
     "install Open MPI (`apt install openmpi-bin`) or MPICH (`apt install mpich`), or load the cluster's module for it"
 )
 
-OF_MANAGERS = (
+MANAGER_PREFIXES = (
     "COBALT_",
     "FI_",
     "HYDRA_",
@@ -39,7 +39,7 @@ OF_MANAGERS = (
 )
 """Beginnings of variables by which mpirun is set, and learns which machines it was given."""
 
-AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 class Mpi:
@@ -48,17 +48,17 @@ class Mpi:
     agents_seconds = AGENTS_SECONDS
 
     def __init__(
-        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+        self, resources: Resources, *, agent: Sequence[str] = AGENT_COMMAND, environment: Mapping[str, str] = os.environ
     ):
         self._resources, self._agent = resources, tuple(agent)
         self._passed = forwarded_variables(environment, resources.env)
-        own = {name: value for name, value in environment.items() if name.startswith(OF_MANAGERS)}
+        own = {name: value for name, value in environment.items() if name.startswith(MANAGER_PREFIXES)}
         self._environment = {**own, **self._passed}
 
     def check(self) -> None:
-        mpirun = require("mpirun", INSTALL, self._environment)
+        mpirun = require("mpirun", INSTALL_ADVICE, self._environment)
         hydra = self._is_hydra(mpirun)
-        missing = [name for name in AS_ROOT if self._environment.get(name) != "1"]
+        missing = [name for name in ROOT_VARIABLES if self._environment.get(name) != "1"]
         if os.geteuid() == 0 and not hydra and missing:
             raise LaunchError(
                 f"Open MPI refuses to run as root by default; run as another user, or set {' and '.join(missing)} to 1"
@@ -82,14 +82,14 @@ class Mpi:
     def listen_address(self) -> tuple[str, int]:
         if self._resources.address:
             return self._resources.address, 0
-        elsewhere = [host for host in self._hosts if not is_here(host)]
+        elsewhere = [host for host in self._hosts if not is_local_host(host)]
         if elsewhere:
             return local_address(elsewhere[0]), 0
         return ("127.0.0.1" if self._hosts or self._resources.nodes == 1 else local_address()), 0
 
-    def place(self, supervisor: str, secret: str) -> "PlacedByMpi":
+    def place(self, supervisor: str, secret: str) -> "MpiAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
-        return PlacedByMpi(Followed(self._command(), environment), self._resources.nodes)
+        return MpiAgents(ClientProcess(self._command(), environment), self._resources.nodes)
 
     @property
     def _hosts(self) -> list[str]:
@@ -97,12 +97,13 @@ class Mpi:
 
     def _is_hydra(self, mpirun: str) -> bool:
         return (
-            "Open MPI" not in (version := answer([mpirun, "--version"], self._environment)) and "OpenRTE" not in version
+            "Open MPI" not in (version := run_client([mpirun, "--version"], self._environment))
+            and "OpenRTE" not in version
         )
 
     def _command(self) -> list[str]:
         """Names of variables alone: their values are mpirun's own environment, so that no list of processes shows them."""
-        mpirun = require("mpirun", INSTALL, self._environment)
+        mpirun = require("mpirun", INSTALL_ADVICE, self._environment)
         nodes = str(self._resources.nodes)
         names = [*self._passed, SUPERVISOR, SECRET]
         hosts = ",".join(self._hosts[: self._resources.nodes])
@@ -128,10 +129,10 @@ class Mpi:
         return [mpirun, "-n", nodes, *alone, *where, *exported, *self._agent]
 
 
-class PlacedByMpi:
+class MpiAgents:
     """Agents under one `mpirun`; a machine that is lost can't be had again without ending it."""
 
-    def __init__(self, mpirun: Followed, nodes: int):
+    def __init__(self, mpirun: ClientProcess, nodes: int):
         self._mpirun, self._nodes = mpirun, nodes
 
     def failure(self) -> str:

@@ -9,48 +9,50 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...core.errors import LaunchError
-from ..node.agent import AGAIN
-from .client import wait_for
-from .engine import AGENT
+from ..node.agent import RESTART_EXIT_CODE
+from .client import wait_for_port
+from .engine import AGENT_COMMAND
 from .environment import SUPERVISOR
 
-INDEX = "JOB_COMPLETION_INDEX"
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """Kubernetes numbers a job's pods in it."""
 
 FIRST_SECONDS = 900.0
 """For the first pod to be placed, to have its image, and to listen."""
 
 
-def command_of(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def pod_command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """What the pod of this environment becomes.
 
     Raises:
         LaunchError: It is not a pod of a job, or the first pod did not come.
 
-    >>> command_of(["launch", "gpt2"], {"JOB_COMPLETION_INDEX": "0"})[1:]
+    >>> pod_command(["launch", "gpt2"], {"JOB_COMPLETION_INDEX": "0"})[1:]
     ['-m', 'panax', 'launch', 'gpt2']
     """
-    index = environment.get(INDEX, "")
+    index = environment.get(INDEX_VARIABLE, "")
     if not index.isdecimal():
-        raise LaunchError(f"{INDEX}={index!r}; expected a pod's number, as Kubernetes gives to those of an indexed job")
+        raise LaunchError(
+            f"{INDEX_VARIABLE}={index!r}; expected a pod's number, as Kubernetes gives to those of an indexed job"
+        )
     if index == "0":
         return [sys.executable, "-m", "panax", *arguments]
     host, _, port = environment[SUPERVISOR].rpartition(":")
-    if not wait_for(host, int(port), FIRST_SECONDS):
+    if not wait_for_port(host, int(port), FIRST_SECONDS):
         raise LaunchError(
             f"the job's first pod did not listen at {host}:{port} within {FIRST_SECONDS:.0f} s; see its log"
         )
-    return list(AGENT)
+    return list(AGENT_COMMAND)
 
 
 def main() -> int:
     """Become it."""
     try:
-        command = command_of(sys.argv[1:], os.environ)
+        command = pod_command(sys.argv[1:], os.environ)
     except LaunchError as error:
         print(f"panax: {error}", file=sys.stderr)
         # Not one of the codes that end a job for good: the first pod may come later.
-        return AGAIN
+        return RESTART_EXIT_CODE
     os.execv(command[0], command)
 
 

@@ -19,12 +19,12 @@ from typing import IO, Any
 from ...core.errors import LaunchError
 from ...system import json_reader
 from ...system.json_reader import JsonError
-from .client import local_address, tail_of
-from .engine import AGENT, AGENTS_SECONDS
+from .client import local_address, read_tail
+from .engine import AGENT_COMMAND, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, forwarded_variables
 from .resources import Resources
 
-USED = frozenset({"cpus"})
+USED_RESOURCES = frozenset({"cpus"})
 
 CLIENT_SECONDS = 60.0
 """For Ray's client to be imported, to connect and to place: it has shorter times for each."""
@@ -32,7 +32,7 @@ CLIENT_SECONDS = 60.0
 END_SECONDS = 20.0
 """For the client to end what it has started."""
 
-RESOURCE_OF = {"gpu": "GPU", "tpu": "TPU"}
+RAY_RESOURCES = {"gpu": "GPU", "tpu": "TPU"}
 
 
 class Ray:
@@ -41,14 +41,14 @@ class Ray:
     agents_seconds = AGENTS_SECONDS
 
     def __init__(
-        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+        self, resources: Resources, *, agent: Sequence[str] = AGENT_COMMAND, environment: Mapping[str, str] = os.environ
     ):
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
         self._passed = forwarded_variables(environment, resources.env)
         self._here = ""
 
     def check(self) -> None:
-        client = Client(self._environment)
+        client = RayClient(self._environment)
         try:
             self._here = client.ask({"do": "check", **self._asked})["here"]
         finally:
@@ -82,8 +82,8 @@ class Ray:
         # A cluster that was started on loopback has one machine, whatever its nodes are.
         return self._here or local_address(), 0
 
-    def place(self, supervisor: str, secret: str) -> "PlacedByRay":
-        client = Client(self._environment)
+    def place(self, supervisor: str, secret: str) -> "RayAgents":
+        client = RayClient(self._environment)
         environment = {**self._passed, SUPERVISOR: supervisor, SECRET: secret}
         try:
             client.ask(
@@ -92,21 +92,21 @@ class Ray:
         except LaunchError:
             client.close()
             raise
-        return PlacedByRay(client, self._resources.nodes)
+        return RayAgents(client, self._resources.nodes)
 
     @property
     def _asked(self) -> dict[str, Any]:
         bundle = {"CPU": float(self._resources.cpus_per_node)}
         if amount := self._resources.accelerators_per_node:
-            bundle[RESOURCE_OF[self._resources.accelerator]] = float(amount)
+            bundle[RAY_RESOURCES[self._resources.accelerator]] = float(amount)
         strategy = "STRICT_SPREAD" if self._resources.nodes > 1 else "STRICT_PACK"
         return {"nodes": self._resources.nodes, "bundle": bundle, "strategy": strategy}
 
 
-class PlacedByRay:
+class RayAgents:
     """Agents in actors. Ray gives the bundle of a lost node to another one that has room, and an actor follows when asked."""
 
-    def __init__(self, client: "Client", nodes: int):
+    def __init__(self, client: "RayClient", nodes: int):
         self._client, self._nodes = client, nodes
         self._failed: dict[int, str] = {}
 
@@ -136,7 +136,7 @@ class PlacedByRay:
         self._client.close()
 
 
-class Client:
+class RayClient:
     """The process that speaks to Ray: JSON lines to its standard input and from its standard output."""
 
     def __init__(self, environment: Mapping[str, str]):
@@ -188,7 +188,7 @@ class Client:
 
     def said(self) -> str:
         """Its last lines."""
-        return tail_of(self._output)
+        return read_tail(self._output)
 
     def close(self) -> None:
         """Let it end what it has started, and itself."""

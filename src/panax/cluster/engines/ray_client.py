@@ -19,14 +19,14 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from ...core.errors import LaunchError
-from ...core.install_hints import package
+from ...core.install_hints import package_install_command
 from ...system import json_reader
-from .client import tail
+from .client import last_lines
 from .environment import NODE
 
-INSTALL = f"install it on every machine with `{package('ray')}`"
+INSTALL_ADVICE = f"install it on every machine with `{package_install_command('ray')}`"
 
-START = "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, then launch on one of them"
+START_ADVICE = "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, then launch on one of them"
 
 PLACE_SECONDS = 20.0
 """For Ray to grant a placement group; where others use the cluster, the job has to come later."""
@@ -49,16 +49,16 @@ def connect_ray() -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise LaunchError(f"Ray is not installed here ({error}); {INSTALL}") from error
+        raise LaunchError(f"Ray is not installed here ({error}); {INSTALL_ADVICE}") from error
     address = os.environ.get("RAY_ADDRESS", "auto")
     if "://" in address:
-        raise LaunchError(f"RAY_ADDRESS={address!r} is for Ray's remote client; expected HOST:PORT: {START}")
+        raise LaunchError(f"RAY_ADDRESS={address!r} is for Ray's remote client; expected HOST:PORT: {START_ADVICE}")
     if address not in ("auto", "local"):
         _reach(address)
     try:
         ray.init(address="auto" if address == "local" else address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LaunchError(f"no Ray cluster was found ({tail(str(error), 2)}); {START}") from error
+        raise LaunchError(f"no Ray cluster was found ({last_lines(str(error), 2)}); {START_ADVICE}") from error
     return ray
 
 
@@ -77,7 +77,7 @@ def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {"here": ray.util.get_node_ip_address()}
 
 
-class Agents:
+class AgentActors:
     """The placement group of a job and its actors."""
 
     def __init__(self, ray: Any, asked: dict[str, Any]):
@@ -180,7 +180,7 @@ class AgentActor:
         reader.start()
         code = process.wait()
         reader.join(1.0)
-        return code, tail(b"".join(lines).decode(errors="replace"), 4)
+        return code, last_lines(b"".join(lines).decode(errors="replace"), 4)
 
 
 def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> None:
@@ -191,7 +191,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
         tell: Writes an answer.
     """
     ray: Any = None
-    agents: Agents | None = None
+    agents: AgentActors | None = None
     try:
         while (line := asked(LOOK_SECONDS)) != "":
             if line is not None:
@@ -201,7 +201,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
                     if what["do"] == "check":
                         tell(**check(ray, what))
                     elif what["do"] == "place":
-                        agents = Agents(ray, what)
+                        agents = AgentActors(ray, what)
                         tell(placed=True)
                     elif agents is not None:
                         agents.replace(what["node"])
@@ -264,7 +264,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5.0).close()
     except OSError as error:
-        raise LaunchError(f"nobody answers at RAY_ADDRESS={address!r} ({error}); {START}") from error
+        raise LaunchError(f"nobody answers at RAY_ADDRESS={address!r} ({error}); {START_ADVICE}") from error
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Resources:
         if self.memory and not _MEMORY.fullmatch(self.memory):
             raise LaunchError(f"memory={self.memory!r}; expected a whole number with M, G or T, for each node: 64G")
         if self.time:
-            seconds_of(self.time)
+            parse_time_limit(self.time)
         for name in self.env:
             if not _NAME.fullmatch(name):
                 raise LaunchError(f"env={name!r}; expected the name of an environment variable, without a value")
@@ -112,22 +112,22 @@ class Resources:
             LaunchError: Which, and what the engine takes.
         """
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) != field.default and field.name not in used | EVERYWHERE:
+            if getattr(self, field.name) != field.default and field.name not in used | COMMON_RESOURCES:
                 raise LaunchError(
                     f"{field.name}={getattr(self, field.name)!r} has no effect on {engine}; it takes {', '.join(sorted(used))}"
                 )
 
 
-EVERYWHERE = frozenset({"nodes", "processes", "devices", "accelerator", "env", "address"})
+COMMON_RESOURCES = frozenset({"nodes", "processes", "devices", "accelerator", "env", "address"})
 
 
-def seconds_of(time: str) -> int:
+def parse_time_limit(time: str) -> int:
     """The seconds of a time limit.
 
     Raises:
         LaunchError: It is not HH:MM:SS, or D-HH:MM:SS.
 
-    >>> seconds_of("01:30:00"), seconds_of("2-00:00:00")
+    >>> parse_time_limit("01:30:00"), parse_time_limit("2-00:00:00")
     (5400, 172800)
     """
     found = _TIME.fullmatch(time)

@@ -8,21 +8,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...core.errors import LaunchError, nearest
-from .client import answer, local_address, require
-from .engine import AGENT, AGENTS_SECONDS
+from ...core.errors import LaunchError, suggest_name
+from .client import local_address, require, run_client
+from .engine import AGENT_COMMAND, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, forwarded_variables
-from .resources import SIGNAL_SECONDS, Resources, seconds_of
-from .slurm_placed import FOLDER, PlacedBySlurm
+from .resources import SIGNAL_SECONDS, Resources, parse_time_limit
+from .slurm_placed import FOLDER_VARIABLE, SlurmAgents
 
-USED = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
+USED_RESOURCES = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
 
-INSTALL = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
+INSTALL_ADVICE = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
 
-LEAST_SECONDS = 300
+MIN_TIME_SECONDS = 300
 """Of a time limit: Slurm's clock counts minutes, and the signal to save comes before the end."""
 
-WATCHFUL = (sys.executable, "-m", "panax.cluster.engines.slurm_agent")
+REQUEUEING_AGENT_COMMAND = (sys.executable, "-m", "panax.cluster.engines.slurm_agent")
 """An agent on a node of a batch job: it has the job queued again where its script is lost."""
 
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
@@ -34,9 +34,9 @@ class Slurm:
     agents_seconds = AGENTS_SECONDS
 
     def __init__(
-        self, resources: Resources, *, agent: Sequence[str] = AGENT, environment: Mapping[str, str] = os.environ
+        self, resources: Resources, *, agent: Sequence[str] = AGENT_COMMAND, environment: Mapping[str, str] = os.environ
     ):
-        if resources.time and seconds_of(resources.time) < LEAST_SECONDS:
+        if resources.time and parse_time_limit(resources.time) < MIN_TIME_SECONDS:
             raise LaunchError(
                 f"time={resources.time!r} is too short: Panax saves {SIGNAL_SECONDS} s before the limit, and Slurm counts "
                 f"whole minutes; use 00:05:00 or more"
@@ -50,14 +50,14 @@ class Slurm:
 
     def check(self) -> None:
         if not self.submits():
-            require("srun", INSTALL, self._environment)
+            require("srun", INSTALL_ADVICE, self._environment)
             check_allocation(self._environment, self._resources.nodes)
             return
-        require("sbatch", INSTALL, self._environment)
+        require("sbatch", INSTALL_ADVICE, self._environment)
         try:
-            found = answer(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
+            found = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
-            raise LaunchError(f"Slurm can't be asked; {INSTALL}\n{error}") from error
+            raise LaunchError(f"Slurm can't be asked; {INSTALL_ADVICE}\n{error}") from error
         asked = self._resources
         rows = [row.split("|") for row in found.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
@@ -65,12 +65,12 @@ class Slurm:
         if not name:
             raise LaunchError(f"the cluster has no default partition; choose one: {', '.join(partitions)}")
         if name not in partitions:
-            raise LaunchError(f"Slurm has no partition {name!r}; {nearest(name, partitions)}")
+            raise LaunchError(f"Slurm has no partition {name!r}; {suggest_name(name, partitions)}")
         nodes = sum(int(row[2]) for row in rows if row[0].rstrip("*") == name)
         if asked.nodes > nodes:
             raise LaunchError(f"nodes={asked.nodes}, and the partition {name} has {nodes}")
         limit = partitions[name][1]
-        if asked.time and limit != "infinite" and seconds_of(asked.time) > seconds_of(_full(limit)):
+        if asked.time and limit != "infinite" and parse_time_limit(asked.time) > parse_time_limit(_full(limit)):
             raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
 
     def submission(self, arguments: Sequence[str], folder: Path) -> str:
@@ -85,7 +85,7 @@ class Slurm:
         place.mkdir(parents=True, exist_ok=True)
         script = place / "slurm.sh"
         script.write_text(self._script(arguments, folder), encoding="utf-8")
-        return answer(["sbatch", "--parsable", str(script)], self._environment).strip().split(";")[0]
+        return run_client(["sbatch", "--parsable", str(script)], self._environment).strip().split(";")[0]
 
     def secret(self) -> str:
         return secrets.token_hex(32)
@@ -99,17 +99,17 @@ class Slurm:
         here = self._environment.get("SLURMD_NODENAME", "")
         other = next((host for host in self._hosts() if host != here), "")
         found = re.search(
-            r"\bNodeAddr=(\S+)", answer(["scontrol", "--oneliner", "show", "node", other], self._environment)
+            r"\bNodeAddr=(\S+)", run_client(["scontrol", "--oneliner", "show", "node", other], self._environment)
         )
         return local_address(found.group(1) if found else other), 0
 
-    def place(self, supervisor: str, secret: str) -> "PlacedBySlurm":
+    def place(self, supervisor: str, secret: str) -> "SlurmAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
-        return PlacedBySlurm(self._srun(), environment, self._hosts(), self._one_more())
+        return SlurmAgents(self._srun(), environment, self._hosts(), self._one_more())
 
     def _hosts(self) -> list[str]:
         nodes = self._environment["SLURM_JOB_NODELIST"]
-        return answer(["scontrol", "show", "hostnames", nodes], self._environment).split()
+        return run_client(["scontrol", "show", "hostnames", nodes], self._environment).split()
 
     def _srun(self) -> list[str]:
         """Names of variables alone: their values are srun's own environment, so that no list of processes shows them."""
@@ -120,12 +120,12 @@ class Slurm:
         if self._resources.nodes > 1:
             alone.append("--no-kill")
         share = f"--cpus-per-task={self._resources.cpus_per_node}"
-        agent = WATCHFUL if self._agent == AGENT else self._agent
+        agent = REQUEUEING_AGENT_COMMAND if self._agent == AGENT_COMMAND else self._agent
         return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *agent]
 
     def _one_more(self) -> list[str]:
         """The job that asks for another node; none for an allocation without a script, which a person holds."""
-        folder = self._environment.get(FOLDER, "")
+        folder = self._environment.get(FOLDER_VARIABLE, "")
         if self._resources.nodes == 1 or not folder:
             return []
         names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
@@ -184,7 +184,7 @@ class Slurm:
                 "#SBATCH --requeue",
                 *(["#SBATCH --no-kill"] if asked.nodes > 1 else []),
                 "# The first node's process launches the others'; its exit code is the job's.",
-                f"export {FOLDER}={shlex.quote(str(_place(folder)))}",
+                f"export {FOLDER_VARIABLE}={shlex.quote(str(_place(folder)))}",
                 f"exec {' '.join(words)}",
                 "",
             ]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from ...core.errors import LaunchError
-from ..node.agent import AGAIN
+from ..node.agent import RESTART_EXIT_CODE
 from ..node.agent import main as agent
-from .client import answer
+from .client import run_client
 
 WATCH_SECONDS = 1800.0
 """For Slurm to know that a node is lost: SlurmdTimeout is five minutes where nobody has set it."""
@@ -25,12 +25,12 @@ LOOK_SECONDS = (5.0, 10.0)
 def main() -> int:
     code = agent()
     job = os.environ.get("SLURM_JOB_ID", "")
-    if code == AGAIN and job:
-        queue_again(job, os.environ)
+    if code == RESTART_EXIT_CODE and job:
+        requeue(job, os.environ)
     return code
 
 
-def queue_again(job: str, environment: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> bool:
+def requeue(job: str, environment: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> bool:
     """Have a job queued again as soon as Slurm knows that its batch script is lost; whether it was.
 
     A job that ends, as it does where the script itself has ended, takes the steps with it, and so this process.
@@ -38,8 +38,8 @@ def queue_again(job: str, environment: Mapping[str, str], sleep: Callable[[float
     deadline = time.monotonic() + WATCH_SECONDS
     while time.monotonic() < deadline:
         try:
-            if without_script(answer(["scontrol", "--oneliner", "show", "job", job], environment), environment):
-                answer(["scontrol", "requeue", job], environment)
+            if has_lost_script(run_client(["scontrol", "--oneliner", "show", "job", job], environment), environment):
+                run_client(["scontrol", "requeue", job], environment)
                 return True
         except LaunchError:
             # Its controller is away, or another agent was first.
@@ -48,7 +48,7 @@ def queue_again(job: str, environment: Mapping[str, str], sleep: Callable[[float
     return False
 
 
-def without_script(said: str, environment: Mapping[str, str]) -> bool:
+def has_lost_script(said: str, environment: Mapping[str, str]) -> bool:
     """Whether a job runs on, and the node that had its batch script is not of it any more.
 
     Args:
@@ -58,7 +58,7 @@ def without_script(said: str, environment: Mapping[str, str]) -> bool:
     script, nodes = facts.get("BatchHost", ""), facts.get("NodeList", "")
     if facts.get("JobState") != "RUNNING" or not script or not nodes:
         return False
-    return script not in answer(["scontrol", "show", "hostnames", nodes], environment).split()
+    return script not in run_client(["scontrol", "show", "hostnames", nodes], environment).split()
 
 
 if __name__ == "__main__":

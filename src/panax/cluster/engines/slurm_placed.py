@@ -4,20 +4,20 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...core.errors import LaunchError
-from .client import Followed, answer
+from .client import ClientProcess, run_client
 from .environment import NODE
 
-FOLDER = "PANAX_SLURM_FOLDER"
+FOLDER_VARIABLE = "PANAX_SLURM_FOLDER"
 """Set by the batch script: where it, and jobs that it submits, write what they say."""
 
 _TAKEN = re.compile(r"\bPreemptTime=\d")
 """In what Slurm says of a job that has to go for another one."""
 
-AGAIN = 75
+REQUEUE_EXIT_CODE = 75
 """The exit code of a launch that Slurm starts again."""
 
 
-class PlacedBySlurm:
+class SlurmAgents:
     """Agents under `srun`, and one more srun, or job, for each that was replaced.
 
     Args:
@@ -35,8 +35,8 @@ class PlacedBySlurm:
     ):
         self._command, self._environment, self._hosts = list(command), dict(environment), list(hosts)
         self._other = list(other)
-        self._all = Followed(self._command, self._environment)
-        self._later: dict[int, Followed] = {}
+        self._all = ClientProcess(self._command, self._environment)
+        self._later: dict[int, ClientProcess] = {}
         self._jobs: dict[int, str] = {}
 
     def failure(self) -> str:
@@ -61,20 +61,20 @@ class PlacedBySlurm:
             return
         one = [each for each in self._command if not each.startswith(("--nodes=", "--ntasks="))]
         one[1:1] = ["--nodes=1", "--ntasks=1", f"--nodelist={host}"]
-        self._later[node] = Followed(one, {**self._environment, NODE: str(node)})
+        self._later[node] = ClientProcess(one, {**self._environment, NODE: str(node)})
 
     def start_over(self, *, preempted: bool = False) -> int | None:
         """Queue the job again, if it is a batch job; Slurm does so itself only where it had to kill a job that it preempts."""
         job = self._environment["SLURM_JOB_ID"]
-        if not self._environment.get(FOLDER):
+        if not self._environment.get(FOLDER_VARIABLE):
             return None
         if preempted and not _TAKEN.search(self._answer_or_empty("scontrol", "--oneliner", "show", "job", job)):
             return None
         try:
-            answer(["scontrol", "requeue", job], self._environment)
+            run_client(["scontrol", "requeue", job], self._environment)
         except LaunchError:
             return None
-        return AGAIN
+        return REQUEUE_EXIT_CODE
 
     def close(self) -> None:
         for each in (self._all, *self._later.values()):
@@ -101,10 +101,10 @@ class PlacedBySlurm:
         kept = {name: value for name, value in self._environment.items() if not name.startswith("SLURM_")}
         kept |= {name: self._environment[name] for name in ("SLURM_CONF",) if name in self._environment}
         command = [*self._other[:1], f"--exclude={','.join(granted)}", *self._other[1:]]
-        self._jobs[node] = answer(command, {**kept, NODE: str(node)}).strip().split(";")[0]
+        self._jobs[node] = run_client(command, {**kept, NODE: str(node)}).strip().split(";")[0]
 
     def _answer_or_empty(self, *command: str) -> str:
         try:
-            return answer(command, self._environment)
+            return run_client(command, self._environment)
         except LaunchError:
             return ""

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.5
 """Between looks at the command."""
 
 
-def follow(command: Sequence[str], tether: int = 0) -> int:
+def run_tethered(command: Sequence[str], tether: int = 0) -> int:
     """Run a command while a pipe is open.
 
     Args:
@@ -61,6 +61,6 @@ def _end_with(parent: int) -> Callable[[], None] | None:
 
 
 if __name__ == "__main__":
-    code = follow(sys.argv[1:])
+    code = run_tethered(sys.argv[1:])
     # As a shell says that a signal ended a command.
     sys.exit(code if code >= 0 else 128 - code)

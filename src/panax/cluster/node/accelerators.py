@@ -4,29 +4,29 @@ import glob
 import os
 from collections.abc import Mapping
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+def list_visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs of this machine that processes may use, by the names that CUDA knows; none where JAX is told to use the CPU.
 
-    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5"}), visible_gpus({"CUDA_VISIBLE_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
+    >>> list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5"}), list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
     (['4', '5'], [])
     """
     if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
-    if VISIBLE in environment:
-        return [name for name in environment[VISIBLE].split(",") if name not in ("", "-1")]
+    if VISIBLE_VARIABLE in environment:
+        return [name for name in environment[VISIBLE_VARIABLE].split(",") if name not in ("", "-1")]
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
-def gpus_of(local: int, count: int, gpus: list[str]) -> dict[str, str]:
+def assign_gpus(local: int, count: int, gpus: list[str]) -> dict[str, str]:
     """The variable that gives one of a node's workers its share: all of them have as many, in their order.
 
-    >>> gpus_of(1, 2, ["0", "1", "2", "3"]), gpus_of(0, 1, ["0", "1"]), gpus_of(0, 2, [])
+    >>> assign_gpus(1, 2, ["0", "1", "2", "3"]), assign_gpus(0, 1, ["0", "1"]), assign_gpus(0, 2, [])
     ({'CUDA_VISIBLE_DEVICES': '2,3'}, {}, {})
     """
     if count == 1 or len(gpus) < count:
         return {}
     share = len(gpus) // count
-    return {VISIBLE: ",".join(gpus[local * share : (local + 1) * share])}
+    return {VISIBLE_VARIABLE: ",".join(gpus[local * share : (local + 1) * share])}

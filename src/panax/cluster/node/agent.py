@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.environment import SECRET, SUPERVISOR, node_number
-from .accelerators import gpus_of, visible_gpus
-from .channel import Busy, Channel, Message, Refused, connect_to_supervisor
-from .standby import Spares
+from .accelerators import assign_gpus, list_visible_gpus
+from .channel import Channel, HandshakeRefusedError, Message, PeerBusyError, connect_to_supervisor
+from .standby import StandbyPool
 from .worker_process import WorkerProcess
 
-INHERITED = "PANAX_CONNECTION"
+CONNECTION_VARIABLE = "PANAX_CONNECTION"
 """The number of a connection that the supervisor has made itself, on this machine."""
 
 CONNECT_SECONDS = 25.0
@@ -31,7 +31,7 @@ CONNECT_SECONDS = 25.0
 BUSY_SECONDS = 300.0
 """For one that listens to answer."""
 
-AGAIN = 75
+RESTART_EXIT_CODE = 75
 """The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
 
 TICK_SECONDS = 0.5
@@ -68,7 +68,7 @@ class NodeAgent:
         self._lifeline, self._held = os.pipe()
         self._beats: dict[int, Message] = {}
         self._noticed = ""
-        self._spares = Spares(self._lifeline)
+        self._spares = StandbyPool(self._lifeline)
         self._ended = False
         self._heard = self._pinged = time.monotonic()
 
@@ -82,7 +82,7 @@ class NodeAgent:
             signal.signal(number, self._notice)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self._channel.send(hello=facts_of_node(self._channel))
+        self._channel.send(hello=collect_node_facts(self._channel))
         try:
             while not self._ended and not self._channel.closed:
                 self._turn()
@@ -139,7 +139,7 @@ class NodeAgent:
             elif kind == "spares":
                 self._spares.keep(content["count"], content["command"], content["environment"])
             elif kind == "port":
-                self._channel.send(port=free_port(content))
+                self._channel.send(port=find_free_port(content))
             elif kind == "end" and content == "again":
                 # Not done: an engine that starts the job again needs this node.
                 self._channel.closed = True
@@ -155,7 +155,7 @@ class NodeAgent:
 
     def _start(self, what: dict[str, Any]) -> None:
         """Start `count` workers, the first of which has the index `first` of all `processes`."""
-        pids, gpus = {}, visible_gpus()
+        pids, gpus = {}, list_visible_gpus()
         for local in range(what["count"]):
             index = what["first"] + local
             environment = {
@@ -167,7 +167,7 @@ class NodeAgent:
                 "PANAX_BIND": what["bind"],
                 "PANAX_ATTEMPT": str(what["attempt"]),
                 SECRET: self._secret,
-                **gpus_of(local, what["count"], gpus),
+                **assign_gpus(local, what["count"], gpus),
                 **what["environment"],
             }
             try:
@@ -234,7 +234,7 @@ class NodeAgent:
         self._noticed = signal.Signals(number).name
 
 
-def facts_of_node(channel: Channel) -> dict[str, Any]:
+def collect_node_facts(channel: Channel) -> dict[str, Any]:
     """What the supervisor checks of a node before it starts anything there."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -244,26 +244,26 @@ def facts_of_node(channel: Channel) -> dict[str, Any]:
         "node": node_number(os.environ),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "cpus": usable_cpus(),
-        "gpus": len(visible_gpus()),
+        "cpus": count_usable_cpus(),
+        "gpus": len(list_visible_gpus()),
         "address": channel.address,
         "versions": versions,
     }
 
 
-def usable_cpus() -> int:
+def count_usable_cpus() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_port(address: str) -> int:
+def find_free_port(address: str) -> int:
     """A port of an address that nobody uses now."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as opened:
         opened.bind((address, 0))
         return opened.getsockname()[1]
 
 
-def connection(secret: str) -> Channel:
+def connect(secret: str) -> Channel:
     """The connection to the supervisor: inherited from it, or made now; it may begin to listen a moment later.
 
     Where many agents come at once, it may have no time for this one yet: that one is tried again for longer.
@@ -271,7 +271,7 @@ def connection(secret: str) -> Channel:
     Raises:
         OSError: Nobody listens there, or is of this job.
     """
-    inherited = os.environ.pop(INHERITED, "")
+    inherited = os.environ.pop(CONNECTION_VARIABLE, "")
     if inherited:
         os.set_inheritable(int(inherited), False)
         return Channel(socket.socket(fileno=int(inherited)))
@@ -281,10 +281,10 @@ def connection(secret: str) -> Channel:
     while True:
         try:
             return connect_to_supervisor(address, secret, 5.0)
-        except Refused:
+        except HandshakeRefusedError:
             raise
         except OSError as error:
-            patience = BUSY_SECONDS if isinstance(error, Busy | TimeoutError) else CONNECT_SECONDS
+            patience = BUSY_SECONDS if isinstance(error, PeerBusyError | TimeoutError) else CONNECT_SECONDS
             if time.monotonic() - began > patience:
                 raise
             # Not all again in the same moment.
@@ -293,18 +293,18 @@ def connection(secret: str) -> Channel:
 
 def main() -> int:
     secret = os.environ.pop(SECRET, "")
-    if not secret or not (os.environ.get(INHERITED) or os.environ.get(SUPERVISOR)):
+    if not secret or not (os.environ.get(CONNECTION_VARIABLE) or os.environ.get(SUPERVISOR)):
         print(
             f"panax agent: expected {SUPERVISOR} and {SECRET} in the environment; `panax launch` sets them",
             file=sys.stderr,
         )
         return 2
     try:
-        channel = connection(secret)
+        channel = connect(secret)
     except OSError as error:
         print(f"panax agent: can't reach the supervisor: {error}", file=sys.stderr)
-        return AGAIN
-    return 0 if NodeAgent(channel, secret).run() else AGAIN
+        return RESTART_EXIT_CODE
+    return 0 if NodeAgent(channel, secret).run() else RESTART_EXIT_CODE
 
 
 if __name__ == "__main__":

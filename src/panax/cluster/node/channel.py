@@ -17,7 +17,7 @@ from ...system import json_reader
 
 Message = dict[str, Any]
 
-LONGEST = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 """Bytes of one message, at most: whoever sends more is not one of ours."""
 
 GREETING_SECONDS = 5.0
@@ -29,11 +29,11 @@ _NONCE = _PROOF = hashlib.sha256().digest_size
 _SEAL = 2 * hashlib.sha256().digest_size
 
 
-class Refused(ConnectionError):
+class HandshakeRefusedError(ConnectionError):
     """The other end does not know the job's secret, or is something else."""
 
 
-class Busy(ConnectionError):
+class PeerBusyError(ConnectionError):
     """The other end gave no answer in time, or closed the connection before it: it may answer later."""
 
 
@@ -98,7 +98,7 @@ class Channel:
             pass
         except OSError:
             self.closed = True
-        if len(self._to_send) > LONGEST:
+        if len(self._to_send) > MAX_MESSAGE_BYTES:
             self.closed = True
 
     def received(self) -> list[Message]:
@@ -110,7 +110,7 @@ class Channel:
                     self.closed = True
                     break
                 self._waiting += data
-                if len(self._waiting) > LONGEST:
+                if len(self._waiting) > MAX_MESSAGE_BYTES:
                     self.closed = True
                     break
         except (BlockingIOError, InterruptedError):
@@ -119,7 +119,9 @@ class Channel:
             self.closed = True
         *lines, self._waiting = self._waiting.split(b"\n")
         try:
-            found = [json_reader.parse(self._opened(line), most_bytes=LONGEST, constants=True) for line in lines]
+            found = [
+                json_reader.parse(self._opened(line), most_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
+            ]
         except ValueError:
             self.closed = True
             return []
@@ -139,7 +141,7 @@ class Channel:
         self._connection.close()
 
 
-class Greeting:
+class Handshake:
     """The supervisor's part of the handshake with whoever has connected; nothing in it waits."""
 
     def __init__(self, connection: socket.socket, secret: str):
@@ -169,14 +171,14 @@ class Greeting:
         except (BlockingIOError, InterruptedError):
             return None
         if not data:
-            raise Refused("the other end closed the connection before it showed the job's secret")
+            raise HandshakeRefusedError("the other end closed the connection before it showed the job's secret")
         self._read += data
         if len(self._read) < _NONCE + _PROOF:
             return None
         theirs, proof = self._read[:_NONCE], self._read[_NONCE:]
         if not hmac.compare_digest(proof, _proof(self._secret, _AGENT, self._mine, theirs)):
             self._connection.send(_WRONG)
-            raise Refused("the other end does not know the job's secret")
+            raise HandshakeRefusedError("the other end does not know the job's secret")
         self._connection.send(_WELCOME + _proof(self._secret, _SUPERVISOR, self._mine, theirs))
         return Channel(self._connection, _keys(self._secret, _SUPERVISOR, self._mine, theirs))
 
@@ -190,11 +192,11 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
     Raises:
         Refused: The other end does not know the secret.
     """
-    greeting = Greeting(connection, secret)
+    greeting = Handshake(connection, secret)
     while not greeting.late:
         if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.go_on()) is not None:
             return channel
-    raise Refused(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
+    raise HandshakeRefusedError(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
 
 
 def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
@@ -216,9 +218,9 @@ def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
         mine = secrets.token_bytes(_NONCE)
         connection.sendall(mine + _proof(secret, _AGENT, theirs, mine))
         if _exactly(answers, 1) != _WELCOME:
-            raise Refused("the supervisor says that this agent does not know the job's secret")
+            raise HandshakeRefusedError("the supervisor says that this agent does not know the job's secret")
         if not hmac.compare_digest(_exactly(answers, _PROOF), _proof(secret, _SUPERVISOR, theirs, mine)):
-            raise Refused("the other end does not know the job's secret")
+            raise HandshakeRefusedError("the other end does not know the job's secret")
     except BaseException:
         connection.close()
         raise
@@ -244,7 +246,7 @@ def _exactly(connection: "_InTime", length: int) -> bytes:
     while len(data) < length:
         more = connection.recv(length - len(data))
         if not more:
-            raise Busy("the other end closed the connection before it answered")
+            raise PeerBusyError("the other end closed the connection before it answered")
         data += more
     return data
 
@@ -261,4 +263,4 @@ class _InTime:
             self._connection.settimeout(max(left, 1e-3))
             return self._connection.recv(length)
         except TimeoutError:
-            raise Busy(f"the other end gave no answer within {GREETING_SECONDS:.0f} s") from None
+            raise PeerBusyError(f"the other end gave no answer within {GREETING_SECONDS:.0f} s") from None

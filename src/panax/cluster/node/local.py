@@ -6,17 +6,17 @@ import socket
 import subprocess
 import sys
 
-from ..engines import AGENT
+from ..engines import AGENT_COMMAND
 from ..engines.environment import NODE, SECRET
 from ..supervisor.nodes import Nodes
-from .agent import INHERITED
+from .agent import CONNECTION_VARIABLE
 from .channel import Channel
 
 END_SECONDS, GONE_SECONDS = 25.0, 2.0
 """For an agent to end its workers; and where it has parted with the supervisor before."""
 
 
-class Local:
+class LocalAgents:
     """Agents on this machine."""
 
     def __init__(self, nodes: Nodes, count: int, secret: str):
@@ -47,9 +47,14 @@ class Local:
     def _begin(self, number: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = {**os.environ, INHERITED: str(theirs.fileno()), SECRET: self._secret, NODE: str(number)}
+            environment = {
+                **os.environ,
+                CONNECTION_VARIABLE: str(theirs.fileno()),
+                SECRET: self._secret,
+                NODE: str(number),
+            }
             self._agents[number] = subprocess.Popen(
-                AGENT,
+                AGENT_COMMAND,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr if _is_file(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...job.heartbeat import DESCRIPTOR
 from ...system import json_reader
-from .worker import AGENT, LIFELINE
+from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE
 
 
 class StandbyProcess:
@@ -30,8 +30,8 @@ class StandbyProcess:
         os.set_blocking(reading, False)
         own = {
             DESCRIPTOR: str(writing),
-            LIFELINE: str(lifeline),
-            AGENT: str(os.getpid()),
+            LIFELINE_VARIABLE: str(lifeline),
+            AGENT_VARIABLE: str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
         }
         try:
@@ -86,7 +86,7 @@ class StandbyProcess:
         os.close(self.pipe)
 
 
-class Spares:
+class StandbyPool:
     """As many spare workers as a node needs for the next start.
 
     Args:
@@ -120,7 +120,7 @@ class Spares:
         self._waiting = []
 
 
-def order_of(line: bytes) -> dict[str, Any]:
+def parse_order(line: bytes) -> dict[str, Any]:
     """What an agent has told a spare worker."""
     found = json_reader.parse(line)
     if not isinstance(found, dict) or not {"arguments", "environment", "log", "stacks"} <= found.keys():

@@ -13,45 +13,45 @@ from typing import Any
 
 from ...system.streams import write_last_words
 
-LIFELINE = "PANAX_LIFELINE"
+LIFELINE_VARIABLE = "PANAX_LIFELINE"
 """The number of an inherited pipe whose other end the agent alone holds: it ends when the agent does."""
 
-AGENT = "PANAX_AGENT"
+AGENT_VARIABLE = "PANAX_AGENT"
 """The agent's process, where it is this worker's parent."""
 
-STACKS = "PANAX_STACKS"
+STACKS_VARIABLE = "PANAX_STACKS"
 """The file to which SIGQUIT writes the stacks of all threads."""
 
-ORPHANED = 137
+ORPHANED_EXIT_CODE = 137
 """The exit code of a worker whose agent is gone: as if killed."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def guard() -> None:
+def install_guards() -> None:
     """In a worker that Panax started: see to it that no orphan is left, and that a stall can be looked into.
 
     The kernel kills the worker when its agent ends (Linux), also while a thread holds Python's lock; a pipe that ends says
     the same elsewhere. What is saved is committed by one last write, so that a kill tears nothing.
     """
-    agent = os.environ.get(AGENT, "")
+    agent = os.environ.get(AGENT_VARIABLE, "")
     if agent.isdecimal() and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(agent):
-            os._exit(ORPHANED)
-    lifeline = os.environ.get(LIFELINE, "")
+            os._exit(ORPHANED_EXIT_CODE)
+    lifeline = os.environ.get(LIFELINE_VARIABLE, "")
     if lifeline.isdecimal():
         os.set_inheritable(int(lifeline), False)
         threading.Thread(target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True).start()
-    if os.environ.get(STACKS, ""):
+    if os.environ.get(STACKS_VARIABLE, ""):
         sys.stdout, sys.stderr = _without_errors(1), _without_errors(2)
-    if stacks := os.environ.get(STACKS, ""):
+    if stacks := os.environ.get(STACKS_VARIABLE, ""):
         # A disk that takes no file of stacks ends no training.
         with contextlib.suppress(OSError):
-            show_stacks(stacks)
+            write_stacks_on_signal(stacks)
 
 
-def show_stacks(path: str) -> None:
+def write_stacks_on_signal(path: str) -> None:
     """Write the stacks of all threads to a file whenever SIGQUIT comes."""
     file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for as long as the process lives)
     faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
@@ -79,4 +79,4 @@ def _end_with(lifeline: int) -> None:
         while os.read(lifeline, 4096):
             pass
     write_last_words("panax: the supervisor is gone; this worker ends\n")
-    os._exit(ORPHANED)
+    os._exit(ORPHANED_EXIT_CODE)

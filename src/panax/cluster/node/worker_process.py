@@ -12,14 +12,14 @@ from typing import IO, Any
 
 from ...job.heartbeat import DESCRIPTOR
 from ...system import json_reader
-from ..job import arguments_of
+from ..job import panax_arguments
 from .standby import StandbyProcess
-from .worker import AGENT, LIFELINE, STACKS
+from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE, STACKS_VARIABLE
 
 TAIL_LINES, TAIL_BYTES = 40, 16_000
 """What is kept of a worker's last words."""
 
-LINES_BYTES = 32_000
+MAX_LINES_BYTES = 32_000
 """Of the first process's output, sent on at once."""
 
 
@@ -49,14 +49,14 @@ class WorkerProcess:
             spare: Becomes the worker, in the place of a new process, where it takes this command.
         """
         self.first, self.attempt, self._index = index == 0, attempt, index
-        self._log, self._stacks = log_of(folder, index), stacks_of(folder, index, attempt)
+        self._log, self._stacks = log_path(folder, index), stacks_path(folder, index, attempt)
         self.silent, self._partial = False, b""
         self.without_log = self._begin_log()
         # A full or read-only disk of logs ends no training: what the worker says is lost then.
         with open(os.devnull if self.without_log else self._log, "ab", buffering=0) as log:
             self._shown = log.tell()
             said = Path(os.devnull) if self.without_log else self._log
-            if spare is not None and spare.become(arguments_of(command), environment, said, self._stacks):
+            if spare is not None and spare.become(panax_arguments(command), environment, said, self._stacks):
                 self._process, self.pipe = spare.process, spare.pipe
             else:
                 self._process, self.pipe = self._started(command, environment, log, lifeline)
@@ -88,9 +88,9 @@ class WorkerProcess:
         os.set_blocking(reading, False)
         own = {
             DESCRIPTOR: str(writing),
-            LIFELINE: str(lifeline),
-            AGENT: str(os.getpid()),
-            STACKS: str(self._stacks),
+            LIFELINE_VARIABLE: str(lifeline),
+            AGENT_VARIABLE: str(os.getpid()),
+            STACKS_VARIABLE: str(self._stacks),
             "PYTHONUNBUFFERED": "1",
         }
         try:
@@ -143,12 +143,12 @@ class WorkerProcess:
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._shown)
-                data = file.read(LINES_BYTES)
+                data = file.read(MAX_LINES_BYTES)
         except OSError:
             return []  # a cleaning script has removed it
         # A progress bar ends its lines with a carriage return; what is longer than all that is read is cut.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        whole = data if all_of_them or (not end and len(data) == LINES_BYTES) else data[:end]
+        whole = data if all_of_them or (not end and len(data) == MAX_LINES_BYTES) else data[:end]
         self._shown += len(whole)
         # Of a line that was written over and over, what a terminal would show at its end.
         lines = whole.decode(errors="replace").replace("\r\n", "\n").split("\n")
@@ -224,12 +224,12 @@ class WorkerProcess:
         return text.splitlines()[-TAIL_LINES:]
 
 
-def log_of(folder: Path, index: int) -> Path:
+def log_path(folder: Path, index: int) -> Path:
     """Where a process's output goes, of all attempts."""
     return folder / "logs" / f"process_{index:04d}.log"
 
 
-def stacks_of(folder: Path, index: int, attempt: int) -> Path:
+def stacks_path(folder: Path, index: int, attempt: int) -> Path:
     """Where a process writes its stacks."""
     return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
 

@@ -11,14 +11,14 @@ from ..supervisor.attempt import AttemptWorker, JobAttempt
 from ..supervisor.job_folder import JobFinding, JobFolder
 from ..supervisor.roster import NodePool
 from .slow_hosts import HostProbe, SlowHosts
-from .slow_links import FLAPPING, SLOW, Degraded, SlowLinks, Timed
+from .slow_links import FLAPPING, SLOW, CollectiveTimes, SlowGroup, SlowLinks
 from .slow_links import LinkChange as LinkChange
 
 HELD_PROBES = 4
 """A probe of which a process's figures have not come by so many later ones is given up: a full pipe takes no line."""
 
 
-class Watching:
+class StragglerMonitor:
     """Follows the probes of a job.
 
     Args:
@@ -131,7 +131,7 @@ class Watching:
         key = (link.axis, link.group)
         _, sent, kind = probe["axes"][link.axis]
         hosts = ", ".join(dict.fromkeys(attempt.workers[process].host for process in link.group))
-        now, usual = rate(sent / link.seconds), rate(sent / link.usual)
+        now, usual = format_rate(sent / link.seconds), format_rate(sent / link.usual)
         before = f"{usual} {_source(link.axis, profile)}"
         took = f"an {kind} over it carries {now}, where it carried {before} ({_ms(link.seconds)} and {_ms(link.usual)})"
         if change.what == SLOW:
@@ -152,7 +152,7 @@ class Watching:
             self._tell(attempt, step, "link well again", message)
 
     @staticmethod
-    def _suspects(attempt: JobAttempt, link: Degraded) -> str:
+    def _suspects(attempt: JobAttempt, link: SlowGroup) -> str:
         workers = [attempt.workers[process] for process in link.suspects]
         names = [f"{worker.host} (process {worker.process})" for worker in workers]
         if len(names) == 1:
@@ -188,8 +188,8 @@ def _slowest(of_host: list[HostProbe]) -> HostProbe:
     return dataclasses.replace(by_work, matrix=by_matrix.matrix, could=by_matrix.could)
 
 
-def _timed(probe: Mapping[str, Any], facts: Mapping[str, Any]) -> Timed:
-    return Timed(
+def _timed(probe: Mapping[str, Any], facts: Mapping[str, Any]) -> CollectiveTimes:
+    return CollectiveTimes(
         axes={axis: float(each[0]) for axis, each in probe["axes"].items()},
         groups={axis: tuple(each) for axis, each in facts.get("groups", {}).items()},
         links={int(process): float(seconds) for process, seconds in probe.get("links", {}).items()},
@@ -205,10 +205,10 @@ def _source(axis: str, profile: Mapping[str, Any]) -> str:
     return f"in the check before the run ({profile['of']})" if by_check else "at the run's first probes"
 
 
-def rate(bytes_per_second: float) -> str:
+def format_rate(bytes_per_second: float) -> str:
     """Bytes a second in the unit that fits.
 
-    >>> rate(2.5e6), rate(45e9)
+    >>> format_rate(2.5e6), format_rate(45e9)
     ('2.5 MB/s', '45 GB/s')
     """
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):

@@ -8,16 +8,16 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-SECONDS = 20.0
+SLOW_SECONDS = 20.0
 """For so long a host is slow until it is named: another program that comes and goes is no fault."""
 
-MOST = 100
+MAX_PROBES = 100
 """Probes that are kept."""
 
-EARLY = 3
+BASELINE_PROBES = 3
 """With two hosts and no check before the run, the median of so many first probes is what a host can do."""
 
-WAITS = 0.25
+MAX_DEVICE_WAIT = 0.25
 """A host that waits for its devices for more than this share of a step does not hold the others up by its own work."""
 
 
@@ -55,14 +55,14 @@ class Slowness:
     said: str
 
 
-def slowness_of(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
+def measure_slowness(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
     """How slow each host is beside the others; empty for one host.
 
     Args:
         early: With two hosts, what the multiplication took each of them at first.
 
     >>> probe = {0: HostProbe(0.010), 1: HostProbe(0.010), 2: HostProbe(0.030)}
-    >>> {host: round(slow.ratio, 1) for host, slow in slowness_of(probe, {}).items()}
+    >>> {host: round(slow.ratio, 1) for host, slow in measure_slowness(probe, {}).items()}
     {0: 1.0, 1: 1.0, 2: 3.0}
     """
     if len(found) < 2:
@@ -97,7 +97,7 @@ def _own(host: int, found: Mapping[int, HostProbe]) -> Slowness:
     mine = found[host]
     usual = statistics.median(found[other].host for other in found if other != host)
     excess = mine.host - usual
-    if excess <= 0 or mine.device_wait > WAITS * mine.step or mine.step <= excess:
+    if excess <= 0 or mine.device_wait > MAX_DEVICE_WAIT * mine.step or mine.step <= excess:
         return Slowness(1.0, "")
     ratio = mine.step / (mine.step - excess)
     said = (
@@ -146,12 +146,12 @@ class SlowHosts:
         """
         for host, measured in found.items():
             early = self._early.setdefault(host, [])
-            if len(early) < EARLY:
+            if len(early) < BASELINE_PROBES:
                 early.append(measured.matrix)
-        early = {host: statistics.median(times) for host, times in self._early.items() if len(times) == EARLY}
-        self._last = [*self._last, found][-MOST:]
+        early = {host: statistics.median(times) for host, times in self._early.items() if len(times) == BASELINE_PROBES}
+        self._last = [*self._last, found][-MAX_PROBES:]
         changes = []
-        for host, slowness in slowness_of(found, early).items():
+        for host, slowness in measure_slowness(found, early).items():
             is_slow = slowness.ratio >= self._factor
             if is_slow is (host in self.slow):
                 self._turning.pop(host, None)
@@ -160,9 +160,9 @@ class SlowHosts:
                 continue
             row = self._turning.setdefault(host, [])
             row.append(now)
-            if len(row) < self._row or now - row[0] < SECONDS:
+            if len(row) < self._row or now - row[0] < SLOW_SECONDS:
                 continue
-            if is_slow and slowness_of(self._fastest(len(row), found), early)[host].ratio < self._factor:
+            if is_slow and measure_slowness(self._fastest(len(row), found), early)[host].ratio < self._factor:
                 continue
             del self._turning[host]
             if is_slow:

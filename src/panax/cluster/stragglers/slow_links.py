@@ -10,34 +10,34 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-FACTORS = {"cpu": 4.0}
-FACTOR = 2.0
+SLOW_FACTORS = {"cpu": 4.0}
+SLOW_FACTOR = 2.0
 """A collective is slow if it takes so many times what it took; between processes on CPUs, which may wait for a core, more."""
 
-SECONDS = {"cpu": 15e-3}
+SLOW_SECONDS = {"cpu": 15e-3}
 _SECONDS = 2e-4
 """And so much longer: a few time slices of a busy core. Healthy collectives of four processes on two cores that others used too
 were within 8 ms."""
 
-ROW = 2
+CONSECUTIVE_PROBES = 2
 """In so many probes, one after the other, until it is named, and until it counts as well again."""
 
-EARLY = 3
+BASELINE_PROBES = 3
 """Without a check before the run, the median of so many first probes is what a collective takes."""
 
-ALIKE = 5.0
+SAME_HOST_FACTOR = 5.0
 """Slow links of one host are within this factor of each other."""
 
 FLAPS, OF = 3, 10
 """A link that is slow in so many of so many probes flaps, though never twice in a row."""
 
-AXIS = str
+AxisName = str
 Group = tuple[int, ...]
 """Processes that take part in one collective."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
+class CollectiveTimes:
     """What one process told at one probe.
 
     Attributes:
@@ -46,13 +46,13 @@ class Timed:
         links: Process to the seconds of a message to it; empty where no link was measured.
     """
 
-    axes: Mapping[AXIS, float]
-    groups: Mapping[AXIS, Group]
+    axes: Mapping[AxisName, float]
+    groups: Mapping[AxisName, Group]
     links: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
-class Degraded:
+class SlowGroup:
     """A group of processes whose collectives over a mesh axis are slow, or have been.
 
     Attributes:
@@ -75,7 +75,7 @@ class LinkChange:
     """A group that has become slow, is as it was again, or flaps."""
 
     what: str
-    link: Degraded
+    link: SlowGroup
 
 
 SLOW, WELL, FLAPPING = "slow", "well", "flapping"
@@ -93,19 +93,19 @@ class SlowLinks:
         Args:
             expected: Mesh axis to the seconds of its collective by a check before the run.
         """
-        self._factor, self._least = FACTORS.get(platform, FACTOR), SECONDS.get(platform, _SECONDS)
+        self._factor, self._least = SLOW_FACTORS.get(platform, SLOW_FACTOR), SLOW_SECONDS.get(platform, _SECONDS)
         self._expected = dict(expected or {})
         self._early: dict[tuple[str, Group], list[float]] = {}
         self._recent: dict[tuple[str, Group], deque[bool]] = {}
         self._times: dict[tuple[str, Group], int] = {}
         self._flapping: set[tuple[str, Group]] = set()
-        self.slow: dict[tuple[str, Group], Degraded] = {}
+        self.slow: dict[tuple[str, Group], SlowGroup] = {}
 
     def begin(self) -> None:
         """The job has started again: what was counted in a row is counted from the beginning."""
         self._recent, self._flapping, self.slow = {}, set(), {}
 
-    def add(self, found: Mapping[int, Timed]) -> list[LinkChange]:
+    def add(self, found: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
         """Take in a probe of all processes; which group has become slow with it, is well again, or flaps."""
         timed = slowest_by_group(found)
         changes: list[LinkChange] = []
@@ -113,20 +113,20 @@ class SlowLinks:
         for key, seconds in timed.items():
             early, recent = self._early.setdefault(key, []), self._recent.setdefault(key, deque(maxlen=OF))
             usual = self._usual(key) or seconds
-            if len(early) < EARLY:
+            if len(early) < BASELINE_PROBES:
                 early.append(seconds)
             recent.append(key in slow_now)
             row, last = _row(recent), recent[-1]
-            suspects = suspects_of(key[1], found, [group for _, group in slow_now], self._factor, self._least)
+            suspects = find_suspects(key[1], found, [group for _, group in slow_now], self._factor, self._least)
             if key in self.slow:
                 before = self.slow[key]
                 kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
-                self.slow[key] = Degraded(*key, seconds, before.usual, kept, before.times)
-                if not last and row >= ROW:
+                self.slow[key] = SlowGroup(*key, seconds, before.usual, kept, before.times)
+                if not last and row >= CONSECUTIVE_PROBES:
                     changes.append(LinkChange(WELL, self.slow.pop(key)))
-            elif last and row >= ROW:
+            elif last and row >= CONSECUTIVE_PROBES:
                 self._times[key] = self._times.get(key, 0) + 1
-                self.slow[key] = Degraded(*key, seconds, usual, suspects, self._times[key])
+                self.slow[key] = SlowGroup(*key, seconds, usual, suspects, self._times[key])
                 changes.append(LinkChange(SLOW, self.slow[key]))
             if (
                 key not in self.slow
@@ -136,7 +136,7 @@ class SlowLinks:
                 and _turns(recent) >= FLAPS
             ):
                 self._flapping.add(key)
-                changes.append(LinkChange(FLAPPING, Degraded(*key, seconds, usual, suspects, sum(recent))))
+                changes.append(LinkChange(FLAPPING, SlowGroup(*key, seconds, usual, suspects, sum(recent))))
             if not any(recent):
                 self._flapping.discard(key)
         return changes
@@ -145,17 +145,17 @@ class SlowLinks:
         if key[0] in self._expected:
             return self._expected[key[0]]
         early = self._early.get(key, [])
-        return statistics.median(early) if len(early) == EARLY else None
+        return statistics.median(early) if len(early) == BASELINE_PROBES else None
 
     def _is_slow(self, key: tuple[str, Group], seconds: float) -> bool:
         usual = self._usual(key)
         return usual is not None and seconds > max(self._factor * usual, usual + self._least)
 
 
-def slowest_by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], float]:
+def slowest_by_group(found: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Group], float]:
     """What a collective took each group of each axis: as its slowest process saw it.
 
-    >>> slowest_by_group({0: Timed({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: Timed({"fsdp": 0.2}, {"fsdp": (0, 1)})})
+    >>> slowest_by_group({0: CollectiveTimes({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: CollectiveTimes({"fsdp": 0.2}, {"fsdp": (0, 1)})})
     {('fsdp', (0, 1)): 0.2}
     """
     timed: dict[tuple[str, Group], float] = {}
@@ -166,11 +166,11 @@ def slowest_by_group(found: Mapping[int, Timed]) -> dict[tuple[str, Group], floa
     return timed
 
 
-def suspects_of(
+def find_suspects(
     group: Group,
-    found: Mapping[int, Timed],
+    found: Mapping[int, CollectiveTimes],
     slow_groups: Sequence[Group] = (),
-    factor: float = FACTOR,
+    factor: float = SLOW_FACTOR,
     least: float = 0.0,
 ) -> tuple[int, ...]:
     """The process of a slow group that is at fault, or the two ends of a link; empty where that can't be told.
@@ -181,7 +181,7 @@ def suspects_of(
         least: and so many seconds more.
 
     >>> ring = {0: {1: 0.01}, 1: {0: 0.01, 2: 0.01}, 2: {1: 0.3, 3: 0.3}, 3: {2: 0.01}}
-    >>> suspects_of((0, 1, 2, 3), {process: Timed({}, {}, links) for process, links in ring.items()})
+    >>> find_suspects((0, 1, 2, 3), {process: CollectiveTimes({}, {}, links) for process, links in ring.items()})
     (2,)
     """
     links = {(source, target): seconds for source, one in found.items() for target, seconds in one.links.items()}
@@ -205,7 +205,7 @@ def _slow(links: Mapping[tuple[int, int], float], factor: float, least: float) -
     # As in `panax check`: with three hosts, one that is slow makes four of six links slow.
     usual = sorted(links.values())[len(links) // 4]
     # Beside one that takes a hundred times as long, one that takes five times waited for a core.
-    limit = max(factor * usual, usual + least, max(links.values()) / ALIKE)
+    limit = max(factor * usual, usual + least, max(links.values()) / SAME_HOST_FACTOR)
     return {link for link, seconds in links.items() if seconds > limit}
 
 

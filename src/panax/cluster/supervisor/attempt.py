@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..job import RestartPolicy
-from .collective_facts import Collectives
-from .diagnosis import Diagnosis, Ended, hanging
+from .collective_facts import CollectiveFacts
+from .diagnosis import Diagnosis, WorkerExit, diagnose_hang
 
 PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
 """On the way to the first step, in their order; a worker may leave some out."""
 
 
-NOT_SHOWN = ("address", "collectives", "groups", "profile")
+HIDDEN_FACTS = ("address", "collectives", "groups", "profile")
 """Facts that explain other ones, and say nothing of how a process is."""
 
 
-def number_in(found: Mapping[str, Any], name: str, otherwise: float) -> float:
+def read_number(found: Mapping[str, Any], name: str, otherwise: float) -> float:
     """A finite number that somebody told under a name; another one where it is something else."""
     value = found.get(name)
     usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if usable else otherwise  # pyright: ignore[reportArgumentType]
 
 
-def exit_code_in(error: Mapping[str, Any]) -> int:
+def read_exit_code(error: Mapping[str, Any]) -> int:
     """The exit code that a worker told with its error; 0 where it told none that a process can have."""
     code = error.get("exit_code")
     return code if type(code) is int and 0 < code < 256 else 0
@@ -54,17 +54,17 @@ class AttemptWorker:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: dict[str, Any] | None = None
     error_at: float = float("inf")
-    ended: Ended | None = None
+    ended: WorkerExit | None = None
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
         """Take in what it told."""
         self.moved = now
         if isinstance(phase := beat.get("phase"), str):
             self.phase = phase
-            self.entered.setdefault(phase, number_in(beat, "at", time.time()))
+            self.entered.setdefault(phase, read_number(beat, "at", time.time()))
         if isinstance(step := beat.get("step"), int):
             if self.step < 0:
-                self.entered.setdefault("first step", number_in(beat, "at", time.time()))
+                self.entered.setdefault("first step", read_number(beat, "at", time.time()))
             self.step = step
             if "phase" not in beat:
                 self.phase = "steps"
@@ -87,7 +87,7 @@ class AttemptWorker:
             "step": self.step,
             "quiet_seconds": round(now - self.moved, 1),
             "exit_code": ended,
-            **{name: fact for name, fact in self.facts.items() if name not in NOT_SHOWN},
+            **{name: fact for name, fact in self.facts.items() if name not in HIDDEN_FACTS},
         }
 
 
@@ -121,7 +121,7 @@ class JobAttempt:
     def over(self, end: Mapping[str, Any], host: str) -> None:
         """Take in a worker's end, as its agent told it."""
         worker = self.workers[int(end["process"])]
-        worker.ended = Ended(
+        worker.ended = WorkerExit(
             worker.process,
             host,
             end.get("code"),
@@ -135,7 +135,7 @@ class JobAttempt:
         """Take in that a node has gone with its workers."""
         for worker in self.workers:
             if worker.node == node and worker.ended is None:
-                worker.ended = Ended(worker.process, host, None, time.time(), worker.error)
+                worker.ended = WorkerExit(worker.process, host, None, time.time(), worker.error)
 
     @property
     def step(self) -> int:
@@ -153,7 +153,7 @@ class JobAttempt:
         return all(worker.entered and worker.step < 0 for worker in self.workers)
 
     @property
-    def ends(self) -> list[Ended]:
+    def ends(self) -> list[WorkerExit]:
         return [worker.ended for worker in self.workers if worker.ended is not None]
 
     @property
@@ -167,12 +167,12 @@ class JobAttempt:
         """
         for worker in self.workers:
             if worker.ended is None and worker.error and now - worker.error_at > EXIT_SECONDS:
-                code = exit_code_in(worker.error) or 1
-                worker.ended = Ended(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
+                code = read_exit_code(worker.error) or 1
+                worker.ended = WorkerExit(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
 
     def failed(self) -> bool:
         """Whether a process has ended that should not have: stopping after a save is no failure."""
-        return any(end.code not in (0, *SAVED) for end in self.ends)
+        return any(end.code not in (0, *SAVED_EXIT_CODES) for end in self.ends)
 
     def stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
         """The worker that has come least far, where none makes progress any more; None while the job moves."""
@@ -215,12 +215,14 @@ class JobAttempt:
 
     def hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
         """Why there is no progress."""
-        return hanging(worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives)
+        return diagnose_hang(
+            worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives
+        )
 
     @property
-    def collectives(self) -> Collectives:
+    def collectives(self) -> CollectiveFacts:
         """Those of the step, as processes have told them."""
-        return Collectives.of(self.workers)
+        return CollectiveFacts.of(self.workers)
 
     def entered(self, phase: str) -> float | None:
         """When the last of all processes had entered a phase; None before."""
@@ -250,11 +252,11 @@ class JobAttempt:
         return parts
 
 
-NOT_BEGUN: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown": {}, "processes": []}
+INITIAL_STATUS: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown": {}, "processes": []}
 """What a job's status says before its first attempt."""
 
 EXIT_SECONDS = 2.0
 """For a worker to end that has told its error."""
 
-SAVED = (129, 130, 138, 140, 143, 152)
+SAVED_EXIT_CODES = (129, 130, 138, 140, 143, 152)
 """Exit codes of a process that was asked to end, has saved, and has ended."""

@@ -5,12 +5,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Processes or hosts of one message."""
 
 
 @runtime_checkable
-class Teller(Protocol):
+class FactReporter(Protocol):
     """A process, and the facts that it has told."""
 
     process: int
@@ -19,7 +19,7 @@ class Teller(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Collectives:
+class CollectiveFacts:
     """What is known of a job's collectives; empty where nobody has told.
 
     Attributes:
@@ -35,12 +35,12 @@ class Collectives:
     addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, tellers: Sequence[Teller]) -> "Collectives":
+    def of(cls, tellers: Sequence[FactReporter]) -> "CollectiveFacts":
         """From the facts of a job's processes, of which the first tells the kinds."""
         told = tellers[0].facts.get("collectives") if tellers else None
         groups = {one.process: one.facts["groups"] for one in tellers if isinstance(one.facts.get("groups"), dict)}
         kinds = [(str(kind), tuple(map(str, axes))) for kind, axes in told or ()]
-        at: dict[str, list[Teller]] = {}
+        at: dict[str, list[FactReporter]] = {}
         for one in tellers:
             at.setdefault(str(one.facts.get("address", "")), []).append(one)
         addresses = {
@@ -79,7 +79,7 @@ class Collectives:
         """That some processes wait for one, and in which collectives; empty where nobody has told.
 
         >>> met = {0: {"fsdp": [0, 1]}, 1: {"fsdp": [0, 1]}}
-        >>> Collectives([("all-gather", ("fsdp",))], met, {0: "a", 1: "b"}).waits(1, [0])
+        >>> CollectiveFacts([("all-gather", ("fsdp",))], met, {0: "a", 1: "b"}).waits(1, [0])
         'process 0 waits for it in an all-gather over fsdp (a, b)'
         """
         others = sorted(set(waiting) - {process})
@@ -104,10 +104,10 @@ _KINDS = {
 }
 
 
-def kind_in(text: str) -> str:
+def parse_collective_kind(text: str) -> str:
     """The kind of collective that a library's error names, where it names one.
 
-    >>> kind_in("Gloo AllGather failed: Timed out waiting 30000ms"), kind_in("Connection reset by peer")
+    >>> parse_collective_kind("Gloo AllGather failed: CollectiveTimes out waiting 30000ms"), parse_collective_kind("Connection reset by peer")
     ('all-gather', '')
     """
     found = [
@@ -116,10 +116,10 @@ def kind_in(text: str) -> str:
     return min(found, default=(0, ""))[1]
 
 
-def peers_in(text: str) -> list[str]:
+def parse_peers(text: str) -> list[str]:
     """The addresses of the peers that a library's error names.
 
-    >>> peers_in("Connection closed by peer [10.0.0.3]:41234"), peers_in("Connect to 10.0.0.7<4471> failed")
+    >>> parse_peers("Connection closed by peer [10.0.0.3]:41234"), parse_peers("Connect to 10.0.0.7<4471> failed")
     (['10.0.0.3'], ['10.0.0.7'])
     """
     pairs = re.findall(r"\[([0-9a-fA-F.:]{3,})\](?::\d+)?|\b(\d{1,3}(?:\.\d{1,3}){3})(?:<|:)\d+", text)
@@ -128,5 +128,5 @@ def peers_in(text: str) -> list[str]:
 
 def _listed(names: Any) -> str:
     found = list(names)
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{', '.join(found[:MOST_NAMED])}{more}"
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"{', '.join(found[:MAX_NAMED])}{more}"

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...system.signals import name_of
-from .collective_facts import Collectives, kind_in, peers_in
+from ...system.signals import signal_name
+from .collective_facts import CollectiveFacts, parse_collective_kind, parse_peers
 
 
 class Cause(enum.Enum):
@@ -49,10 +49,10 @@ class Cause(enum.Enum):
         )
 
 
-OF_LAYOUT = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+LAYOUT_CAUSES = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 """Causes of which, before a first step on fewer nodes, the layout may be at fault."""
 
-OF_END = (Cause.KILLED, Cause.LOST_HOST)
+TERMINATION_CAUSES = (Cause.KILLED, Cause.LOST_HOST)
 """Causes of which, in a job that is told to end, that may be the reason."""
 
 ADVICE = {
@@ -91,7 +91,7 @@ _OF_KIND = {
 }
 """The types of errors that a worker tells, most special first."""
 
-WAITS_FOR_DATA = ("/panax/run/feed.py", "/panax/data/loader.py")
+DATA_WAIT_FILES = ("/panax/run/feed.py", "/panax/data/loader.py")
 """Files in which the main thread waits for a batch."""
 
 _TRACES = ("/jax/_src/interpreters/partial_eval.py", "/jax/_src/interpreters/mlir.py")
@@ -131,7 +131,7 @@ _DEVICE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class WorkerExit:
     """The end of one worker.
 
     Attributes:
@@ -172,20 +172,20 @@ class Diagnosis:
         return ADVICE[self.cause]
 
 
-def diagnose(ends: Sequence[Ended], collectives: Collectives | None = None) -> Diagnosis:
+def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = None) -> Diagnosis:
     """The first cause among the ends of several workers: errors that follow from a peer's end come last.
 
     Args:
         collectives: Those of the job's step.
 
-    >>> killed = Ended(1, "a", -9, 2.0)
-    >>> follows = Ended(0, "a", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": "Gloo: Connection closed by peer"})
+    >>> killed = WorkerExit(1, "a", -9, 2.0)
+    >>> follows = WorkerExit(0, "a", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": "Gloo: Connection closed by peer"})
     >>> diagnose([follows, killed]).message
     'process 1 on a was killed by SIGKILL'
     """
     found = [(_of(end), end) for end in ends if end.code != 0]
     assert found, "a failed job has a worker that failed"
-    if all(cause is Cause.PEER for cause, _ in found) and (silent := _silent(ends, collectives or Collectives())):
+    if all(cause is Cause.PEER for cause, _ in found) and (silent := _silent(ends, collectives or CollectiveFacts())):
         return silent
     # A process that ends because its peer has gone may be seen first; one that was ended by nobody tells most.
     found.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
@@ -198,7 +198,7 @@ _SILENT = re.compile(r"stopped sending heartbeats\)?:?((?:\s+(?:/job:\S+task:)?\
 """What JAX's coordination service says of processes that don't answer: it ends all others with these words."""
 
 
-def _silent(ends: Sequence[Ended], collectives: Collectives) -> Diagnosis | None:
+def _silent(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnosis | None:
     """That a process which has not ended answers no more: it is stopped, or its host or network is; None where nobody says so."""
     for end in ends:
         named = _SILENT.search("\n".join([*end.tail, str((end.error or {}).get("message") or "")]))
@@ -219,24 +219,24 @@ def _silent(ends: Sequence[Ended], collectives: Collectives) -> Diagnosis | None
     return None
 
 
-def _where(end: Ended, collectives: Collectives) -> str:
+def _where(end: WorkerExit, collectives: CollectiveFacts) -> str:
     """In which collective, with which hosts, a process has lost a peer, as far as the library's words and the step tell."""
     said = str((end.error or {}).get("message") or "") or "\n".join(end.tail)
-    kind = kind_in(said)
+    kind = parse_collective_kind(said)
     found = collectives.around(end.process, kind) or collectives.around(end.process)
-    peers = [collectives.addresses[peer] for peer in peers_in(said) if peer in collectives.addresses]
+    peers = [collectives.addresses[peer] for peer in parse_peers(said) if peer in collectives.addresses]
     lost = f"; the peer is {', '.join(peers)}" if peers else ""
     return f"; it stood in {', or '.join(found)}{lost}" if found else lost
 
 
-def hanging(
+def diagnose_hang(
     process: int,
     host: str,
     seconds: float,
     phase: str,
     stacks: Mapping[int, str],
     tail: Sequence[str],
-    collectives: Collectives | None = None,
+    collectives: CollectiveFacts | None = None,
 ) -> Diagnosis:
     """What the stacks of a job without progress tell.
 
@@ -245,7 +245,7 @@ def hanging(
         stacks: Each process's, as faulthandler writes them; empty where a process wrote none.
         collectives: Those of the job's step.
     """
-    collectives = collectives or Collectives()
+    collectives = collectives or CollectiveFacts()
     kinds = {index: _of_stacks(text) for index, text in stacks.items()}
     cause = kinds.get(process, Cause.HANG)
     if cause is Cause.COLLECTIVE:
@@ -266,7 +266,7 @@ def hanging(
     return Diagnosis(cause, message, process, 6, stacks.get(process, "").splitlines() or tail)
 
 
-def _of(end: Ended) -> Cause:
+def _of(end: WorkerExit) -> Cause:
     if end.code is None:
         return Cause.LOST_HOST
     if end.out_of_memory:
@@ -296,7 +296,7 @@ def _of(end: Ended) -> Cause:
     return Cause.USER if end.code == 2 else Cause.CRASHED
 
 
-def _message(cause: Cause, end: Ended) -> str:
+def _message(cause: Cause, end: WorkerExit) -> str:
     who = f"process {end.process} on {end.host}"
     if cause is Cause.LOST_HOST:
         return f"{end.host} is gone, and process {end.process} with it"
@@ -307,12 +307,12 @@ def _message(cause: Cause, end: Ended) -> str:
     if end.error and end.error.get("message"):
         return f"{who}: {end.error['message']}"
     if end.code is not None and end.code < 0:
-        return f"{who} was killed by {name_of(-end.code)}"
+        return f"{who} was killed by {signal_name(-end.code)}"
     last = next((line for line in reversed(end.tail) if line.strip()), "")
     return f"{who} ended with exit code {end.code}" + (f": {last.strip()[:300]}" if last else "")
 
 
-def _exit_code(end: Ended) -> int:
+def _exit_code(end: WorkerExit) -> int:
     told = end.error.get("exit_code") if end.error else None
     if type(told) is int and 0 < told < 256:
         return told
@@ -325,7 +325,7 @@ def _of_stacks(text: str) -> Cause:
     lines = [line for line in main.splitlines() if line.strip().startswith("File ")]
     if not lines:
         return Cause.HANG
-    if any(part in line for part in WAITS_FOR_DATA for line in lines):
+    if any(part in line for part in DATA_WAIT_FILES for line in lines):
         return Cause.STALLED_DATA
     traces = any(part in line for part in _TRACES for line in lines)
     inside = not traces and ("/jax/" in lines[0] or "/jaxlib/" in lines[0])

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LaunchError, kind_of
+from ...core.errors import LaunchError, describe_type
 from ...system import files, json_reader
 from ...system.lock import open_locked
-from ..job import Job, allowed_environment, write_json
+from ..job import Job, filter_environment, write_json
 from .diagnosis import Cause, Diagnosis
 
 LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
 FINDINGS = "findings.jsonl"
-BEGUN = "begun"
+BEGUN_FILE = "begun"
 """Holds the submission of the job that has begun the run last."""
 
 STALE_SECONDS = 20.0
@@ -121,7 +121,7 @@ class JobFolder:
                 "policy": dataclasses.asdict(self._job.policy),
                 "supervisor": {"pid": os.getpid(), "host": os.uname().nodename},
                 "began": time.time(),
-                "environment": allowed_environment(),
+                "environment": filter_environment(),
             },
         )
 
@@ -144,20 +144,20 @@ class JobFolder:
 
     def begun(self) -> bool:
         """Whether this very job has begun its run before."""
-        path = self._place / BEGUN
+        path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
 
     def has_begun(self) -> None:
         """Say that the run has begun: what an earlier one left is set aside, if it was to be."""
         with contextlib.suppress(OSError):
-            (self._place / BEGUN).write_text(self._job.submission, encoding="utf-8")
+            (self._place / BEGUN_FILE).write_text(self._job.submission, encoding="utf-8")
 
     def stop_asked(self) -> bool:
         """Whether `panax stop` wants the job to end."""
         return (self._place / STOP).exists()
 
 
-def place_of(run: str | Path) -> Path:
+def job_folder_path(run: str | Path) -> Path:
     """The job's files in a run's folder.
 
     Raises:
@@ -172,7 +172,7 @@ def place_of(run: str | Path) -> Path:
     return folder
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_job_file(path: Path) -> dict[str, Any]:
     """One of the job's files.
 
     Raises:
@@ -183,16 +183,16 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise LaunchError(f"can't read {path}: {error}; the job may have ended before it was written") from error
     if not isinstance(found, dict):
-        raise LaunchError(f"{path} holds {kind_of(found)}; expected an object, as `panax launch` writes it")
+        raise LaunchError(f"{path} holds {describe_type(found)}; expected an object, as `panax launch` writes it")
     return found
 
 
-def incidents(folder: Path) -> list[dict[str, Any]]:
+def read_incidents(folder: Path) -> list[dict[str, Any]]:
     """The incidents of a job, oldest first; a line that was cut short is left out."""
     return list({(one["at"], one["attempt"]): one for one in _lines(folder / INCIDENTS)}.values())
 
 
-def findings(folder: Path) -> list[dict[str, Any]]:
+def read_findings(folder: Path) -> list[dict[str, Any]]:
     """What was found to be slow in a job, oldest first."""
     return [one for one in _lines(folder / FINDINGS) if {"step", "kind", "message"} <= one.keys()]
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.errors import LaunchError
 from ...system import json_reader
 from ..job import Job, write_json
-from .job_folder import CORDONED, JOB, LAYOUTS, read
+from .job_folder import CORDONED, JOB, LAYOUTS, read_job_file
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 """The only names of which a layout may consist."""
@@ -76,7 +76,7 @@ class JobShape:
         return said if self.layout is None else f"{said}: {self.layout}"
 
 
-class Worlds:
+class JobShapes:
     """The worlds that a job may run in, best first.
 
     Args:
@@ -91,18 +91,18 @@ class Worlds:
         self._refused: list[JobLayout] = []
 
     @classmethod
-    def of(cls, job: Job) -> "Worlds":
+    def of(cls, job: Job) -> "JobShapes":
         """Those of a job that is launched here."""
         return cls(job.place, nodes=job.nodes, processes=job.processes, min_nodes=job.policy.min_nodes)
 
     @classmethod
-    def in_place(cls, place: Path) -> "Worlds":
+    def in_place(cls, place: Path) -> "JobShapes":
         """Those of a job that is followed from elsewhere.
 
         Raises:
             LaunchError: Its files can't be read.
         """
-        found = read(place / JOB)
+        found = read_job_file(place / JOB)
         try:
             nodes, processes = int(found["nodes"]), int(found["processes"])
             return cls(place, nodes=nodes, processes=processes, min_nodes=int(found["policy"]["min_nodes"]))
@@ -171,7 +171,7 @@ def read_cordoned(place: Path) -> dict[int, str]:
         return {}
 
 
-def cordon(worlds: Worlds, place: Path, nodes: Iterable[int], why: str, *, total: int) -> None:
+def cordon(worlds: JobShapes, place: Path, nodes: Iterable[int], why: str, *, total: int) -> None:
     """Take nodes out of a job: it goes on without them from its next save.
 
     Raises:

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.errors import LaunchError
-from ..node.channel import Channel, Greeting, Message
+from ..node.channel import Channel, Handshake, Message
 
 SILENT_SECONDS = 30.0
 """Without a word from an agent, which says one every two seconds, until its host counts as lost."""
 
-GREETINGS = 256
+MAX_HANDSHAKES = 256
 """Connections that may be greeted at one time: who does not know the secret takes a place for five seconds in all. Those that
 come when there is no place wait in the listener's queue."""
 
-QUEUE = 4096
+LISTEN_BACKLOG = 4096
 """Connections that may wait there; the system may allow fewer."""
 
 
@@ -54,7 +54,7 @@ class Nodes:
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._listening = False
-        self._greetings: set[Greeting] = set()
+        self._greetings: set[Handshake] = set()
         self._coming: list[Node] = []
         self.here: dict[int, Node] = {}
         self.lost: set[int] = set()
@@ -73,13 +73,13 @@ class Nodes:
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            self._listener = socket.create_server((address, port), family=family, backlog=QUEUE)
+            self._listener = socket.create_server((address, port), family=family, backlog=LISTEN_BACKLOG)
         except OSError as error:
             raise LaunchError(
                 f"can't listen at {address}:{port}: {error.strerror}; expected an address of this machine, and a free port"
             ) from error
         self._listener.setblocking(False)
-        may_open(self._count + 2 * GREETINGS)
+        raise_file_limit(self._count + 2 * MAX_HANDSHAKES)
         self._listen()
         taken = self._listener.getsockname()[1]
         return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
@@ -99,7 +99,7 @@ class Nodes:
             if key.data is None:
                 self._accept()
                 continue
-            if isinstance(key.data, Greeting):
+            if isinstance(key.data, Handshake):
                 self._greet(key.data)
                 continue
             node = key.data
@@ -144,7 +144,7 @@ class Nodes:
 
     def _listen(self) -> None:
         """Take connections while there are places to greet them."""
-        wanted = self._listener is not None and len(self._greetings) < GREETINGS
+        wanted = self._listener is not None and len(self._greetings) < MAX_HANDSHAKES
         if wanted != self._listening and self._listener is not None:
             self._listening = wanted
             if wanted:
@@ -155,17 +155,17 @@ class Nodes:
     def _accept(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):  # none left, or one that has gone again
-            while len(self._greetings) < GREETINGS:
+            while len(self._greetings) < MAX_HANDSHAKES:
                 connection, _ = self._listener.accept()
                 try:
-                    greeting = Greeting(connection, self._secret)
+                    greeting = Handshake(connection, self._secret)
                 except OSError:
                     connection.close()
                     continue
                 self._greetings.add(greeting)
                 self._selector.register(greeting, selectors.EVENT_READ, greeting)
 
-    def _greet(self, greeting: Greeting) -> None:
+    def _greet(self, greeting: Handshake) -> None:
         if greeting not in self._greetings:
             return
         try:
@@ -178,7 +178,7 @@ class Nodes:
             self._selector.unregister(greeting)
             self.take(channel)
 
-    def _refuse(self, greeting: Greeting) -> None:
+    def _refuse(self, greeting: Handshake) -> None:
         self.refused += 1
         self._greetings.remove(greeting)
         self._selector.unregister(greeting)
@@ -228,7 +228,7 @@ class Nodes:
             del self.here[node.number]
 
 
-def may_open(count: int) -> None:
+def raise_file_limit(count: int) -> None:
     """Let this process open so many files more, as far as the system allows it without asking anybody."""
     import resource  # Absent on Windows.
 

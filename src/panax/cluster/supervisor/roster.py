@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from ...core.errors import LaunchError
-from ..engines import Placed
+from ..engines import RunningAgents
 from ..job import Job
-from .job_layout import JobShape, Worlds, cordon
+from .job_layout import JobShape, JobShapes, cordon
 from .nodes import Node, Nodes
 
 ASK_AGAIN_SECONDS = 30.0
@@ -23,9 +23,9 @@ class NodePool:
         say: Takes what a person should know.
     """
 
-    def __init__(self, job: Job, nodes: Nodes, placed: Placed, say: Callable[[str], None]):
+    def __init__(self, job: Job, nodes: Nodes, placed: RunningAgents, say: Callable[[str], None]):
         self._job, self._nodes, self._placed, self._say = job, nodes, placed, say
-        self._worlds = Worlds.of(job)
+        self._worlds = JobShapes.of(job)
         self._asked_at: dict[int, float] = {}
         self._refused: set[int] = set()
         self._gathered = False

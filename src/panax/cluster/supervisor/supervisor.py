@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 from ...core.errors import LaunchError
-from ..engines import Placed
-from ..job import GOES_ON, Job
-from ..stragglers.monitoring import Watching
-from .attempt import SAVED, AttemptWorker, JobAttempt
-from .diagnosis import OF_END, OF_LAYOUT, Cause, Diagnosis, diagnose
+from ..engines import RunningAgents
+from ..job import CONTINUATION_VARIABLE, Job
+from ..stragglers.monitoring import StragglerMonitor
+from .attempt import SAVED_EXIT_CODES, AttemptWorker, JobAttempt
+from .diagnosis import LAYOUT_CAUSES, TERMINATION_CAUSES, Cause, Diagnosis, diagnose
 from .drain import DrainingNodes
 from .job_folder import Incident, JobFolder, failure_incident, layout_incident
 from .job_layout import JobShape
@@ -43,10 +43,10 @@ LONGEST_BACKOFF_SECONDS = 60.0
 class Supervisor:
     """Follows one job to its end."""
 
-    def __init__(self, job: Job, nodes: Nodes, placed: Placed, record: JobFolder, view: View):
+    def __init__(self, job: Job, nodes: Nodes, placed: RunningAgents, record: JobFolder, view: View):
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
         self._roster = NodePool(job, nodes, placed, view.say)
-        self._watching = Watching(job, self._roster, record, view.say)
+        self._watching = StragglerMonitor(job, self._roster, record, view.say)
         self._world, self._changing = JobShape(()), ""
         self._looked_at = 0.0
         self._saved_before: int | None = None
@@ -106,7 +106,7 @@ class Supervisor:
                 continue
             if diagnosis is None:
                 return self._done(attempt)
-            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in OF_END:
+            if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in TERMINATION_CAUSES:
                 # Before a process can save, it does not take signals.
                 self._end(attempt)
                 return self._over(
@@ -155,7 +155,7 @@ class Supervisor:
         self._attempt = attempt = JobAttempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
         layout = [] if world.layout is None else world.layout.flags
-        goes_on = {GOES_ON: "1"} if changing else {}
+        goes_on = {CONTINUATION_VARIABLE: "1"} if changing else {}
         for rank, node in enumerate(world.nodes):
             if node in nodes:
                 self._nodes.tell(
@@ -310,7 +310,7 @@ class Supervisor:
         policy = self._job.policy
         if self._asks.signal is not None:
             return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
-        could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in OF_LAYOUT
+        could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in LAYOUT_CAUSES
         if could_not_begin and self._roster.refuse(self._world):
             self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
             return None
@@ -361,7 +361,7 @@ class Supervisor:
         )
         if self._asks.signal is not None:
             return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} {where}")
-        if codes & set(SAVED):
+        if codes & set(SAVED_EXIT_CODES):
             code = max(code for code in codes if code)
             return self._over(code, f"stopped by {signal.Signals(code - 128).name} {where}")
         return self._over(0, "done")

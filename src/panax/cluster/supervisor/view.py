@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from io import TextIOBase
 
 from ...system.outlet import Outlet
-from .attempt import JobAttempt, number_in
+from .attempt import JobAttempt, read_number
 from .diagnosis import Cause, Diagnosis
 from .job_folder import Incident
 
@@ -150,7 +150,7 @@ def status_line(attempt: JobAttempt, goodput: float | None, state: str, num_step
             parts.append(form.format(values[name]))
     if goodput is not None:
         parts.append(f"goodput {goodput:.0%}")
-    waits = [(number_in(worker.facts, "data_wait", 0.0), worker.host) for worker in attempt.workers]
+    waits = [(read_number(worker.facts, "data_wait", 0.0), worker.host) for worker in attempt.workers]
     longest, host = max(waits)
     if longest >= 0.05:
         parts.append(f"slowest {host} ({longest:.0%} waiting for data)")

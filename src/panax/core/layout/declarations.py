@@ -22,7 +22,7 @@ def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextMa
     >>> def loop(x):
     ...     with declare_trip_count(0, 7):
     ...         return jax.lax.while_loop(lambda y: y < 3, lambda y: y + 1, x)
-    >>> trip_count_of_stack(str(jax.make_jaxpr(loop)(0).eqns[0].source_info.name_stack))
+    >>> find_trip_count(str(jax.make_jaxpr(loop)(0).eqns[0].source_info.name_stack))
     (0, 7)
     """
     return jax.named_scope(f"turns:{expected}..{most}")
@@ -34,7 +34,7 @@ def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]
     >>> def choice(x):
     ...     with declare_branch_probs(0.25, 0.75):
     ...         return jax.lax.cond(x > 0, lambda y: y, lambda y: -y, x)
-    >>> branch_probs_of_stack(str(jax.make_jaxpr(choice)(1.0).eqns[-1].source_info.name_stack))
+    >>> find_branch_probs(str(jax.make_jaxpr(choice)(1.0).eqns[-1].source_info.name_stack))
     (0.25, 0.75)
     """
     return jax.named_scope("shares:" + ",".join(f"{share:.4f}" for share in each))
@@ -46,25 +46,25 @@ def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
     >>> def send(x):
     ...     with tag_comm("weights"):
     ...         return x + 1
-    >>> cargo_of_stack(str(jax.make_jaxpr(send)(0).eqns[0].source_info.name_stack))
+    >>> find_comm_tag(str(jax.make_jaxpr(send)(0).eqns[0].source_info.name_stack))
     'weights'
     """
     return jax.named_scope(f"moving:{what}")
 
 
-def cargo_of_stack(name_stack: str) -> str | None:
+def find_comm_tag(name_stack: str) -> str | None:
     """Return what collectives send, from the innermost declaration in a name stack, if any."""
     found = _CARGO.findall(name_stack)
     return found[-1] if found else None
 
 
-def trip_count_of_stack(name_stack: str) -> tuple[int, int] | None:
+def find_trip_count(name_stack: str) -> tuple[int, int] | None:
     """Return (expected, maximum) trip count from the innermost declaration in a name stack, if any."""
     found = _TURNS.findall(name_stack)
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
-def branch_probs_of_stack(name_stack: str) -> Sequence[float] | None:
+def find_branch_probs(name_stack: str) -> Sequence[float] | None:
     """Return the frequency of each branch from the innermost declaration in a name stack, if any."""
     found = _SHARES.findall(name_stack)
     return tuple(map(float, found[-1].split(","))) if found else None

@@ -14,7 +14,7 @@ import jax
 import jax.extend.backend
 
 from ..protocols import Axes, RowOrder
-from .target import Target, target_of
+from .target import Target, device_target
 
 MeshAxes = tuple[str, ...]
 
@@ -115,7 +115,7 @@ def current_layout() -> Layout | None:
 def current_target() -> Target:
     """Return the target of the layout that is being traced for, or of JAX's default device."""
     layout = _traced.get().layout
-    return target_of(jax.extend.backend.get_default_device()) if layout is None else layout.target
+    return device_target(jax.extend.backend.get_default_device()) if layout is None else layout.target
 
 
 def arrays_are_local() -> bool:
@@ -138,7 +138,7 @@ def use_layout(layout: Layout | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_arrays() -> Iterator[None]:
+def use_global_arrays() -> Iterator[None]:
     """Trace code inside for the same target without its mesh: on whole arrays, which XLA's partitioner
     shards.
     """

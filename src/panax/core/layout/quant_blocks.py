@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..params.logical import is_copies, traits_of
+from ..params.logical import is_stack_axis, lookup_axis
 from ..protocols import Axes
 from .layout import Layout
 
@@ -44,7 +44,7 @@ def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlock
     """
     parts = [math.prod(layout.sizes[axis] for axis in dim) for dim in layout.storage(axes)]
     whole = tuple(size * n for size, n in zip(shape, parts))
-    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
+    own = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
     if math.prod(whole[dim] for dim in own) < LEAST:
         return None
     box = quant_block_shape(whole, axes, own, BOX)
@@ -73,10 +73,10 @@ def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most
     for dim in own:
         while shape[dim] % 2 ** (left[dim] + 1) == 0:
             left[dim] += 1
-    whole = [dim for dim in reversed(own) if not traits_of(axes[dim]).storage]
+    whole = [dim for dim in reversed(own) if not lookup_axis(axes[dim]).storage]
     for dim in own:
         if dim not in whole:
-            traits = traits_of(axes[dim])
+            traits = lookup_axis(axes[dim])
             left[dim] -= 1 if traits.storage == traits.compute else 3
     box = [1] * len(shape)
     for _ in range(most.bit_length() - 1):

@@ -5,7 +5,7 @@ jax.
 from typing import NamedTuple
 
 
-class Pipelined(NamedTuple):
+class PipelineRequirement(NamedTuple):
     """How a pipeline partitions a model.
 
     Attributes:
@@ -23,7 +23,7 @@ class Pipelined(NamedTuple):
         """Return whether each of `stages` computes equal, adjacent layers, which can then be stored there
         between steps.
 
-        >>> Pipelined(126, 1, 126).rest_on(16), Pipelined(126, 1, 126).rest_on(18)
+        >>> PipelineRequirement(126, 1, 126).rest_on(16), PipelineRequirement(126, 1, 126).rest_on(18)
         (False, True)
         """
         return self.chunks == 1 and self.repeats > 0 and self.repeats % stages == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Traits:
+class PlatformTraits:
     """How programs for a platform are best written; the defaults are those of an unknown chip.
 
     Attributes:
@@ -56,9 +56,9 @@ class Traits:
 
 
 _TRAITS = {
-    "gpu": Traits(ragged_exchange=True),
-    "tpu": Traits(scatters_in_order=True, ragged_exchange=True, rings=True, fast_domain=None),
-    "cpu": Traits(
+    "gpu": PlatformTraits(ragged_exchange=True),
+    "tpu": PlatformTraits(scatters_in_order=True, ragged_exchange=True, rings=True, fast_domain=None),
+    "cpu": PlatformTraits(
         own_memory=False,
         scatters_in_order=True,
         # A loop copies all residuals of the backward pass into stacked buffers on one core: a third of a
@@ -149,11 +149,11 @@ class Target:
         return self.platform == "tpu" or (self.platform == "gpu" and self.architecture not in _WITHOUT_TF32)
 
     @property
-    def traits(self) -> Traits:
-        return _TRAITS.get(self.platform, Traits())
+    def traits(self) -> PlatformTraits:
+        return _TRAITS.get(self.platform, PlatformTraits())
 
 
-def target_of(device: Any, devices: int = 1) -> Target:
+def device_target(device: Any, devices: int = 1) -> Target:
     """Return the target of a JAX device, attached or only described."""
     return _derived(device.platform, getattr(device, "device_kind", ""), devices)
 
@@ -161,13 +161,13 @@ def target_of(device: Any, devices: int = 1) -> Target:
 @functools.lru_cache(maxsize=64)
 def _derived(platform: str, kind: str, devices: int) -> Target:
     vendor = next((vendor for vendor in _VENDORS if kind.lower().startswith(vendor)), "")
-    return Target(platform, vendor, architecture_of(kind), devices)
+    return Target(platform, vendor, parse_architecture(kind), devices)
 
 
-def architecture_of(kind: str) -> str:
+def parse_architecture(kind: str) -> str:
     """Return the architecture named in a JAX device kind.
 
-    >>> [architecture_of(kind) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "TPU v5 lite", "TPU7x", "cpu")]
+    >>> [parse_architecture(kind) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "TPU v5 lite", "TPU7x", "cpu")]
     ['h100', 'a100', 'v5e', 'v7x', '']
     """
     kind = kind.lower()

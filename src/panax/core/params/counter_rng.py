@@ -22,7 +22,7 @@ def to_centered_uniform(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
     return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
-def bits_of_places(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:
+def element_bits(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:
     """Return 32 random bits per array element, from the array's name, a count (such as of updates) and the
     element's index.
 

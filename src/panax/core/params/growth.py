@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Growing:
+class GrowingVocab:
     """A table with rows assigned to the keys in the data; a vocabulary in the model state stores the
     assignment.
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import LayoutError, nearest
+from ..errors import LayoutError, suggest_name
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
 """All mesh axes, slowest network first."""
 
 MeshAxes = tuple[str, ...]
 
-EACH: Mapping[str, MeshAxes] = MappingProxyType({f"each_{axis}": (axis,) for axis in MESH_AXES})
+LOCAL_AXES: Mapping[str, MeshAxes] = MappingProxyType({f"each_{axis}": (axis,) for axis in MESH_AXES})
 """Logical axes of values that each device along a mesh axis stores independently; their sharding ignores the
 rules.
 """
@@ -33,7 +33,7 @@ class Role(enum.Enum):
     LAYERS = "layers stacked in storage"
 
 
-class Undivided(enum.Enum):
+class DivisibilityPolicy(enum.Enum):
     """What happens to a dimension that its mesh axes do not divide."""
 
     REFUSED = "an error, with the sizes that would divide"
@@ -77,7 +77,7 @@ class LogicalAxis:
     _: dataclasses.KW_ONLY
     compute: MeshAxes = ()
     storage: MeshAxes | None = None
-    undivided: Undivided = Undivided.REFUSED
+    undivided: DivisibilityPolicy = DivisibilityPolicy.REFUSED
     role: Role | None = None
     parallel: bool = False
     may_be_whole: bool = False
@@ -94,7 +94,7 @@ class LogicalAxis:
         for mesh_axis in (*self.compute, *storage):
             if mesh_axis not in MESH_AXES:
                 raise LayoutError(
-                    f"the logical axis {self.name!r} -> {mesh_axis!r} is not a mesh axis; {nearest(mesh_axis, MESH_AXES)}"
+                    f"the logical axis {self.name!r} -> {mesh_axis!r} is not a mesh axis; {suggest_name(mesh_axis, MESH_AXES)}"
                 )
         if storage and storage[: len(self.compute)] != self.compute:
             raise LayoutError(
@@ -152,10 +152,10 @@ def register_axes(*axes: LogicalAxis) -> None:
             _storage[axis.name] = axis.storage
 
 
-def axis_of(role: Role) -> str:
+def axis_for_role(role: Role) -> str:
     """Return the name of the axis that has a role.
 
-    >>> axis_of(Role.ROWS)
+    >>> axis_for_role(Role.ROWS)
     'batch'
     """
     return _roles[role]
@@ -164,27 +164,27 @@ def axis_of(role: Role) -> str:
 _UNKNOWN = LogicalAxis("unknown", "an axis that nobody registered")
 
 
-def traits_of(name: str | None) -> LogicalAxis:
+def lookup_axis(name: str | None) -> LogicalAxis:
     """Return the axis of a name; one without any traits if it is not registered."""
     return _axes.get(name or "", _UNKNOWN)
 
 
-def is_copies(name: str | None) -> bool:
+def is_stack_axis(name: str | None) -> bool:
     """Return whether a parameter holds many items of one kind along a logical axis."""
-    return traits_of(name).copies
+    return lookup_axis(name).copies
 
 
 def is_table(axes: tuple[str | None, ...]) -> bool:
     """Return whether a parameter with these logical axes is a table, with a gradient that is computed and
     applied by rows.
     """
-    return bool(axes) and traits_of(axes[0]).table
+    return bool(axes) and lookup_axis(axes[0]).table
 
 
-def axes_of_rows(arrays: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:
+def batch_row_axes(arrays: Mapping[str, Any]) -> dict[str, tuple[str | None, ...]]:
     """Return the logical axes of each leaf of a batch in which only rows are sharded.
 
     Args:
         arrays: Objects that have a rank, `ndim`.
     """
-    return {name: (axis_of(Role.ROWS), *(None,) * (array.ndim - 1)) for name, array in arrays.items()}
+    return {name: (axis_for_role(Role.ROWS), *(None,) * (array.ndim - 1)) for name, array in arrays.items()}

@@ -61,7 +61,7 @@ def parameter(init: Initializer) -> Any:
     return eqx.field(metadata={"init": init})
 
 
-def stacked(axis: str) -> Any:
+def stacked_modules(axis: str) -> Any:
     """Declare a field of modules that have an additional leading axis of this name: a stack of layers."""
     return eqx.field(metadata={"stacked": axis})
 
@@ -74,7 +74,7 @@ def name_key(key: jax.Array, name: str) -> jax.Array:
 AModule = TypeVar("AModule", bound="Module")
 
 
-@dataclass_transform(field_specifiers=(eqx.field, parameter, stacked))
+@dataclass_transform(field_specifiers=(eqx.field, parameter, stacked_modules))
 class Module(eqx.Module):
     """A pytree of parameters and static settings; see the module docstring for how to declare one."""
 
@@ -134,7 +134,7 @@ _in_turn: ContextVar[bool] = ContextVar("panax_draw_in_turn", default=False)
 
 
 @contextlib.contextmanager
-def draw_in_turn(wanted: bool) -> Iterator[None]:
+def init_sequentially(wanted: bool) -> Iterator[None]:
     """Initialize the modules of a `stack` inside one by one if `wanted`, with the random bits of one of them
     in memory.
 

@@ -36,7 +36,7 @@ def scope(name: str) -> Iterator[None]:
         _path.reset(token)
 
 
-def debugging() -> bool:
+def is_debugging() -> bool:
     """Return True in the forward pass of `--debug`, in which every value in the model is concrete:
     `float(x)`, NumPy and pdb work.
 
@@ -47,7 +47,7 @@ def debugging() -> bool:
 
 
 @contextlib.contextmanager
-def real_values() -> Iterator[None]:
+def use_eager_values() -> Iterator[None]:
     """Declare that the code inside runs eagerly on concrete values."""
     token = _debugging.set(True)
     try:

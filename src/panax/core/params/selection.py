@@ -11,11 +11,11 @@ _LAYERS = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 LayerParameters = Mapping[int, Mapping[str, tuple[str, int]]]
 """For each layer, parameter name within the layer to (name of the stacked array, the layer's index in it)."""
 
-Chosen = Mapping[str, frozenset[int] | None]
+SelectedParams = Mapping[str, frozenset[int] | None]
 """Parameter name to the selected layer indices in its stack; None for the whole parameter."""
 
 
-def choose(pattern: str, names: Iterable[str], layers: LayerParameters, setting: str) -> Chosen:
+def select_params(pattern: str, names: Iterable[str], layers: LayerParameters, setting: str) -> SelectedParams:
     """Return the parameters that a pattern selects.
 
     Args:
@@ -27,13 +27,13 @@ def choose(pattern: str, names: Iterable[str], layers: LayerParameters, setting:
     Raises:
         RecipeError: It selects no parameter.
 
-    >>> choose("a", ["a.w", "a.b", "ab"], {}, "frozen")
+    >>> select_params("a", ["a.w", "a.b", "ab"], {}, "frozen")
     {'a.w': None, 'a.b': None}
-    >>> choose("*.b", ["a.w", "a.b", "ab"], {}, "frozen")
+    >>> select_params("*.b", ["a.w", "a.b", "ab"], {}, "frozen")
     {'a.b': None}
     """
     names = list(names)
-    whole = [name for name in names if within(name, pattern)]
+    whole = [name for name in names if matches_param(name, pattern)]
     if whole:
         return dict.fromkeys(whole)
     rows: dict[str, set[int]] = {}
@@ -42,7 +42,7 @@ def choose(pattern: str, names: Iterable[str], layers: LayerParameters, setting:
     return {name: frozenset(found) for name, found in rows.items()}
 
 
-def within(name: str, pattern: str) -> bool:
+def matches_param(name: str, pattern: str) -> bool:
     """Return whether a parameter's name equals a pattern, is below it, or matches it if it contains `*`."""
     if "*" in pattern:
         return fnmatch.fnmatchcase(name, pattern)
@@ -66,7 +66,7 @@ def _of_layers(pattern: str, layers: LayerParameters, names: list[str], setting:
         place
         for layer in range(first, last + 1)
         for name, place in layers[layer].items()
-        if (inner is None or within(name, inner)) and place[0] in known
+        if (inner is None or matches_param(name, inner)) and place[0] in known
     ]
     if not chosen:
         raise RecipeError(

@@ -8,7 +8,7 @@ MAX_RECORD_BYTES = 2**26
 """Of one record (a line, a row's values, a sample's files) by default, decompressed: 64 MiB."""
 
 
-def too_large(
+def describe_oversize(
     size: int, most: int, setting: str = "max_record_bytes", *, least: bool = False, unit: str = "bytes"
 ) -> str:
     """What is wrong with something of so many bytes, or of another unit.
@@ -16,7 +16,7 @@ def too_large(
     Args:
         least: Whether it may be more than `size`, which was not read to its end.
 
-    >>> too_large(20, 10)
+    >>> describe_oversize(20, 10)
     '20 bytes; expected at most max_record_bytes=10: raise that setting if this size is right'
     """
     found = f"{size:,} {unit} or more" if least else f"{size:,} {unit}"

@@ -13,12 +13,12 @@ import xxhash
 from panax.core.errors import DataError
 
 from ...system import json_reader
-from .files import decode_utf8, fingerprint, read_bytes, unreadable
+from .files import decode_utf8, fingerprint, read_bytes, read_error
 
-SEEN = "verified"
+VERIFIED_FOLDER = "verified"
 """Of a cache directory, where it is remembered which files were compared with their checksums."""
 
-MOST_NAMES_BYTES = 1 << 32
+MAX_NAMES_BYTES = 1 << 32
 """The longest list of names of a cache entry: every word, item or user has one."""
 
 _REMOVE = "remove its folder, and it is made again"
@@ -27,7 +27,7 @@ _SETTLED_SECONDS = 2.0
 """A file that changed later than this before it was read may change again within the same tick of the file system's clock."""
 
 
-def checksum_of(path: Path, look: Callable[[bytes, int], None] = lambda block, offset: None) -> str:
+def compute_checksum(path: Path, look: Callable[[bytes, int], None] = lambda block, offset: None) -> str:
     """xxh3 of a file, 32 hexadecimal digits.
 
     Args:
@@ -46,11 +46,11 @@ def checksum_of(path: Path, look: Callable[[bytes, int], None] = lambda block, o
                 look(block, offset)
                 offset += len(block)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     return digest.hexdigest()
 
 
-def seal_of(header: Mapping[str, Any]) -> str:
+def compute_seal(header: Mapping[str, Any]) -> str:
     """xxh3 of a header's fields but `seal` itself, 16 hexadecimal digits."""
     body = {name: value for name, value in header.items() if name != "seal"}
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
@@ -58,8 +58,8 @@ def seal_of(header: Mapping[str, Any]) -> str:
 
 def write_sealed(path: Path, header: Mapping[str, Any], files: Sequence[str]) -> None:
     """Write a header in JSON, with the checksums of files that lie beside it, and a seal of it all."""
-    sealed = {**header, "checksums": {name: checksum_of(path.with_name(name)) for name in files}}
-    path.write_text(json.dumps({**sealed, "seal": seal_of(sealed)}), encoding="utf-8")
+    sealed = {**header, "checksums": {name: compute_checksum(path.with_name(name)) for name in files}}
+    path.write_text(json.dumps({**sealed, "seal": compute_seal(sealed)}), encoding="utf-8")
 
 
 def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
     try:
         header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
         checksums = {str(name): str(value) for name, value in header["checksums"].items()}
-        if header["seal"] != seal_of(header) or any("/" in name for name in checksums):
+        if header["seal"] != compute_seal(header) or any("/" in name for name in checksums):
             raise ValueError("its seal does not hold")
     except DataError:
         raise
@@ -81,14 +81,14 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
 
     def check() -> None:
         for file, checksum in files.items():
-            if checksum_of(file) != checksum:
-                raise refuse_checksum(file, _REMOVE)
+            if compute_checksum(file) != checksum:
+                raise checksum_error(file, _REMOVE)
 
-    check_once(list(files), checksums, check, seen)
+    verify_once(list(files), checksums, check, seen)
     return header
 
 
-def check_once(
+def verify_once(
     files: Sequence[Path], expected: Mapping[str, object], check: Callable[[], None], seen: Path | None
 ) -> None:
     """Call `check`, but not again for files that are as they were when it last passed.
@@ -122,11 +122,11 @@ def _states(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
         try:
             status = os.stat(path)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         found.append((str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return found
 
 
-def refuse_checksum(path: Path, remedy: str) -> DataError:
+def checksum_error(path: Path, remedy: str) -> DataError:
     """What to raise where a file's checksum is another than the one that was written down."""
     return DataError(f"{path} is damaged: its checksum is not that of what was written; {remedy}")

@@ -1,6 +1,6 @@
 """Files as streams, decompressed where their first bytes say so: gzip, bz2, xz and zstd, with bounded memory.
 
-A few bytes can stand for terabytes. So a file that grows beyond `MOST_RATIO` times its size is refused, and no decompressor may
+A few bytes can stand for terabytes. So a file that grows beyond `MAX_RATIO` times its size is refused, and no decompressor may
 take a window of more than `_MOST_WINDOW_BYTES`.
 """
 
@@ -17,19 +17,19 @@ from typing import Any
 
 from panax.core.errors import DataError
 
-from .files import unreadable
-from .magic import LOOKED_AT_BYTES, compression_of
+from .files import read_error
+from .magic import HEADER_BYTES, detect_compression
 
-MOST_RATIO = 500
+MAX_RATIO = 500
 """Text that is compressed best, of lines that are nearly the same, becomes a few hundred times larger."""
 
-FREE_BYTES = 2**26
+UNCHECKED_BYTES = 2**26
 """Up to here a file may become as large as it likes."""
 
 _MOST_WINDOW_BYTES = 2**28
 _READ_BYTES = 2**16
 
-ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 """What compressed files are called."""
 
 
@@ -45,34 +45,34 @@ def open_file(path: Path, name: str) -> Iterator[Any]:
     """
     try:
         with path.open("rb") as raw:
-            kind = compression_of(raw.read(8))
+            kind = detect_compression(raw.read(8))
             raw.seek(0)
             if kind is None:
                 yield raw
                 return
-            bounded = Bounded(_decompressing(raw, kind, name), raw.tell, name, kind)
+            bounded = BoundedStream(_decompressing(raw, kind, name), raw.tell, name, kind)
             with io.BufferedReader(bounded, _READ_BYTES) as file:
                 yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, DataError):
             raise
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
 
 
 def is_compressed(path: Path) -> bool:
     """Whether a file's first bytes are those of a compressed one."""
     with path.open("rb") as file:
-        return compression_of(file.read(8)) is not None
+        return detect_compression(file.read(8)) is not None
 
 
-def first_bytes(path: Path, name: str) -> bytes:
+def read_first_bytes(path: Path, name: str) -> bytes:
     """The beginning of a file, decompressed.
 
     Raises:
         DataError: As `open_file`.
     """
     with open_file(path, name) as file:
-        return file.read(LOOKED_AT_BYTES)
+        return file.read(HEADER_BYTES)
 
 
 def _decompressing(raw: Any, kind: str, name: str) -> Any:
@@ -158,7 +158,7 @@ class _Translated(io.RawIOBase):
             raise OSError(str(error)) from error
 
 
-class Bounded(io.RawIOBase):
+class BoundedStream(io.RawIOBase):
     """A decompressed stream that must not become far larger than what it is made of."""
 
     def __init__(self, inner: Any, consumed: Callable[[], int], name: str, kind: str) -> None:
@@ -175,10 +175,10 @@ class Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self._inner.readinto(buffer)
         self._made += count
-        if self._made > FREE_BYTES and self._made > MOST_RATIO * self._consumed():
+        if self._made > UNCHECKED_BYTES and self._made > MAX_RATIO * self._consumed():
             raise DataError(
                 f"{self._name}: its first {self._consumed():,} bytes, compressed with {self._kind}, become {self._made:,} "
-                f"bytes or more; expected at most {MOST_RATIO} times as many: decompress the file first if that is right"
+                f"bytes or more; expected at most {MAX_RATIO} times as many: decompress the file first if that is right"
             )
         return count
 

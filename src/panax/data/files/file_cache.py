@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError, StoreError
-from panax.system.owned_dir import MARK, make_owned_dir
+from panax.system.owned_dir import OWNER_MARKER, make_owned_dir
 
 from .cache import cache_directory
 
@@ -22,7 +22,7 @@ except ImportError:  # Windows has no flock
     fcntl = None
 
 DEFAULT_GB = 50.0
-MANY = 1000
+CROWDED_ENTRIES = 1000
 """Of more copies than this, some more are removed than there must be, so that the next ones find room without a search."""
 
 _WAIT_SECONDS = 60.0
@@ -31,7 +31,7 @@ _LOCK = ".lock"
 _PARTIAL = ".partial"
 
 
-class NoRoomError(DataError):
+class CacheFullError(DataError):
     """The files in use fill the cache; there may be room when they are no longer in use."""
 
 
@@ -144,7 +144,7 @@ class FileCache:
         end = time.monotonic() + self._wait_seconds
         while not self._make_room(descriptor, size):
             if time.monotonic() >= end:
-                raise NoRoomError(
+                raise CacheFullError(
                     f"{name} has {size:,} bytes, for which there is no room: the cache of files holds "
                     f"{self.limit_bytes:,}, and what is in it is in use; raise PANAX_CACHE_GB"
                 )
@@ -167,7 +167,7 @@ class FileCache:
         """Remove what was not used for longest, until there is room; what is left takes so many bytes."""
         found = []
         for entry in os.scandir(self.root):
-            if entry.name not in (_LOCK, MARK) and entry.is_file(follow_symlinks=False):
+            if entry.name not in (_LOCK, OWNER_MARKER) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     # What a killed process left of a copy goes first.
@@ -175,7 +175,7 @@ class FileCache:
                     found.append((age, entry.path, status.st_size))
         taken = sum(each for _, _, each in found)
         most = self.limit_bytes - size
-        goal = most - (self.limit_bytes // 20 if len(found) > MANY else 0)
+        goal = most - (self.limit_bytes // 20 if len(found) > CROWDED_ENTRIES else 0)
         for _, path, each in sorted(found):
             if taken <= goal:
                 break

@@ -14,8 +14,8 @@ from panax.core.errors import DataError
 from panax.stores import REMOTE, is_remote, redact_address
 from panax.system.files import expand_user
 
-from .file_cache import NoRoomError
-from .magic import format_of
+from .file_cache import CacheFullError
+from .magic import detect_format
 from .package_files import SCHEME, package_file
 from .remote import RemoteObject, find_objects
 
@@ -71,7 +71,7 @@ class DataFile(NamedTuple):
         try:
             status = path.stat()
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         return str(path.absolute()), status.st_size, status.st_mtime_ns
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class DataFile(NamedTuple):
 _Copy = tuple[contextlib.ExitStack, Path]
 
 
-def each_here(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
+def open_each_local(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
     """Yield each file's name and a path on this machine, good until the next is asked for.
 
     While a remote file is in use, the next ones are copied.
@@ -128,7 +128,7 @@ def _may_start(after_current: Sequence[DataFile], count: int) -> bool:
 
 def _copied(ahead: "deque[Future[_Copy]]", file: DataFile) -> _Copy:
     if ahead:
-        with contextlib.suppress(NoRoomError):
+        with contextlib.suppress(CacheFullError):
             return ahead.popleft().result()
         # What was copied ahead may be what takes the room.
         _release(ahead)
@@ -222,14 +222,14 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     except MemoryError as error:
         raise DataError(
             f"{path} has {path.stat().st_size:,} bytes, for which there is no memory; cut it into several files"
         ) from error
 
 
-def unreadable(path: Path | str, error: Exception) -> DataError:
+def read_error(path: Path | str, error: Exception) -> DataError:
     """What to raise when the system, or a format's own reader, refuses a file."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return DataError(f"{path} can't be read: {reason}; check that it exists, is complete, and that you may read it")
@@ -256,7 +256,7 @@ convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
     try:
         return data[skip:].decode("utf-8")
     except UnicodeDecodeError as error:
-        kind = format_of(data) if start == 0 else None
+        kind = detect_format(data) if start == 0 else None
         if kind is not None:
             compressed = kind in _COMPRESSIONS
             raise BadRecordError(
@@ -282,7 +282,7 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def cache_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
+def cache_identity(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
     """What a cache of files' content goes by: their marks, and when their records in the file system last changed.
 
     A file that is replaced by one of the same size, with its time of change set back (`cp -p`, `rsync -t`), has another one.
@@ -292,7 +292,7 @@ def cache_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
         yield (*found.mark, *(() if found.remote is not None else (found.local.stat().st_ctime_ns,)))
 
 
-def file_marks(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
+def stat_files(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
     """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its store's tag."""
     for file in files:
         yield (file if isinstance(file, DataFile) else DataFile(str(file))).mark

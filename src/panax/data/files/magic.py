@@ -1,6 +1,6 @@
 """What a file is, by its first bytes: a name may be wrong, or say nothing."""
 
-LOOKED_AT_BYTES = 2**13
+HEADER_BYTES = 2**13
 """So many bytes of a file tell its kind."""
 
 _COMPRESSED = (
@@ -18,10 +18,10 @@ _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x0
 _PORTABLE = tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\r\n")
 
 
-def compression_of(begin: bytes) -> str | None:
+def detect_compression(begin: bytes) -> str | None:
     """What a file that begins so is compressed with; None where it is not.
 
-    >>> compression_of(b"BZh91AY"), compression_of(b"the oak")
+    >>> detect_compression(b"BZh91AY"), detect_compression(b"the oak")
     ('bz2', None)
     """
     # A frame of zstd may have frames before it that are skipped.
@@ -30,9 +30,9 @@ def compression_of(begin: bytes) -> str | None:
     return next((name for magic, name in _COMPRESSED if begin.startswith(magic)), None)
 
 
-def format_of(begin: bytes) -> str | None:
+def detect_format(begin: bytes) -> str | None:
     """The format of a file that begins so, where it is one of those that are no text; None for others."""
-    return compression_of(begin) or next((name for magic, name in _OTHERS if begin.startswith(magic)), None)
+    return detect_compression(begin) or next((name for magic, name in _OTHERS if begin.startswith(magic)), None)
 
 
 def is_image(begin: bytes) -> bool:

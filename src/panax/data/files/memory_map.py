@@ -7,7 +7,7 @@ import numpy as np
 
 from panax.core.errors import DataError
 
-from .files import unreadable
+from .files import read_error
 
 
 def map_file(path: Path, dtype: np.dtype | str, shape: tuple[int, ...], remedy: str) -> np.ndarray:
@@ -32,7 +32,7 @@ def map_file(path: Path, dtype: np.dtype | str, shape: tuple[int, ...], remedy: 
         # Nothing can't be mapped.
         return np.memmap(path, dtype, mode="r", shape=shape).view(np.ndarray) if size else np.zeros(shape, dtype)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
 
 
 def check_mapped(*arrays: np.ndarray | None) -> None:

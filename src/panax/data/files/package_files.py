@@ -5,7 +5,7 @@ from pathlib import Path
 
 from panax.core.errors import DataError
 from panax.core.install_hints import install_command
-from panax.core.install_hints import package as command
+from panax.core.install_hints import package_install_command as command
 
 SCHEME = "package:"
 

@@ -24,7 +24,7 @@ from panax.core.errors import DataError
 
 from ..text.corpus import BadRecord
 from .checksums import read_sealed, write_sealed
-from .files import unreadable
+from .files import read_error
 from .memory_map import check_mapped, map_file
 
 FORMAT_VERSION = 1
@@ -91,7 +91,7 @@ class PackedFiles:
         except DataError:
             raise
         except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
-            raise unreadable(directory, error) from error
+            raise read_error(directory, error) from error
 
     def __len__(self) -> int:
         return len(self._starts) - 1

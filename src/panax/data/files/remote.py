@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from panax.core.errors import DataError, StoreError
-from panax.stores import MissingError, Store, is_remote, open_store, redact_address
+from panax.stores import ObjectNotFoundError, Store, is_remote, open_store, redact_address
 
 from .file_cache import FileCache
 
@@ -70,7 +70,7 @@ class RemoteObject(NamedTuple):
             else:
                 with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
                     all(pool.map(copy, starts))
-            if describe(self).tag != self.tag:
+            if stat_object(self).tag != self.tag:
                 raise DataError(f"{self.url} was replaced while it was read; run the same again")
             found = _md5(descriptor)
             # The same bytes twice show that the tag is another thing, as where the server encrypts with a key.
@@ -114,8 +114,8 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
     listed = list_objects(root)
     if not listed and fixed > 1:
         parent, _, name = root.rpartition("/")
-        with contextlib.suppress(MissingError):
-            return [describe(RemoteObject(root, name, 0, "", open_store(parent), _clients(root)))]
+        with contextlib.suppress(ObjectNotFoundError):
+            return [stat_object(RemoteObject(root, name, 0, "", open_store(parent), _clients(root)))]
     found = _matching(listed, [_regex(pattern) for pattern in patterns])
     if not listed:
         raise DataError(f"{url} does not exist; expected an object, a folder of some, or a glob that matches some")
@@ -146,7 +146,7 @@ def list_objects(root: str) -> list[RemoteObject]:
     return sorted(found, key=lambda each: each.path.split("/"))
 
 
-def describe(known: RemoteObject) -> RemoteObject:
+def stat_object(known: RemoteObject) -> RemoteObject:
     """The object as it is now.
 
     Raises:

@@ -8,21 +8,21 @@ from typing import Any, Literal
 from panax.core.errors import DataError
 from panax.core.validation import Validated
 
-from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, describe_oversize
 from ..files.files import (
     BadRecordError,
     DataFile,
-    cache_marks,
+    cache_identity,
     decode_utf8,
-    each_here,
     find_files,
     fingerprint,
-    unreadable,
+    open_each_local,
+    read_error,
 )
 from ..text.corpus import BadRecord, Document
-from .fields import Fields, not_installed
+from .fields import Fields, missing_library_error
 from .json_records import parse_object
-from .riegeli_sizes import records_at_once
+from .riegeli_sizes import safe_record_count
 
 _PATTERNS = ("**/*.array_record", "**/*.arrayrecord", "**/*.array_record-*")
 _RECORDS_AT_ONCE = 256
@@ -59,13 +59,13 @@ class ArrayRecord(Validated):
         try:
             from array_record.python.array_record_module import ArrayRecordReader  # pyright: ignore
         except ImportError as error:
-            raise not_installed("array_record", "an ArrayRecord corpus", "arrayrecord") from error
-        for name, path in each_here(files):
-            count = records_at_once(path, name, self.max_record_bytes, _RECORDS_AT_ONCE)
+            raise missing_library_error("array_record", "an ArrayRecord corpus", "arrayrecord") from error
+        for name, path in open_each_local(files):
+            count = safe_record_count(path, name, self.max_record_bytes, _RECORDS_AT_ONCE)
             for number, record in enumerate(_records(ArrayRecordReader, str(path), name, count)):
                 where = f"{name}, record {number}"
                 if len(record) > self.max_record_bytes:
-                    yield BadRecord(where, too_large(len(record), self.max_record_bytes))
+                    yield BadRecord(where, describe_oversize(len(record), self.max_record_bytes))
                 else:
                     yield self._document(record, where)
 
@@ -83,7 +83,9 @@ class ArrayRecord(Validated):
         return find_files(self.paths, _PATTERNS)
 
     def fingerprint(self) -> str:
-        return fingerprint("array_record", self.record, self.text, self.prompt, self.answer, *cache_marks(self.files()))
+        return fingerprint(
+            "array_record", self.record, self.text, self.prompt, self.answer, *cache_identity(self.files())
+        )
 
     @property
     def _fields(self) -> Fields:
@@ -103,7 +105,7 @@ def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[b
             try:
                 block = reader.read(begin, min(begin + at_once, count))
             except (RuntimeError, ValueError, IndexError) as error:
-                raise unreadable(name, error) from error
+                raise read_error(name, error) from error
             yield from block
     finally:
         with contextlib.suppress(RuntimeError):  # what was wrong with the file, once more

@@ -6,10 +6,10 @@ from typing import Any
 
 from ...core.validation import Validated
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
-from ..files.files import DataFile, cache_marks, each_here, find_files, fingerprint, unreadable
+from ..files.files import DataFile, cache_identity, find_files, fingerprint, open_each_local, read_error
 from ..text.corpus import BadRecord, Document
-from .columns import ARROW_ERRORS, documents_of
-from .fields import Fields, not_installed
+from .columns import ARROW_ERRORS, read_documents
+from .fields import Fields, missing_library_error
 from .ipc_sizes import check_ipc_sizes
 
 _PATTERNS = ("**/*.arrow", "**/*.feather", "**/*.ipc", "**/*.arrows")
@@ -46,24 +46,24 @@ class Arrow(Validated):
         try:
             import pyarrow as arrow
         except ImportError as error:
-            raise not_installed("pyarrow", "an Arrow corpus", "parquet") from error
-        for name, path in each_here(files):
+            raise missing_library_error("pyarrow", "an Arrow corpus", "parquet") from error
+        for name, path in open_each_local(files):
             check_ipc_sizes(path, name, self.max_batch_bytes, "max_batch_bytes")
             try:
                 with arrow.memory_map(str(path)) as file:
                     row = 0
                     for batch in _batches(file, self._fields, name):
-                        yield from documents_of(batch, self._fields, name, row, self.max_record_bytes)
+                        yield from read_documents(batch, self._fields, name, row, self.max_record_bytes)
                         row += batch.num_rows
             except (*ARROW_ERRORS, arrow.ArrowException) as error:
-                raise unreadable(name, error) from error
+                raise read_error(name, error) from error
 
     def files(self) -> list[DataFile]:
         """The files that are read."""
         return find_files(self.paths, _PATTERNS)
 
     def fingerprint(self) -> str:
-        return fingerprint("arrow", self.text, self.prompt, self.answer, *cache_marks(self.files()))
+        return fingerprint("arrow", self.text, self.prompt, self.answer, *cache_identity(self.files()))
 
     @property
     def _fields(self) -> Fields:

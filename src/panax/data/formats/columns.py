@@ -8,10 +8,10 @@ import numpy as np
 
 from panax.core.errors import DataError
 
-from ..files.bounds import too_large
+from ..files.bounds import describe_oversize
 from ..text.corpus import BadRecord, Document
 from .fields import Fields
-from .parquet_pages import read_footer, rows_at_once
+from .parquet_pages import read_footer, safe_row_count
 
 ARROW_ERRORS = (OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 """What pyarrow raises, beside its own exceptions, for a file that is damaged."""
@@ -20,7 +20,7 @@ _VALUES_BYTES = 2**24
 """About so many bytes of values become Python's at once."""
 
 
-def check_values(array: Any) -> None:
+def check_buffers(array: Any) -> None:
     """See that an array's offsets, indices and lengths stay inside of its buffers: Arrow itself does not look again.
 
     Text that is not UTF-8 passes, since it is only its own row that can't be used.
@@ -37,7 +37,7 @@ def check_values(array: Any) -> None:
     if as_bytes is not None:
         array.view(as_bytes).validate(full=True)
     elif types.is_dictionary(kind):
-        check_values(array.dictionary)
+        check_buffers(array.dictionary)
         array.indices.validate(full=True)
         count = len(array.dictionary)
         limits = compute.min_max(array.indices)  # pyright: ignore[reportAttributeAccessIssue]
@@ -48,7 +48,7 @@ def check_values(array: Any) -> None:
         array.validate(full=True)
 
 
-def documents_of(batch: Any, fields: Fields, name: str, first_row: int, most: int) -> Iterator[Document | BadRecord]:
+def read_documents(batch: Any, fields: Fields, name: str, first_row: int, most: int) -> Iterator[Document | BadRecord]:
     """The documents of a record batch, whose first row is number `first_row` of the file `name`.
 
     Raises:
@@ -71,14 +71,14 @@ def _column(batch: Any, field: str) -> Any:
 
     if field in batch.schema.names:
         column = batch.column(field)
-        check_values(column)
+        check_buffers(column)
         return column
     first, *path = field.split(".")
     column = batch.column(first)
     column.validate()
     for part in path:
         column = compute.struct_field(column, [_place_in(column.type, part, field)])  # pyright: ignore[reportAttributeAccessIssue]
-    check_values(column)
+    check_buffers(column)
     return column
 
 
@@ -159,7 +159,7 @@ def _values(column: Any, most: int) -> list[Any]:
     found = []
     for i in range(len(column)):
         size = 0 if lengths is None else int(lengths[i])
-        found.append(BadRecord("", too_large(size, most)) if size > most else _value(column[i], most))
+        found.append(BadRecord("", describe_oversize(size, most)) if size > most else _value(column[i], most))
     return found
 
 
@@ -169,11 +169,11 @@ def _value(scalar: Any, most: int) -> Any:
     except UnicodeDecodeError as error:
         return BadRecord("", f"{error.reason} at byte {error.start}; expected UTF-8 text: repair it")
     if isinstance(value, str | bytes) and len(value) > most:
-        return BadRecord("", too_large(len(value), most))
+        return BadRecord("", describe_oversize(len(value), most))
     return value
 
 
-def parquet_batches(
+def read_parquet_batches(
     path: Path,
     name: str,
     columns: Sequence[str],
@@ -217,5 +217,5 @@ def parquet_batches(
         if len(footer) != file.num_row_groups:
             raise DataError(f"{name} can't be read: its footer lists {len(footer)} of {file.num_row_groups} row groups")
         for group in range(file.num_row_groups):
-            count = rows_at_once(path, name, footer, group, columns, most, rows)
+            count = safe_row_count(path, name, footer, group, columns, most, rows)
             yield from file.iter_batches(count, row_groups=[group], columns=list(columns))

@@ -43,7 +43,7 @@ class Fields(NamedTuple):
         """Raises DataError where a table lacks one of them."""
         for name in self.names:
             if name not in present and name.partition(".")[0] not in present:
-                error = missing_field(name, present, where)
+                error = describe_missing_field(name, present, where)
                 raise DataError(str(error))
 
     def document(self, record: Mapping[str, Any], where: str) -> Document | BadRecord:
@@ -81,7 +81,7 @@ def _value_of(record: Mapping[str, Any], name: str, where: str) -> Any:
         # A name may hold dots itself: the longest that is there is meant.
         cut = next((cut for cut in range(len(left), 0, -1) if ".".join(left[:cut]) in holder), 0)
         if not cut:
-            raise missing_field(name, list(record), where)
+            raise describe_missing_field(name, list(record), where)
         key, left = ".".join(left[:cut]), left[cut:]
         if key in getattr(holder, "twice", ()):
             # A record that has a name twice says two things.
@@ -96,7 +96,7 @@ def _value_of(record: Mapping[str, Any], name: str, where: str) -> Any:
             raise BadRecordError(where, f"field {key!r} of {name!r} is of type {kind}; expected an object with fields")
 
 
-def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordError:
+def describe_missing_field(name: str, present: Sequence[str], where: str) -> BadRecordError:
     """What is wrong with a record that lacks a field."""
     known = ", ".join(map(repr, present)) or "none at all"
     return BadRecordError(
@@ -106,6 +106,6 @@ def missing_field(name: str, present: Sequence[str], where: str) -> BadRecordErr
     )
 
 
-def not_installed(package: str, what: str, extra: str) -> DataError:
+def missing_library_error(package: str, what: str, extra: str) -> DataError:
     """What to raise where a format's library is missing."""
     return DataError(f"{what} needs {package}, which can't be imported; run: {install_command(extra)}")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from panax.core.errors import DataError
 
-from ...system.binary_reader import BinaryError, check_count, number_at
-from ..files.bounds import too_large
-from ..files.files import unreadable
+from ...system.binary_reader import BinaryError, check_count, read_number
+from ..files.bounds import describe_oversize
+from ..files.files import read_error
 
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
@@ -38,23 +38,23 @@ def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
                 for number, (metadata, body) in enumerate(_messages(data)):
                     size = _size_when_read(data, metadata, body)
                     if size > most:
-                        raise DataError(f"{name}, message {number}: {too_large(size, most, setting)}")
+                        raise DataError(f"{name}, message {number}: {describe_oversize(size, most, setting)}")
     except BinaryError as error:
         raise DataError(
             f"{name} can't be read: its metadata is damaged ({error}); check that it is complete, or write it again"
         ) from None
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
 
 
 def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
     """Each message, and where its body begins."""
     if data[: len(_MAGIC)] == _MAGIC:
-        footer_bytes = number_at(data, len(data) - len(_MAGIC) - 4, "<i")
+        footer_bytes = read_number(data, len(data) - len(_MAGIC) - 4, "<i")
         footer = _Table.root(data, len(data) - len(_MAGIC) - 4 - footer_bytes)
         for field in (2, 3):
             for at in footer.vector(field, _BLOCK_BYTES):
-                offset, metadata_bytes = number_at(data, at, "<q"), number_at(data, at + 8, "<i")
+                offset, metadata_bytes = read_number(data, at, "<q"), read_number(data, at + 8, "<i")
                 metadata, _ = _message(data, offset)
                 if metadata is None:
                     raise BinaryError(f"no message at {offset}")
@@ -74,10 +74,10 @@ def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
 
 def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
     """The message at a place, and the size of its metadata with what stands before; no message at the end of a stream."""
-    first = number_at(data, at, "<I")
+    first = read_number(data, at, "<I")
     prefix = 4
     if first == _CONTINUATION:
-        first = number_at(data, at + 4, "<I")
+        first = read_number(data, at + 4, "<I")
         prefix = 8
     if not first:
         return None, prefix
@@ -93,9 +93,9 @@ def _size_when_read(data: mmap.mmap, message: "_Table", body: int) -> int:
         return 0
     total = 0
     for at in batch.vector(2, _BUFFER_BYTES):
-        offset, length = number_at(data, at, "<q"), number_at(data, at + 8, "<q")
+        offset, length = read_number(data, at, "<q"), read_number(data, at + 8, "<q")
         if length >= 8 and offset >= 0:
-            total += max(number_at(data, body + offset, "<q"), 0)
+            total += max(read_number(data, body + offset, "<q"), 0)
     return total
 
 
@@ -104,23 +104,23 @@ class _Table:
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self._data, self._at = data, at
-        self._fields = at - number_at(data, at, "<i")
-        self._fields_bytes = number_at(data, self._fields, "<H")
+        self._fields = at - read_number(data, at, "<i")
+        self._fields_bytes = read_number(data, self._fields, "<H")
 
     @classmethod
     def root(cls, data: mmap.mmap, at: int) -> "_Table":
-        return cls(data, at + number_at(data, at, "<I"))
+        return cls(data, at + read_number(data, at, "<I"))
 
     def _place(self, field: int) -> int | None:
         entry = 4 + 2 * field
         if entry + 2 > self._fields_bytes:
             return None
-        offset = number_at(self._data, self._fields + entry, "<H")
+        offset = read_number(self._data, self._fields + entry, "<H")
         return self._at + offset if offset else None
 
     def number(self, field: int, kind: str) -> int:
         at = self._place(field)
-        return 0 if at is None else number_at(self._data, at, kind)
+        return 0 if at is None else read_number(self._data, at, kind)
 
     def table(self, field: int) -> "_Table | None":
         at = self._place(field)
@@ -131,7 +131,7 @@ class _Table:
         at = self._place(field)
         if at is None:
             return range(0)
-        at += number_at(self._data, at, "<I")
-        count = number_at(self._data, at, "<I")
+        at += read_number(self._data, at, "<I")
+        count = read_number(self._data, at, "<I")
         check_count(self._data, at + 4, count, item_bytes)
         return range(at + 4, at + 4 + count * item_bytes, item_bytes)

@@ -9,9 +9,9 @@ from typing import Any
 
 from panax.core.errors import DataError
 
-from ..files.bounds import too_large
-from ..files.decompression import ENDINGS, is_compressed, open_file
-from ..files.files import BadRecordError, decode_utf8, unreadable
+from ..files.bounds import describe_oversize
+from ..files.decompression import SUFFIXES, is_compressed, open_file
+from ..files.files import BadRecordError, decode_utf8, read_error
 from ..text.corpus import BadRecord
 
 _SKIP_BYTES = 2**20
@@ -53,10 +53,10 @@ def first_character(begin: bytes) -> bytes:
     return begin[match.end() : match.end() + 1]
 
 
-def looks_like_records(begin: bytes) -> bool:
+def is_json_records(begin: bytes) -> bool:
     """Whether a file that begins so holds JSON records: a whole object on its first line, or an array of objects.
 
-    >>> [looks_like_records(each) for each in (b'{"text": "a"}\\n', b'[\\n {"text"', b'{\\n "a": 1\\n}', b"[link](url)")]
+    >>> [is_json_records(each) for each in (b'{"text": "a"}\\n', b'[\\n {"text"', b'{\\n "a": 1\\n}', b"[link](url)")]
     [True, True, False, False]
     """
     match = _BEGIN.match(begin)
@@ -91,8 +91,8 @@ def read_records(
     """
     with open_file(path, name) as file:
         begin = file.peek(_CHUNK)
-        if name.endswith(ENDINGS) and not looks_like_records(begin) and not is_compressed(path):
-            raise unreadable(name, OSError("its name says that it is compressed, and it is not"))
+        if name.endswith(SUFFIXES) and not is_json_records(begin) and not is_compressed(path):
+            raise read_error(name, OSError("its name says that it is compressed, and it is not"))
         if first_character(begin) == b"[":
             yield from _of_array(file, name, most, check)
             return
@@ -115,7 +115,7 @@ def read_lines(file: Any, name: str, most: int) -> Iterator[tuple[str, str | Bad
         offset += len(line)
         if len(line) > most and not line.endswith(b"\n"):
             offset += _skip_line(file)
-            yield where, BadRecord(where, too_large(offset - start, most))
+            yield where, BadRecord(where, describe_oversize(offset - start, most))
             continue
         try:
             text = decode_utf8(line, where, start=start)
@@ -248,5 +248,5 @@ def _element(text: _Text, where: str, most: int) -> Any:
                 ) from None
         held = len(text.text) - text.at
         if held > most:
-            raise DataError(f"{where}: {too_large(held, most, least=True, unit='characters')}")
+            raise DataError(f"{where}: {describe_oversize(held, most, least=True, unit='characters')}")
         text.read(max(_CHUNK, held))

@@ -29,20 +29,20 @@ from panax.core.validation import Validated
 from panax.stores import is_remote
 
 from ...system import json_reader
-from ...system.binary_reader import BinaryReader, check_count, number_at
-from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
+from ...system.binary_reader import BinaryReader, check_count, read_number
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, describe_oversize
 from ..files.files import (
     DataFile,
-    cache_marks,
+    cache_identity,
     decode_utf8,
-    each_here,
     find_files,
     fingerprint,
+    open_each_local,
     read_bytes,
-    unreadable,
+    read_error,
 )
 from ..text.corpus import BadRecord, Document
-from .fields import Fields, missing_field, not_installed
+from .fields import Fields, describe_missing_field, missing_library_error
 
 _INDEX = "index.json"
 _MOST_INDEX_BYTES = 1 << 30
@@ -83,11 +83,11 @@ class Mds(Validated):
     def documents(self) -> Iterator[Document | BadRecord]:
         fields = self._fields
         shards = self._shards()
-        opened = each_here([shard.file for shard in shards])
+        opened = open_each_local([shard.file for shard in shards])
         for shard, (name, path) in zip(shards, opened, strict=True):
             for name_of in fields.names:
                 if name_of not in shard.columns:
-                    raise DataError(str(missing_field(name_of, list(shard.columns), name)))
+                    raise DataError(str(describe_missing_field(name_of, list(shard.columns), name)))
                 check_encoding(shard.columns[name_of][0], f"{name}, column {name_of!r}")
             self._check_size(shard, path, name)
             for number, sample in enumerate(shard.samples(read_bytes(path), fields.names, self.max_record_bytes)):
@@ -100,11 +100,11 @@ class Mds(Validated):
     def _check_size(self, shard: "MdsShard", path: Path, name: str) -> None:
         for size in (shard.num_bytes, path.stat().st_size):
             if size > self.max_shard_bytes:
-                raise DataError(f"{name}: {too_large(size, self.max_shard_bytes, 'max_shard_bytes')}")
+                raise DataError(f"{name}: {describe_oversize(size, self.max_shard_bytes, 'max_shard_bytes')}")
 
     def fingerprint(self) -> str:
         files = [self._index(), *(shard.file for shard in self._shards())]
-        return fingerprint("mds", self.text, self.prompt, self.answer, *cache_marks(files))
+        return fingerprint("mds", self.text, self.prompt, self.answer, *cache_identity(files))
 
     @property
     def _fields(self) -> Fields:
@@ -182,7 +182,7 @@ class MdsShard(NamedTuple):
             raise DataError(f"{name} is damaged: its samples do not lie one after another; get it again")
         for begin, end in itertools.pairwise(offsets):
             if end - begin > most:
-                yield too_large(end - begin, most)
+                yield describe_oversize(end - begin, most)
                 continue
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
@@ -193,7 +193,7 @@ class MdsShard(NamedTuple):
         sizes, at = {}, 0
         for column, (_, size) in self.columns.items():
             if size is None:
-                size = number_at(sample, at, "<I")
+                size = read_number(sample, at, "<I")
                 at += 4
             sizes[column] = size
         if at + sum(sizes.values()) != len(sample):
@@ -316,7 +316,9 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
                 try:
                     import pyarrow as arrow
                 except ImportError as error:
-                    raise not_installed("pyarrow", f"an MDS shard compressed with {compression}", "parquet") from error
+                    raise missing_library_error(
+                        "pyarrow", f"an MDS shard compressed with {compression}", "parquet"
+                    ) from error
                 if compression == "snappy":
                     # Arrow hands out a buffer of the size that it is told, whatever comes out: what it does not fill is what lay
                     # in memory. The data's own size stands before it.
@@ -333,7 +335,7 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
     except DataError:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
 
 
 def _snappy_size(data: bytes) -> int:

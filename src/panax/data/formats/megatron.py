@@ -34,8 +34,8 @@ from panax.stores import is_remote
 from ...system.binary_reader import BinaryReader
 from ...system.files import expand_user
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN
-from ..files.files import DataFile, cache_marks, find_files, fingerprint, unreadable
+from ..files.checksums import VERIFIED_FOLDER
+from ..files.files import DataFile, cache_identity, find_files, fingerprint, read_error
 from ..files.memory_map import check_mapped, map_file
 from ..text.token_file import TokenFile, check_ids, check_range, write_index
 from ..text.tokens import FORMAT_VERSION, TokenStore, open_tokens
@@ -64,7 +64,7 @@ class MegatronTokens(TokenFile):
             raise RecipeError(f"dtype={self.dtype!r} has no effect: the .idx file says it; leave it out")
 
     def fingerprint(self) -> str:
-        return fingerprint("megatron", self.end_of_document, self.vocab_size, *cache_marks(self._files()))
+        return fingerprint("megatron", self.end_of_document, self.vocab_size, *cache_identity(self._files()))
 
     def open(self, cache: Path) -> TokenStore:
         """Open them; they are read through once, and what was found is kept in the directory `cache`.
@@ -81,7 +81,7 @@ class MegatronTokens(TokenFile):
                 cache,
                 f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
                 build=lambda target: self._build(tokens, index, target, names[0]),
-                read=lambda entry: open_tokens(entry, tokens=tokens_path, seen=cache / SEEN),
+                read=lambda entry: open_tokens(entry, tokens=tokens_path, seen=cache / VERIFIED_FOLDER),
             )
             # Copies of remote files stay in their cache as long as the tokens are in use.
             weakref.finalize(store.tokens, held.pop_all().close)
@@ -157,7 +157,7 @@ def read_index(path: Path, name: str) -> Index:
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
     if not len(data):
         raise DataError(f"{name} can't be read: it is empty; write it again")
     head = data[:_HEADER_BYTES].tobytes()

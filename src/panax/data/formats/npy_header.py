@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...system.binary_reader import BinaryError, number_at
+from ...system.binary_reader import BinaryError, read_number
 from ..files.zip_files import open_zip
 
 _MOST_DIMENSIONS = 32
@@ -75,7 +75,7 @@ def map_npy(path: Path, name: str, begin: int = 0) -> np.ndarray:
     return np.memmap(path, header.dtype, "r", header.begin, header.shape, order)
 
 
-def stored_member(path: Path, member: str) -> int:
+def find_member_offset(path: Path, member: str) -> int:
     """Where the bytes of an archive's member begin, which is not compressed.
 
     Raises:
@@ -92,4 +92,4 @@ def stored_member(path: Path, member: str) -> int:
             raise BinaryError(f"{member!r} begins at byte {entry.header_offset}")
         file.seek(entry.header_offset)
         head = file.read(_LOCAL_HEADER)
-        return entry.header_offset + _LOCAL_HEADER + number_at(head, 26, "<H") + number_at(head, 28, "<H")
+        return entry.header_offset + _LOCAL_HEADER + read_number(head, 26, "<H") + read_number(head, 28, "<H")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from panax.core.errors import DataError
 
-from ...system.binary_reader import BinaryError, BinaryReader, CutShort, check_count, number_at
-from ..files.bounds import too_large
+from ...system.binary_reader import BinaryError, BinaryReader, TruncatedError, check_count, read_number
+from ..files.bounds import describe_oversize
 
 PAGES_PER_RECORD = 4
 """A page may be so many times as large as a record: some writers make pages of 100 MB."""
@@ -59,7 +59,7 @@ def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 8))
-            length = number_at(file.read(4), 0, "<I")
+            length = read_number(file.read(4), 0, "<I")
             file.seek(max(0, size - 8 - length))
             fields = _struct(BinaryReader(file.read(min(length, size))), 0)
         return [[_chunk(column[3]) for column in group[1]] for group in fields.get(4, [])]
@@ -72,7 +72,7 @@ def _chunk(meta: dict[int, Any]) -> _Chunk:
     return _Chunk(meta[1], b".".join(meta[3]).decode(), begin, begin + meta[7])
 
 
-def rows_at_once(
+def safe_row_count(
     path: Path, name: str, footer: list[list[_Chunk]], group: int, columns: Sequence[str], most: int, wanted: int
 ) -> int:
     """How many rows of a row group may be read together, `wanted` at most, so that they take little memory.
@@ -94,7 +94,7 @@ def rows_at_once(
             pages = []
             for page in _pages(file, column, where):
                 if page.num_bytes > limit:
-                    hint = f"{too_large(page.num_bytes, limit, f'{PAGES_PER_RECORD} * max_record_bytes')}"
+                    hint = f"{describe_oversize(page.num_bytes, limit, f'{PAGES_PER_RECORD} * max_record_bytes')}"
                     raise DataError(f"{where}: a page has {hint}")
                 pages.append(page)
             if column.type in _OF_ANY_SIZE:
@@ -138,7 +138,7 @@ def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
             inside = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
             encoding = inside.get(4 if kind == _DATA_V2 else 2, 0)
             return _Page(kind, inside.get(1, 0), num_bytes, encoding), reader.at + stored_bytes
-        except CutShort:
+        except TruncatedError:
             if len(data) < length or length == _HEADER_BYTES[-1]:
                 break
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -13,17 +13,17 @@ from panax.stores import is_remote
 from panax.system.files import expand_user
 
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
-from ..files.decompression import ENDINGS
-from ..files.files import DataFile, cache_marks, each_here, find_files, fingerprint, unreadable
+from ..files.decompression import SUFFIXES
+from ..files.files import DataFile, cache_identity, find_files, fingerprint, open_each_local, read_error
 from ..text.corpus import BadRecord, Document
-from .columns import ARROW_ERRORS, check_values, documents_of, parquet_batches
-from .fields import Fields, missing_field, not_installed
+from .columns import ARROW_ERRORS, check_buffers, read_documents, read_parquet_batches
+from .fields import Fields, describe_missing_field, missing_library_error
 from .ipc_sizes import check_ipc_sizes
 from .json_records import read_records
 
 _JSONL_PATTERNS = tuple(
-    f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *ENDINGS)
-) + tuple(f"**/*.json{end}" for end in ENDINGS)
+    f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *SUFFIXES)
+) + tuple(f"**/*.json{end}" for end in SUFFIXES)
 _JSON_PATTERNS = ("**/*.json", "**/*.JSON")
 """Of a directory that has none of the others: `.json` files beside them describe a data set, more often than they hold one."""
 
@@ -60,7 +60,7 @@ class Jsonl(Validated):
 
     def documents(self) -> Iterator[Document | BadRecord]:
         fields = self._fields
-        for name, path in each_here(self.files()):
+        for name, path in open_each_local(self.files()):
             for where, record in read_records(path, name, self.max_record_bytes, fields.check_present):
                 yield record if isinstance(record, BadRecord) else fields.document(record, where)
 
@@ -78,7 +78,7 @@ class Jsonl(Validated):
         return list(found.values()) if self.paths else find_files((), ())
 
     def fingerprint(self) -> str:
-        return fingerprint("jsonl", self.text, self.prompt, self.answer, *cache_marks(self.files()))
+        return fingerprint("jsonl", self.text, self.prompt, self.answer, *cache_identity(self.files()))
 
     @property
     def _fields(self) -> Fields:
@@ -114,12 +114,12 @@ class Parquet(Validated):
         try:
             import pyarrow as arrow
         except ImportError as error:
-            raise not_installed("pyarrow", "a Parquet corpus", "parquet") from error
+            raise missing_library_error("pyarrow", "a Parquet corpus", "parquet") from error
         fields = self._fields
-        for name, path in each_here(files):
+        for name, path in open_each_local(files):
             try:
                 row = 0
-                for batch in parquet_batches(
+                for batch in read_parquet_batches(
                     path,
                     name,
                     fields.names,
@@ -127,17 +127,17 @@ class Parquet(Validated):
                     rows=_RECORDS_AT_ONCE,
                     check=fields.check_present,
                 ):
-                    yield from documents_of(batch, fields, name, row, self.max_record_bytes)
+                    yield from read_documents(batch, fields, name, row, self.max_record_bytes)
                     row += batch.num_rows
             except (*ARROW_ERRORS, arrow.ArrowException) as error:
-                raise unreadable(name, error) from error
+                raise read_error(name, error) from error
 
     def files(self) -> list[DataFile]:
         """The files that are read."""
         return find_files(self.paths, _PARQUET_PATTERNS)
 
     def fingerprint(self) -> str:
-        return fingerprint("parquet", self.text, self.prompt, self.answer, *cache_marks(self.files()))
+        return fingerprint("parquet", self.text, self.prompt, self.answer, *cache_identity(self.files()))
 
     @property
     def _fields(self) -> Fields:
@@ -176,26 +176,26 @@ class HuggingFaceDisk(Validated):
             dataset = dataset.flatten()
         for name in fields.names:
             if name not in dataset.column_names:
-                raise DataError(str(missing_field(name, dataset.column_names, self.path)))
+                raise DataError(str(describe_missing_field(name, dataset.column_names, self.path)))
         row = 0
         try:
             # What indexes into a table must hold before the table is cut into batches.
             for table in (dataset.data.table.select(fields.names), dataset._indices and dataset._indices.table):
                 for column in () if table is None else table.columns:
                     for chunk in column.chunks:
-                        check_values(chunk)
+                        check_buffers(chunk)
             for table in dataset.select_columns(fields.names).with_format("arrow").iter(batch_size=_RECORDS_AT_ONCE):
                 for batch in table.to_batches():
-                    yield from documents_of(batch, fields, self.path, row, self.max_record_bytes)
+                    yield from read_documents(batch, fields, self.path, row, self.max_record_bytes)
                     row += batch.num_rows
         except DataError:
             raise
         except Exception as error:  # the library raises whatever the Arrow reader did
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
     def fingerprint(self) -> str:
         files = find_files((self.path,), ("**/*.json", "**/*.arrow"))
-        return fingerprint("hugging_face", self.split, self.text, self.prompt, self.answer, *cache_marks(files))
+        return fingerprint("hugging_face", self.split, self.text, self.prompt, self.answer, *cache_identity(files))
 
     @property
     def _fields(self) -> Fields:
@@ -210,7 +210,7 @@ class HuggingFaceDisk(Validated):
         try:
             import datasets
         except ImportError as error:
-            raise not_installed("datasets", "a Hugging Face dataset", "datasets") from error
+            raise missing_library_error("datasets", "a Hugging Face dataset", "datasets") from error
         for file in sorted(path.glob("**/*.arrow")):
             most, setting = _RECORDS_PER_BATCH * self.max_record_bytes, f"{_RECORDS_PER_BATCH} * max_record_bytes"
             check_ipc_sizes(file, str(file), most, setting)

@@ -13,9 +13,9 @@ from typing import Any
 
 from panax.core.errors import DataError
 
-from ...system.binary_reader import number_at
-from ..files.bounds import too_large
-from ..files.files import unreadable
+from ...system.binary_reader import read_number
+from ..files.bounds import describe_oversize
+from ..files.files import read_error
 
 CHUNKS_PER_RECORD = 4
 """A chunk may be so many times as large as a record: it holds several."""
@@ -25,7 +25,7 @@ _SIGNATURE = ord("s")
 _CHUNK_HEADER = 40
 
 
-def records_at_once(path: Path, name: str, most: int, wanted: int) -> int:
+def safe_record_count(path: Path, name: str, most: int, wanted: int) -> int:
     """How many records may be read together, `wanted` at most, so that they take little memory.
 
     Args:
@@ -39,11 +39,11 @@ def records_at_once(path: Path, name: str, most: int, wanted: int) -> int:
         with path.open("rb") as file:
             for place, size in _chunks(file, os.fstat(file.fileno()).st_size):
                 if size > limit:
-                    says = too_large(size, limit, f"{CHUNKS_PER_RECORD} * max_record_bytes")
+                    says = describe_oversize(size, limit, f"{CHUNKS_PER_RECORD} * max_record_bytes")
                     raise DataError(f"{name}, the chunk at byte {place}: {says}")
                 largest = max(largest, size)
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
     return max(1, min(wanted, limit // largest))
 
 
@@ -54,7 +54,7 @@ def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
         header = _read(file, at, _CHUNK_HEADER)
         if len(header) < _CHUNK_HEADER:
             return  # cut short, which the library says
-        size, kind, decoded = (number_at(header, place, "<Q") for place in (8, 24, 32))
+        size, kind, decoded = (read_number(header, place, "<Q") for place in (8, 24, 32))
         if at == 0 and (kind, size) != (_SIGNATURE, 0):
             return  # another format, which the library says
         num_records = kind >> 8

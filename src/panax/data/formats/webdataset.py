@@ -10,23 +10,23 @@ from typing import NamedTuple
 
 from ...core.errors import DataError
 from ...core.validation import Validated
-from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
-from ..files.decompression import ENDINGS, open_file
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, describe_oversize
+from ..files.decompression import SUFFIXES, open_file
 from ..files.files import (
     BadRecordError,
     DataFile,
-    cache_marks,
+    cache_identity,
     decode_utf8,
-    each_here,
     find_files,
     fingerprint,
-    unreadable,
+    open_each_local,
+    read_error,
 )
 from ..text.corpus import BadRecord, Document
 from .fields import Fields
 from .json_records import parse_object
 
-PATTERNS = ("**/*.tar", *(f"**/*.tar{end}" for end in ENDINGS), "**/*.tgz")
+SHARD_PATTERNS = ("**/*.tar", *(f"**/*.tar{end}" for end in SUFFIXES), "**/*.tgz")
 _JSON = "json."
 _MOST_HEADER_BYTES, _MOST_HEADERS = 2**20, 8
 _SPARSE = (tarfile.GNUTYPE_SPARSE,)
@@ -124,13 +124,13 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | Bad
     except (tarfile.TarError, lzma.LZMAError, OSError, EOFError, ValueError, zlib.error, KeyError, IndexError) as error:
         if isinstance(error, DataError):
             raise
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
     if size:
         yield _sample(f"{name}, {current}", files, size, most)
 
 
 def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> ShardSample | BadRecord:
-    return ShardSample(where, files) if size <= most else BadRecord(where, too_large(size, most))
+    return ShardSample(where, files) if size <= most else BadRecord(where, describe_oversize(size, most))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class WebDataset(Validated):
         self._fields.check(default="txt")
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        for name, path in each_here(self.files()):
+        for name, path in open_each_local(self.files()):
             for sample in read_samples(path, name, self.max_record_bytes):
                 try:
                     yield sample if isinstance(sample, BadRecord) else self._document(sample)
@@ -179,10 +179,10 @@ class WebDataset(Validated):
 
     def files(self) -> list[DataFile]:
         """The files that are read."""
-        return find_files(self.paths, PATTERNS)
+        return find_files(self.paths, SHARD_PATTERNS)
 
     def fingerprint(self) -> str:
-        return fingerprint("webdataset", self.text, self.prompt, self.answer, *cache_marks(self.files()))
+        return fingerprint("webdataset", self.text, self.prompt, self.answer, *cache_identity(self.files()))
 
     @property
     def _fields(self) -> Fields:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...core.validation import Validated
-from ..formats.fields import not_installed
+from ..formats.fields import missing_library_error
 from ..loading.examples import Arrays
 
 
@@ -29,7 +29,7 @@ class Digits(Validated):
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise not_installed("scikit-learn", "its digits", "vision") from error
+            raise missing_library_error("scikit-learn", "its digits", "vision") from error
         found: Any = load_digits()
         # Seventeen shades, of 0 to 16.
         image = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)

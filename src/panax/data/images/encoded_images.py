@@ -16,11 +16,11 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes
 from panax.core.validation import Validated
 
-from ..files.bounds import too_large
+from ..files.bounds import describe_oversize
 from ..files.files import BadRecordError, fingerprint
-from ..formats.fields import not_installed
-from ..loading.examples import Skipped, hash_names, hash_of_numbers
-from ..tables.categories import number_of
+from ..formats.fields import missing_library_error
+from ..loading.examples import BadRecordLog, hash_integers, hash_names
+from ..tables.categories import parse_number
 from ..text.corpus import BadRecord
 from .augmentation import Augmentation, Generators
 
@@ -40,7 +40,7 @@ _MOST_CLASSES = 10**6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding(Validated):
+class ImageDecoder(Validated):
     """How an image becomes an array. Needs Pillow (`pip install 'panax-jax[vision]'`).
 
     Attributes:
@@ -97,7 +97,7 @@ class Decoding(Validated):
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 pixels = image.width * image.height
                 if pixels > self.max_pixels:
-                    size = too_large(pixels, self.max_pixels, "max_pixels", unit="pixels")
+                    size = describe_oversize(pixels, self.max_pixels, "max_pixels", unit="pixels")
                     raise BadRecordError(where, f"an image of {image.width} by {image.height}, {size}")
                 image.draft(_MODES[self.channels], (least, least))  # a JPEG is scaled down while it is decoded
                 image.load()
@@ -145,7 +145,7 @@ def _upright(image: "Image") -> "Image":
 
 
 @runtime_checkable
-class Encoded(Protocol):
+class EncodedImages(Protocol):
     """Encoded images by number; from several threads.
 
     Attributes:
@@ -179,9 +179,9 @@ class Images:
 
     def __init__(
         self,
-        encoded: Encoded,
-        decoding: Decoding,
-        skipped: Skipped,
+        encoded: EncodedImages,
+        decoding: ImageDecoder,
+        skipped: BadRecordLog,
         *,
         classes: Sequence[str] = (),
         numbers: npt.NDArray[np.int64] | None = None,
@@ -197,7 +197,7 @@ class Images:
         try:
             import PIL.Image
         except ImportError as error:
-            raise not_installed("Pillow", "decoding images", "vision") from error
+            raise missing_library_error("Pillow", "decoding images", "vision") from error
         PIL.Image.init()  # its plug-ins, once, and not in each thread
         self.classes = tuple(classes)
         self.notes = tuple(notes)
@@ -215,7 +215,7 @@ class Images:
         # How large images may be does not change what they are.
         named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes", "classes"}
         settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
-        parts = (encoded.fingerprint, *settings, hash_of_numbers(self._numbers))
+        parts = (encoded.fingerprint, *settings, hash_integers(self._numbers))
         if places is not None:
             parts = (*parts, *self.classes)
         self.fingerprint = fingerprint("images", *parts)
@@ -345,7 +345,7 @@ def number_classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int32], tuple[
 
 
 def _order(name: str) -> tuple[float, str]:
-    number = number_of(name)
+    number = parse_number(name)
     return (number, name) if math.isfinite(number) else (math.inf, name)
 
 

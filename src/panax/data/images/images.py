@@ -17,32 +17,32 @@ from panax.stores import is_remote
 
 from ...system import json_reader
 from ...system.files import expand_user
-from ..files.bounds import MAX_RECORD_BYTES, check_positive, too_large
+from ..files.bounds import MAX_RECORD_BYTES, check_positive, describe_oversize
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN
+from ..files.checksums import VERIFIED_FOLDER
 from ..files.files import (
     BadRecordError,
     DataFile,
-    cache_marks,
+    cache_identity,
     decode_utf8,
-    each_here,
-    file_marks,
     find_files,
     fingerprint,
+    open_each_local,
     read_bytes,
-    unreadable,
+    read_error,
+    stat_files,
 )
 from ..files.magic import is_image
 from ..files.packed_files import FORMAT_VERSION, PackedFiles, PackedRecord, pack
 from ..files.skipped_files import describe_skipped_files
-from ..formats.columns import ARROW_ERRORS, check_values, parquet_batches
-from ..formats.fields import not_installed
-from ..formats.webdataset import PATTERNS as SHARD_PATTERNS
+from ..formats.columns import ARROW_ERRORS, check_buffers, read_parquet_batches
+from ..formats.fields import missing_library_error
+from ..formats.webdataset import SHARD_PATTERNS as SHARD_PATTERNS
 from ..formats.webdataset import ShardSample, read_samples
-from ..loading.examples import Skipped, describe_skipped_records
+from ..loading.examples import BadRecordLog, describe_skipped_records
 from ..tables.categories import category_text, is_empty
 from ..text.corpus import BadRecord
-from .encoded_images import Decoding, Images, number_classes
+from .encoded_images import ImageDecoder, Images, number_classes
 
 _SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 _READS_AT_ONCE = 16
@@ -51,7 +51,7 @@ _ROWS_AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageFolder(Decoding):
+class ImageFolder(ImageDecoder):
     """Images in a folder, here or in an object store; those of an object store are copied into the cache once.
 
     Attributes:
@@ -75,9 +75,9 @@ class ImageFolder(Decoding):
         files = self._files()
         names = [self._below(file) for file in files]
         labels, notes = self._labels(names)
-        skipped = Skipped(max_bad_records)
+        skipped = BadRecordLog(max_bad_records)
         if is_remote(self.path):
-            name = fingerprint("image_folder", self.label, labels, *file_marks(files))
+            name = fingerprint("image_folder", self.label, labels, *stat_files(files))
             notes = (*describe_skipped_files((self.path,), files), *notes)
             return _packed(root, name, lambda: _read_all(files, labels, self.max_record_bytes), self, skipped, notes)
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
@@ -140,7 +140,7 @@ class ImageFolder(Decoding):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ParquetImages(Decoding):
+class ParquetImages(ImageDecoder):
     """Images in a column of Parquet files, encoded, as Hugging Face's datasets have them. Needs pyarrow.
 
     They are copied into the cache once, from where any can be read at any time.
@@ -164,24 +164,24 @@ class ParquetImages(Decoding):
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, ("**/*.parquet",))
-        name = fingerprint("parquet_images", self.image, self.label, *cache_marks(files))
+        name = fingerprint("parquet_images", self.image, self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
-        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
+        return _packed(root, name, lambda: self._records(files), self, BadRecordLog(max_bad_records), notes)
 
     def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
         try:
             import pyarrow as arrow
         except ImportError as error:
-            raise not_installed("pyarrow", "Parquet", "parquet") from error
+            raise missing_library_error("pyarrow", "Parquet", "parquet") from error
         columns = [self.image] if self.label is None else [self.image, self.label]
-        for name, path in each_here(files):
+        for name, path in open_each_local(files):
             try:
                 row = 0
-                for batch in parquet_batches(
+                for batch in read_parquet_batches(
                     path, name, columns, most=self.max_record_bytes, rows=_ROWS_AT_ONCE, check=self._check_columns
                 ):
                     for column in batch.columns:
-                        check_values(column)
+                        check_buffers(column)
                     for values in itertools.chain.from_iterable(part.to_pylist() for part in _row_by_row(batch)):
                         try:
                             yield self._record(values, f"{name}, row {row}")
@@ -191,7 +191,7 @@ class ParquetImages(Decoding):
             except DataError:
                 raise
             except (*ARROW_ERRORS, arrow.ArrowException) as error:
-                raise unreadable(name, error) from error
+                raise read_error(name, error) from error
 
     def _check_columns(self, present: Sequence[str], name: str) -> None:
         for column in (self.image, self.label):
@@ -206,14 +206,14 @@ class ParquetImages(Decoding):
                 where, f"column {self.image!r} holds {type(data).__name__}; expected the bytes of an image"
             )
         if len(data) > self.max_record_bytes:
-            return BadRecord(where, too_large(len(data), self.max_record_bytes))
+            return BadRecord(where, describe_oversize(len(data), self.max_record_bytes))
         if self.label is None:
             return PackedRecord(where, data)
         return PackedRecord(where, data, _label(values[self.label], f"column {self.label!r}", where))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WebDatasetImages(Decoding):
+class WebDatasetImages(ImageDecoder):
     """Images in WebDataset shards. They are copied into the cache once, from where any can be read at any time.
 
     Attributes:
@@ -234,12 +234,12 @@ class WebDatasetImages(Decoding):
     def open(self, root: Path, max_bad_records: int) -> Images:
         """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
         files = find_files(self.paths, SHARD_PATTERNS)
-        name = fingerprint("webdataset_images", self.label, *cache_marks(files))
+        name = fingerprint("webdataset_images", self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
-        return _packed(root, name, lambda: self._records(files), self, Skipped(max_bad_records), notes)
+        return _packed(root, name, lambda: self._records(files), self, BadRecordLog(max_bad_records), notes)
 
     def _records(self, files: list[DataFile]) -> Iterator[PackedRecord | BadRecord]:
-        for name, path in each_here(files):
+        for name, path in open_each_local(files):
             for sample in read_samples(path, name, self.max_record_bytes):
                 try:
                     yield sample if isinstance(sample, BadRecord) else self._record(sample)
@@ -276,7 +276,7 @@ def _label(label: Any, what: str, where: str) -> str:
     return text
 
 
-def _of_classes(images: Images, decoding: Decoding) -> Images:
+def _of_classes(images: Images, decoding: ImageDecoder) -> Images:
     """Images with the classes that their settings name."""
     return images.with_classes(decoding.classes, "classes=") if decoding.classes else images
 
@@ -289,7 +289,7 @@ def _holds_image(file: DataFile) -> bool:
         with open(file.name, "rb") as opened:
             return is_image(opened.read(16))
     except OSError as error:
-        raise unreadable(file.name, error) from error
+        raise read_error(file.name, error) from error
 
 
 def _row_by_row(batch: Any) -> Iterator[Any]:
@@ -311,7 +311,7 @@ class _Files:
         self._most = most
         self._folder, self._names, self.labels = folder, names, labels
         given = None if labels is None else labels.tolist()
-        self.fingerprint = fingerprint("files", given, *file_marks(files))
+        self.fingerprint = fingerprint("files", given, *stat_files(files))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -321,9 +321,9 @@ class _Files:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         if size > self._most:
-            raise BadRecordError(self._names[number], too_large(size, self._most))
+            raise BadRecordError(self._names[number], describe_oversize(size, self._most))
         return read_bytes(path)
 
     def name(self, number: int) -> str:
@@ -331,15 +331,15 @@ class _Files:
 
 
 def _packed(
-    root: Path, name: str, records: Any, decoding: Decoding, skipped: Skipped, notes: Sequence[str] = ()
+    root: Path, name: str, records: Any, decoding: ImageDecoder, skipped: BadRecordLog, notes: Sequence[str] = ()
 ) -> Images:
     """Images from the records in the cache entry `name`, which is made where it is missing."""
-    counted = Skipped(skipped.most)
+    counted = BadRecordLog(skipped.most)
     packed = read_or_build(
         root,
         f"images-v{FORMAT_VERSION}-{name}",
         build=lambda directory: pack(records(), directory, counted.add, number_classes),
-        read=lambda directory: PackedFiles(directory, root / SEEN),
+        read=lambda directory: PackedFiles(directory, root / VERIFIED_FOLDER),
     )
     # Also those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
@@ -353,7 +353,7 @@ def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) ->
     def read(file: DataFile) -> bytes | BadRecord:
         assert file.remote is not None
         if file.remote.size > most:
-            return BadRecord(file.name, too_large(file.remote.size, most))
+            return BadRecord(file.name, describe_oversize(file.remote.size, most))
         return file.remote.store.read(file.remote.path)
 
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:

@@ -70,16 +70,16 @@ def _cut(
     return image, 1.0 - area / (height * width)
 
 
-def partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np.int64]:
+def mix_partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np.int64]:
     """The row that each row of a batch is mixed with: its neighbour, so that most lie on one process.
 
-    >>> partners(np.arange(5), 5).tolist()
+    >>> mix_partners(np.arange(5), 5).tolist()
     [1, 0, 3, 2, 3]
     """
     other = rows ^ 1
     return np.where(other < batch_size, other, np.maximum(rows - 1, 0))
 
 
-def generator_of(seed: int, place: int) -> np.random.Generator:
+def make_generator(seed: int, place: int) -> np.random.Generator:
     """Of the mixing of what stands at a place in the endless order."""
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, _MIX], counter=[0, 0, 0, place]))

@@ -12,7 +12,7 @@ from panax.core.validation import Validated
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LEVELS = 30
+MAX_MAGNITUDE = 30
 """The strongest magnitude."""
 
 
@@ -34,10 +34,10 @@ class RandAugment(Validated):
     magnitude: int = 9
 
     def __post_init__(self) -> None:
-        if self.operations < 1 or not 0 <= self.magnitude <= LEVELS:
+        if self.operations < 1 or not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise RecipeError(
                 f"rand_augment has operations={self.operations}, magnitude={self.magnitude}; expected 1 or more, and 0 to "
-                f"{LEVELS}; leave it out for none"
+                f"{MAX_MAGNITUDE}; leave it out for none"
             )
 
     def apply(self, image: "Image", generator: np.random.Generator) -> "Image":
@@ -49,7 +49,7 @@ class RandAugment(Validated):
 
     def one(self, image: "Image", name: str, sign: int = 1) -> "Image":
         """The image changed by one operation of `OPERATIONS`, in one direction."""
-        return OPERATIONS[name](image, self.magnitude / LEVELS, sign)
+        return OPERATIONS[name](image, self.magnitude / MAX_MAGNITUDE, sign)
 
 
 def _affine(image: "Image", coefficients: tuple[float | int, ...]) -> "Image":

@@ -12,7 +12,7 @@ from ...core.protocols import Axes, Position, Source, SourcedBatch
 from ...core.validation import Validated
 from ..text.token_source import Accounting, DocumentCounts, RowSource, WantedRows
 
-KEY = "batch_ramp"
+POSITION_KEY = "batch_ramp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class BatchRamp(Validated):
         return self.parts[step // self.steps] if step < self.end else 1
 
 
-class Ramped:
+class RampedSource:
     """A source whose first batches are worked off in several steps each.
 
     While the ramp lasts, a position has those of the source before and behind the batch that is being worked off, and the steps
@@ -105,9 +105,9 @@ class Ramped:
         """Steps of the ramp that lie before a position; all of them behind the ramp."""
         if position is None:
             return 0
-        if KEY not in position:
+        if POSITION_KEY not in position:
             return self.ramp.end
-        said = position[KEY]
+        said = position[POSITION_KEY]
         was, now = (said.get("parts"), said.get("steps")), (list(self.ramp.parts), self.ramp.steps)
         if was != now:
             raise DataError(
@@ -119,7 +119,7 @@ class Ramped:
     @staticmethod
     def before(position: Position | None) -> Position | None:
         """The source's own position before the batch that is being worked off."""
-        return position["before"] if position is not None and KEY in position else position
+        return position["before"] if position is not None and POSITION_KEY in position else position
 
     def divided(
         self, drawn: Iterator[SourcedBatch], taken: int, before: Position | None, end: int | None = None
@@ -145,10 +145,10 @@ class Ramped:
         if taken == self.ramp.end:
             return after
         ramp = {"parts": list(self.ramp.parts), "steps": self.ramp.steps, "taken": taken}
-        return {KEY: ramp, "before": before, "after": dict(after)}
+        return {POSITION_KEY: ramp, "before": before, "after": dict(after)}
 
 
-class RampedAccount(Ramped):
+class RampedAccountingSource(RampedSource):
     """A ramped source that can tell what has been seen; the batch that is being worked off counts as seen."""
 
     def epochs(self, position: Position) -> Mapping[str, float]:
@@ -173,11 +173,11 @@ def apply_batch_ramp(source: Source, ramp: BatchRamp) -> Source:
     """
     if not ramp.parts:
         return source
-    return (RampedAccount if isinstance(source, Accounting) else Ramped)(source, ramp)
+    return (RampedAccountingSource if isinstance(source, Accounting) else RampedSource)(source, ramp)
 
 
 def _behind(position: Position) -> Position:
-    return position["after"] if KEY in position else position
+    return position["after"] if POSITION_KEY in position else position
 
 
 def _part(batch: Mapping[str, np.ndarray], part: int, parts: int) -> dict[str, np.ndarray]:
@@ -196,7 +196,7 @@ def _divide(rows: int, parts: int) -> int:
 class _Stage:
     """A `RowSource` of the batches of one size of a ramp, up to its stage's end."""
 
-    def __init__(self, whole: Ramped, source: RowSource, parts: int):
+    def __init__(self, whole: RampedSource, source: RowSource, parts: int):
         self._whole, self._source, self._parts = whole, source, parts
         self.batch_size = _divide(source.batch_size, parts)
 

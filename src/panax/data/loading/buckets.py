@@ -9,7 +9,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, Source, SourcedBatch
 
 
-class Bucketed:
+class BucketedSource:
     """Another source's batches, padded along one logical axis to the smallest bucket that holds them.
 
     Attributes:
@@ -18,7 +18,7 @@ class Bucketed:
     >>> from panax.data.loading.iterable import IterableSource
     >>> lines = [{"tokens": np.ones((2, 3), np.int32)}, {"tokens": np.ones((2, 6), np.int32)}]
     >>> source = IterableSource(lines, axes={"tokens": ("batch", "seq")}, epochs=1)
-    >>> [b.batch["tokens"].shape for b in Bucketed(source, (4, 8)).batches()]
+    >>> [b.batch["tokens"].shape for b in BucketedSource(source, (4, 8)).batches()]
     [(2, 4), (2, 8)]
     """
 

@@ -18,7 +18,7 @@ from .example_source import ExampleSource
 from .examples import Examples
 
 
-def examples_of(source: Any) -> Examples | None:
+def find_examples(source: Any) -> Examples | None:
     """The examples that a source draws from, also through what wraps it; None where it has none."""
     found = next((each for each in unwrap_source(source) if isinstance(each, ExampleSource)), None)
     return None if found is None else found.examples
@@ -51,9 +51,9 @@ def _check_tokenizers(held_out: Any, train: Any) -> None:
         )
 
 
-def classes_of(source: Any) -> tuple[str, ...]:
+def find_class_names(source: Any) -> tuple[str, ...]:
     """What the labels of a source stand for, by their numbers; () where it is not known."""
-    return tuple(getattr(examples_of(source), "classes", ()))
+    return tuple(getattr(find_examples(source), "classes", ()))
 
 
 def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
@@ -65,11 +65,11 @@ def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...
         DataError: A class occurs in the held-out data alone, or ids were counted in other files.
     """
     _check_tokenizers(held_out, train)
-    mine, theirs = examples_of(train), examples_of(held_out)
+    mine, theirs = find_examples(train), find_examples(held_out)
     if mine is None or theirs is None:
         return held_out, ()
-    check_id_sets(theirs, mine)
-    classes = classes_of(train)
+    check_same_id_sets(theirs, mine)
+    classes = find_class_names(train)
     if not classes or not isinstance(theirs, Images) or theirs.classes == classes:
         return held_out, ()
     shared = theirs.with_classes(classes, "those of the training data")
@@ -79,17 +79,17 @@ def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...
             f"{', '.join(classes[:8])}); name them in both: classes={classes[:8]!r}"
         )
     note = f"the held-out data has {len(theirs.classes)} classes, and takes the numbers of the training data's {len(classes)}"
-    return of_examples(held_out, shared), (note,)
+    return replace_examples(held_out, shared), (note,)
 
 
-def of_examples(source: ExampleSource, examples: Examples) -> ExampleSource:
+def replace_examples(source: ExampleSource, examples: Examples) -> ExampleSource:
     """The same source of the same number of other examples."""
     changed = copy.copy(source)
     changed.examples = examples
     return changed
 
 
-def check_id_sets(found: Any, trained: Any) -> None:
+def check_same_id_sets(found: Any, trained: Any) -> None:
     """See that ids which were given by counting were counted in the same values.
 
     Raises:
@@ -105,7 +105,7 @@ def check_id_sets(found: Any, trained: Any) -> None:
             )
 
 
-def with_ids_of(data: ExampleData, like: Any) -> ExampleData:
+def align_ids(data: ExampleData, like: Any) -> ExampleData:
     """Data to evaluate on, whose counted ids are those of the data that a model was trained on.
 
     Args:

@@ -17,7 +17,7 @@ from ..tables.sequences import SequenceExamples, Sequences
 from ..tables.synthetic_clicks import SyntheticClicks
 from ..tables.table import Table
 from .example_source import ExampleSource
-from .examples import ExampleFiles, Examples, divide, split_by_time
+from .examples import ExampleFiles, Examples, split_by_hash, split_by_time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class ExampleData(Validated):
     def _divided(self, examples: Examples) -> tuple[Examples, Examples | None]:
         match self.split:
             case "hash":
-                return divide(examples, self.held_out)
+                return split_by_hash(examples, self.held_out)
             case "time":
                 return split_by_time(examples, self.held_out)
             case "last":

@@ -12,9 +12,9 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, SourcedBatch
 
 from ..images.augmentation import Augmentation
-from ..images.mixup import MIX, MIXED_LABEL, Mixing, generator_of, partners
+from ..images.mixup import MIX, MIXED_LABEL, Mixing, make_generator, mix_partners
 from ..text.packing import permutation
-from ..text.token_source import WantedRows, check_identity
+from ..text.token_source import WantedRows, check_position
 from .examples import AugmentedExamples, Examples
 
 Example = dict[str, np.ndarray]
@@ -115,7 +115,7 @@ class ExampleSource:
         return {"seed": self._seed, "batch_size": self.batch_size, "fingerprint": self.examples.fingerprint}
 
     def _start(self, position: Position) -> int:
-        check_identity(position, self._identity())
+        check_position(position, self._identity())
         epoch, index, size = position.get("epoch"), position.get("index"), self.examples.num_examples
         if not (isinstance(epoch, int) and isinstance(index, int) and epoch >= 0 and 0 <= index < size):
             limits = f"0 <= epoch and 0 <= index < {size}"
@@ -165,15 +165,15 @@ class ExampleSource:
 
     def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
         """Mix each of the wanted rows with its partner, which is read too if it is not among them."""
-        drawn = np.union1d(wanted, partners(wanted, self.batch_size))
+        drawn = np.union1d(wanted, mix_partners(wanted, self.batch_size))
         batch = self._examples(start + drawn, end)
-        mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, partners(wanted, self.batch_size)))
-        alone = start + partners(wanted, self.batch_size) >= end
+        mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, mix_partners(wanted, self.batch_size)))
+        alone = start + mix_partners(wanted, self.batch_size) >= end
         out = {name: leaf[mine] for name, leaf in batch.items()}
         out |= {MIXED_LABEL: batch["label"][other], MIX: np.ones(len(wanted), np.float32)}
         for row in np.flatnonzero(~alone).tolist():
             pair = batch["image"][mine[row]], batch["image"][other[row]]
-            bits = generator_of(self._seed, start + int(wanted[row]))
+            bits = make_generator(self._seed, start + int(wanted[row]))
             out["image"][row], out[MIX][row] = mixing.mixed(*pair, bits)
         return out
 

@@ -14,14 +14,14 @@ import numpy.typing as npt
 import xxhash
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.params.logical import axes_of_rows
+from panax.core.params.logical import batch_row_axes
 from panax.core.protocols import Axes
 
 from ..files.files import fingerprint
 from ..files.memory_map import check_mapped
 from ..images.augmentation import Augmentation, Generators
 from ..text.corpus import BadRecord
-from ..text.record_checks import refuse
+from ..text.record_checks import raise_bad_records
 from .iterable import as_array
 
 _BLOCK_BYTES = 2**24
@@ -126,7 +126,7 @@ class Arrays:
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1 or not min(lengths.values()):
             raise DataError(f"the arrays have {lengths} examples; expected one number for all, at least 1")
-        self.axes: Mapping[str, Axes] = axes_of_rows(self._arrays)
+        self.axes: Mapping[str, Axes] = batch_row_axes(self._arrays)
         for name, given in (axes or {}).items():
             if name not in self.axes or len(given) != len(self.axes[name]) or given[0] != "batch":
                 raise RecipeError(f"axes of {name!r} are {given}; expected as many as in {self.axes}, `batch` first")
@@ -139,7 +139,7 @@ class Arrays:
         self.notes = tuple(notes)
         self._times = times
         self.num_examples = min(lengths.values()) if numbers is None else len(numbers)
-        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        chosen = "" if numbers is None else hash_integers(numbers)
         self.fingerprint = fingerprint("arrays", self._content, sorted(self._arrays), chosen)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Genera
     return np.stack([one(row) for row in range(len(image))]) if len(image) else image
 
 
-def divide(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
+def split_by_hash(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
     """Split examples into training and held-out ones by hash; adding examples moves none to the other side.
 
     Args:
@@ -253,7 +253,7 @@ def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, 
     return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
 
 
-class Skipped:
+class BadRecordLog:
     """Thread-safe list of the bad records found so far, up to a limit.
 
     Attributes:
@@ -277,7 +277,7 @@ class Skipped:
         """
         self.bad = [*bad]
         self._places = {record.where for record in bad}
-        refuse(len(self.bad), self.most, self.bad)
+        raise_bad_records(len(self.bad), self.most, self.bad)
 
     def add(self, record: BadRecord) -> None:
         """Count a bad record, if it is a new one.
@@ -290,7 +290,7 @@ class Skipped:
                 return
             self._places.add(record.where)
             self.bad.append(record)
-            refuse(len(self.bad), self.most, self.bad)
+            raise_bad_records(len(self.bad), self.most, self.bad)
             count = len(self.bad)
         if self._quiet or (count > _WARNED and count % _THEN_EACH):
             return
@@ -309,7 +309,7 @@ def hash_names(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:
     return np.fromiter((xxhash.xxh64_intdigest(name.encode()) for name in names), np.uint64)
 
 
-def hash_of_numbers(numbers: npt.NDArray[np.int64]) -> str:
+def hash_integers(numbers: npt.NDArray[np.int64]) -> str:
     return hashlib.blake2b(numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 

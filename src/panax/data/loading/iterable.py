@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from panax.core.errors import DataError, RecipeError, kind_of, nearest
+from panax.core.errors import DataError, RecipeError, describe_type, suggest_name
 from panax.core.protocols import Axes, Position, SourcedBatch
 
 _BYTES_KEY = "utf-8 bytes"
@@ -254,7 +254,9 @@ class IterableSource:
     def _set_state(self, holder: Any, state: Any) -> None:
         methods = _state_methods(holder)
         if methods is None:
-            raise DataError(f"{kind_of(holder)} can't be set to the saved state; restore with the source that saved it")
+            raise DataError(
+                f"{describe_type(holder)} can't be set to the saved state; restore with the source that saved it"
+            )
         value = state[_BYTES_KEY].encode() if isinstance(state, Mapping) and set(state) == {_BYTES_KEY} else state
         try:
             getattr(holder, methods[1])(value)
@@ -273,11 +275,11 @@ class IterableSource:
             sizes = ", ".join(f"{name!r}: {shape[0]}" for name, shape in shapes.items())
             raise DataError(f"the leaves of a batch differ in their batch size ({sizes}); expected one first dimension")
         for name in set(self._given_axes or ()) - set(shapes):
-            raise DataError(f"axes are given for {name!r}, but a batch has no such leaf: {nearest(name, shapes)}")
+            raise DataError(f"axes are given for {name!r}, but a batch has no such leaf: {suggest_name(name, shapes)}")
         for name, shape in shapes.items():
             if self._given_axes is not None and name not in self._given_axes:
                 raise DataError(
-                    f"leaf {name!r} has no axes: {nearest(name, self._given_axes)}; give axes for every leaf"
+                    f"leaf {name!r} has no axes: {suggest_name(name, self._given_axes)}; give axes for every leaf"
                 )
             axes = self._given_axes and self._given_axes[name]
             if axes and len(axes) != len(shape):

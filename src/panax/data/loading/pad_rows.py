@@ -25,10 +25,10 @@ def pad_batches(source: Source, multiple: int) -> Source:
     return _FilledRows(source, multiple) if isinstance(source, RowSource) else _Filled(source, multiple)
 
 
-def up_to(rows: int, multiple: int) -> int:
+def round_up(rows: int, multiple: int) -> int:
     """The least multiple that is not less.
 
-    >>> up_to(32, 3)
+    >>> round_up(32, 3)
     33
     """
     return -(-rows // multiple) * multiple
@@ -49,7 +49,7 @@ class _Filled:
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         for batch, after in self._source.batches(position):
             rows = len(next(iter(batch.values())))
-            yield SourcedBatch(_with_zeros(batch, up_to(rows, self._multiple) - rows), after)
+            yield SourcedBatch(_with_zeros(batch, round_up(rows, self._multiple) - rows), after)
 
 
 class _FilledRows(_Filled):
@@ -57,7 +57,7 @@ class _FilledRows(_Filled):
 
     @property
     def batch_size(self) -> int:
-        return up_to(self._source.batch_size, self._multiple)
+        return round_up(self._source.batch_size, self._multiple)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
         wanted = np.asarray(rows)

@@ -18,7 +18,7 @@ _JOIN_SECONDS = 10.0
 _ASK_SECONDS = 0.5
 
 
-class Prefetched(Generic[Item]):
+class PrefetchIterator(Generic[Item]):
     """An iterator whose next items are drawn ahead.
 
     Its thread ends with the items, at an error, on `close`, and when this object is dropped.
@@ -77,7 +77,7 @@ class Prefetched(Generic[Item]):
             self._is_awaited = False
             self._thread.join(_JOIN_SECONDS)
 
-    def __enter__(self) -> "Prefetched[Item]":
+    def __enter__(self) -> "PrefetchIterator[Item]":
         return self
 
     def __exit__(
@@ -86,7 +86,7 @@ class Prefetched(Generic[Item]):
         self.close()
 
 
-def prefetch(iterable: Iterable[Item], size: int = 2) -> Prefetched[Item]:
+def prefetch(iterable: Iterable[Item], size: int = 2) -> PrefetchIterator[Item]:
     """Iterate over `iterable` with up to `size` items drawn ahead by a background thread.
 
     An exception in the source is raised where its item would have come, with the traceback of the thread. Arrays in an item
@@ -96,7 +96,7 @@ def prefetch(iterable: Iterable[Item], size: int = 2) -> Prefetched[Item]:
     ...     list(items)
     [0, 1, 2]
     """
-    return Prefetched(_owned(iterable), size)
+    return PrefetchIterator(_owned(iterable), size)
 
 
 def _owned(iterable: Iterable[Any]) -> Iterator[Any]:

@@ -18,7 +18,7 @@ _MOST_LINES = 24
 _MOST_LABELS = 24
 
 
-def batch_lines(
+def format_batch(
     batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3, classes: Sequence[str] = ()
 ) -> list[str]:
     """Lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or labels, counted; the first rows of tokens.
@@ -29,7 +29,7 @@ def batch_lines(
         rows: How many rows to show.
         classes: What labels stand for, by their numbers; () shows numbers.
 
-    >>> print("\\n".join(batch_lines({"label": np.array([1, 0, 1], np.int32)})))
+    >>> print("\\n".join(format_batch({"label": np.array([1, 0, 1], np.int32)})))
     leaf   shape  dtype  least  most  mean
     label  3      int32      0     1  0.67
     labels: 0: 1, 1: 2

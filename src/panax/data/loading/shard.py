@@ -8,7 +8,7 @@ import numpy as np
 from ...core.errors import DataError
 from ...core.protocols import Axes, Position, Source, SourcedBatch
 
-ROW = "row"
+ROW_LEAF = "row"
 """The leaf that says where in the global batch a row stands: what is random for a row goes by it."""
 
 
@@ -27,7 +27,7 @@ class BatchShard:
     @property
     def axes(self) -> Mapping[str, Axes]:
         axes = self._source.axes
-        return {**axes, ROW: next(iter(axes.values()))[:1]}
+        return {**axes, ROW_LEAF: next(iter(axes.values()))[:1]}
 
     @property
     def resume(self) -> Literal["exact", "replay"]:
@@ -50,5 +50,6 @@ class BatchShard:
             size = rows // self._count
             own = slice(self._index * size, (self._index + 1) * size)
             yield SourcedBatch(
-                {**{name: leaf[own] for name, leaf in batch.items()}, ROW: np.arange(rows, dtype=np.int32)[own]}, after
+                {**{name: leaf[own] for name, leaf in batch.items()}, ROW_LEAF: np.arange(rows, dtype=np.int32)[own]},
+                after,
             )

@@ -18,14 +18,14 @@ from panax.core.errors import RecipeError
 from panax.core.validation import Validated
 
 from ...system import json_reader
-from ..files.checksums import MOST_NAMES_BYTES, SEEN, read_sealed, write_sealed
-from ..files.files import BadRecordError, unreadable
-from .categories import Spellings, category_text, is_empty, is_unicode, number_of, whole_number_of
+from ..files.checksums import MAX_NAMES_BYTES, VERIFIED_FOLDER, read_sealed, write_sealed
+from ..files.files import BadRecordError, read_error
+from .categories import NumberFormats, category_text, is_empty, is_unicode, parse_id, parse_number
 
 LARGEST_ID = 2**31 - 1
 EMPTY = -1
 """Padding of a bag: no id."""
-NO_KEY = 0
+PADDING_KEY = 0
 """Padding of a bag of keys."""
 
 _PARTS = {"month": 12, "day": 31, "weekday": 7, "hour": 24}
@@ -47,7 +47,7 @@ class IntegerIds(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hashed(Validated):
+class HashBuckets(Validated):
     """Ids by hashing: the hash of the column's name and the value, modulo `buckets`; values that collide
     share a vector.
     """
@@ -113,7 +113,7 @@ class HashedIds(Validated):
     """64-bit hashes of the column's name and the value, the keys of a growing table's rows."""
 
 
-Ids = IntegerIds | Hashed | CountVocabulary | Calendar | HashedIds
+Ids = IntegerIds | HashBuckets | CountVocabulary | Calendar | HashedIds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,18 +206,18 @@ class IdEncoder:
     def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
         """Encode `bag`; `words` has the ids, if the bag has a vocabulary."""
         self.bag, self.most, self.num_cut = bag, EMPTY, 0
-        self._spellings = Spellings()
+        self._spellings = NumberFormats()
         self._words = words
         self._known: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
-            IntegerIds: self._number, Hashed: self._hash, CountVocabulary: self._word, Calendar: self._part, HashedIds: self._key,
+            IntegerIds: self._number, HashBuckets: self._hash, CountVocabulary: self._word, Calendar: self._part, HashedIds: self._key,
         }[type(bag.ids)]  # fmt: skip
 
     @property
     def num_ids(self) -> int:
         ids = self.bag.ids
         match ids:
-            case Hashed():
+            case HashBuckets():
                 return ids.buckets
             case CountVocabulary():
                 return len(self._words or {}) + ids.hash_buckets
@@ -249,12 +249,12 @@ class IdEncoder:
             values, found = values[cut], found[cut]
         ids = [self._of(each, where) for each in values]
         missing = bag.capacity - len(ids)
-        nothing = NO_KEY if isinstance(bag.ids, HashedIds) else EMPTY
+        nothing = PADDING_KEY if isinstance(bag.ids, HashedIds) else EMPTY
         return ids + [nothing] * missing, found + [0.0] * missing if bag.weights else []
 
     def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
         parts = dataclasses.replace(self.bag, column=self.bag.weights, weights="").values(weights)
-        found = [number_of(each) for each in parts]
+        found = [parse_number(each) for each in parts]
         if len(found) != len(values) or not all(map(math.isfinite, found)):
             raise BadRecordError(
                 where,
@@ -266,7 +266,7 @@ class IdEncoder:
         """Return notes for the user on the values that were read."""
         spelled = (
             self._spellings.note(self.bag.column)
-            if isinstance(self.bag.ids, Hashed | CountVocabulary | HashedIds)
+            if isinstance(self.bag.ids, HashBuckets | CountVocabulary | HashedIds)
             else None
         )
         cut = (
@@ -292,7 +292,7 @@ class IdEncoder:
 
     def _number(self, value: Any, where: str) -> int:
         rows = self.bag.ids.rows if isinstance(self.bag.ids, IntegerIds) else None
-        number = whole_number_of(value)
+        number = parse_id(value)
         if not 0 <= number < (LARGEST_ID if rows is None else rows):
             range_ = "from 0 on" if rows is None else f"from 0 to {rows - 1} (rows={rows})"
             raise BadRecordError(
@@ -302,34 +302,36 @@ class IdEncoder:
         return number
 
     def _hash(self, value: Any, where: str) -> int:
-        assert isinstance(self.bag.ids, Hashed)
-        return hash_of(self.bag.column, category_text(value, self.bag.column, where)) % self.bag.ids.buckets
+        assert isinstance(self.bag.ids, HashBuckets)
+        return hash_value(self.bag.column, category_text(value, self.bag.column, where)) % self.bag.ids.buckets
 
     def _key(self, value: Any, where: str) -> int:
         # One in 2^64 is no key.
-        return hash_of(self.bag.column, category_text(value, self.bag.column, where)) or 1
+        return hash_value(self.bag.column, category_text(value, self.bag.column, where)) or 1
 
     def _word(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, CountVocabulary) and self._words is not None
         text = category_text(value, self.bag.column, where)
         known = self._words.get(text)
-        return len(self._words) + hash_of(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
+        return (
+            len(self._words) + hash_value(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
+        )
 
     def _part(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Calendar)
-        seconds = seconds_of(value, self.bag.column, where)
+        seconds = parse_seconds(value, self.bag.column, where)
         date = datetime.datetime.fromtimestamp(seconds, zoneinfo.ZoneInfo(self.bag.ids.zone))
         return {"month": date.month - 1, "day": date.day - 1, "weekday": date.weekday(), "hour": date.hour}[
             self.bag.ids.part
         ]
 
 
-def hash_of(column: str, text: str) -> int:
+def hash_value(column: str, text: str) -> int:
     """Return a 64-bit hash of a column's value, the same on every machine."""
     return xxhash.xxh64_intdigest(f"{column}\0{text}".encode())
 
 
-def seconds_of(value: Any, column: str, where: str) -> float:
+def parse_seconds(value: Any, column: str, where: str) -> float:
     """Convert a time to seconds: a number unchanged, an ISO 8601 date as seconds since 1970 (UTC if it has no
     zone).
 
@@ -340,7 +342,7 @@ def seconds_of(value: Any, column: str, where: str) -> float:
         if isinstance(value, datetime.datetime):
             date = value
         else:
-            number = number_of(value)
+            number = parse_number(value)
             if math.isfinite(number):
                 return number
             date = datetime.datetime.fromisoformat(value)
@@ -363,11 +365,11 @@ def count_values(bag: Bag, values: Iterable[Any], into: Counter[str]) -> None:
                 continue
 
 
-def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+def log_frequencies(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """Compute for each row the log of the share of rows with the same first id; rows without an id count
     together.
 
-    >>> np.exp(log_shares(np.array([[3], [3], [-1], [0]], np.int32))).tolist()
+    >>> np.exp(log_frequencies(np.array([[3], [3], [-1], [0]], np.int32))).tolist()
     [0.5, 0.5, 0.25, 0.25]
     """
     first = ids[:, 0].astype(np.int64) - EMPTY
@@ -375,10 +377,10 @@ def log_shares(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     return np.log(counts[first] / len(first)).astype(np.float32)
 
 
-def ids_by_count(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list[str]:
+def build_vocabulary(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list[str]:
     """List the values with separate ids, in the order of the ids: by count, then by text.
 
-    >>> ids_by_count({"a": 1, "b": 3, "c": 3}, CountVocabulary(min_count=2))
+    >>> build_vocabulary({"a": 1, "b": 3, "c": 3}, CountVocabulary(min_count=2))
     ['b', 'c']
     """
     frequent = (word for word, count in counts.items() if count >= vocabulary.min_count and is_unicode(word))
@@ -386,7 +388,7 @@ def ids_by_count(counts: Mapping[str, int], vocabulary: CountVocabulary) -> list
     return kept[: vocabulary.most]
 
 
-def write_words(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
+def write_vocabularies(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
     """Write each bag's vocabulary to a directory of the cache."""
     (directory / "words.json").write_text(json.dumps(words, ensure_ascii=True), encoding="utf-8")
     write_sealed(
@@ -394,16 +396,16 @@ def write_words(directory: Path, words: Mapping[str, Sequence[str]]) -> None:
     )
 
 
-def read_words(directory: Path, root: Path) -> dict[str, dict[str, int]]:
+def read_vocabularies(directory: Path, root: Path) -> dict[str, dict[str, int]]:
     """Read each bag's vocabulary, as values with their ids.
 
     Raises:
         DataError: The cache entry is damaged.
     """
-    read_sealed(directory / "header.json", root / SEEN)
+    read_sealed(directory / "header.json", root / VERIFIED_FOLDER)
     path = directory / "words.json"
     try:
-        found = json_reader.read(path, most_bytes=MOST_NAMES_BYTES)
+        found = json_reader.read(path, most_bytes=MAX_NAMES_BYTES)
         return {leaf: {word: i for i, word in enumerate(each)} for leaf, each in found.items()}
     except (ValueError, AttributeError, TypeError) as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error

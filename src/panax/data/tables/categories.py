@@ -62,10 +62,10 @@ def is_empty(value: Any) -> bool:
     return value is None or value == "" or (isinstance(value, decimal.Decimal) and value.is_nan())
 
 
-def number_of(value: Any) -> float:
+def parse_number(value: Any) -> float:
     """A value as a number; NaN where it is none. Of text only what files of numbers hold, and not Python's `1_000`.
 
-    >>> [number_of(value) for value in ("1e3", " 2 ", 7, "1_000", "\\u0663", None)]
+    >>> [parse_number(value) for value in ("1e3", " 2 ", 7, "1_000", "\\u0663", None)]
     [1000.0, 2.0, 7.0, nan, nan, nan]
     """
     if isinstance(value, str | bytes):
@@ -77,10 +77,10 @@ def number_of(value: Any) -> float:
         return math.nan
 
 
-def whole_number_of(value: Any) -> int:
+def parse_id(value: Any) -> int:
     """A value as a whole number from 0 on; -1 where it is none.
 
-    >>> [whole_number_of(value) for value in ("7", "7.0", 7.0, "1_0", 0.5, -2)]
+    >>> [parse_id(value) for value in ("7", "7.0", 7.0, "1_0", 0.5, -2)]
     [7, 7, 7, -1, -1, -1]
     """
     if isinstance(value, str):
@@ -93,7 +93,7 @@ def whole_number_of(value: Any) -> int:
         return -1
 
 
-class Spellings:
+class NumberFormats:
     """Whether a column writes whole numbers in two ways: `3` in one place and `3.0` in another are two categories as text.
 
     Attributes:

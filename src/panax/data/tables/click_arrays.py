@@ -15,10 +15,10 @@ from panax.core.protocols import Axes
 from panax.core.validation import Validated
 from panax.system.files import expand_user
 
-from ..files.files import file_marks, fingerprint, unreadable
+from ..files.files import fingerprint, read_error, stat_files
 from ..files.memory_map import check_mapped
-from ..formats.npy_header import map_npy, stored_member
-from ..loading.examples import hash_names, hash_of_numbers
+from ..formats.npy_header import find_member_offset, map_npy
+from ..loading.examples import hash_integers, hash_names
 from .bags import LARGEST_ID
 from .criteo import LEAVES
 
@@ -70,7 +70,7 @@ class ClickArrays(Validated):
             raise DataError(
                 f"{self.path}: the parts {', '.join(names)} have different numbers of columns, or ids in a bag"
             )
-        marks = [*file_marks([path for part in opened for path in part.paths])]
+        marks = [*stat_files([path for part in opened for path in part.paths])]
         return ClickExamples(opened, self.rows, self.modulo, fingerprint("clicks", self.rows, self.modulo, marks))
 
 
@@ -106,7 +106,7 @@ def _array(path: Path, dims: int) -> npt.NDArray:
     try:
         array = map_npy(path, path.name)
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     if array.dtype.kind not in "fiu" or (dims and array.ndim != dims):
         raise DataError(f"{path} is not an array of numbers of {dims} dimensions; expected MLPerf's")
     return array
@@ -115,14 +115,14 @@ def _array(path: Path, dims: int) -> npt.NDArray:
 def _member(path: Path, name: str) -> npt.NDArray:
     """An array of an `.npz` that is not compressed, mapped where it lies."""
     try:
-        array = map_npy(path, f"array {name!r}", stored_member(path, f"{name}.npy"))
+        array = map_npy(path, f"array {name!r}", find_member_offset(path, f"{name}.npy"))
         if array.dtype.kind not in "iu" or array.ndim != 2 or not array.flags.c_contiguous:
             raise ValueError(
                 f"array {name!r} is {array.dtype} {array.shape}; expected whole numbers (rows, ids), row by row"
             )
         return array
     except (OSError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
 
 
 class ClickExamples:
@@ -148,7 +148,7 @@ class ClickExamples:
             **dict.fromkeys(("numeric", *self._leaves), ("batch", None)),
         }
         self.num_ids: Mapping[str, int] = dict(zip(self._leaves, rows, strict=True))
-        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        chosen = "" if numbers is None else hash_integers(numbers)
         self.fingerprint = fingerprint("click_examples", content, chosen)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:

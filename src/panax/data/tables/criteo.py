@@ -16,16 +16,16 @@ from panax.core.serializable import former_names
 from panax.core.validation import Validated
 
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN, read_sealed, write_sealed
-from ..files.files import cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
-from ..files.magic import compression_of
+from ..files.checksums import VERIFIED_FOLDER, read_sealed, write_sealed
+from ..files.files import cache_identity, find_files, fingerprint, open_each_local, read_error, stat_files
+from ..files.magic import detect_compression
 from ..files.memory_map import map_file
 from ..files.skipped_files import describe_skipped_files
 from ..formats.columns import ARROW_ERRORS
-from ..formats.fields import not_installed
-from ..loading.examples import Arrays, Skipped, describe_skipped_records
+from ..formats.fields import missing_library_error
+from ..loading.examples import Arrays, BadRecordLog, describe_skipped_records
 from ..text.corpus import BadRecord
-from .bags import LARGEST_ID, CountVocabulary, Hashed
+from .bags import LARGEST_ID, CountVocabulary, HashBuckets
 
 FORMAT_VERSION = 2
 INTEGERS, HASHES = 13, 26
@@ -56,7 +56,7 @@ class Criteo(Validated):
     """
 
     paths: tuple[str, ...]
-    ids: Hashed | CountVocabulary | tuple[Hashed | CountVocabulary, ...] = Hashed(buckets=2**18)  # noqa: RUF009
+    ids: HashBuckets | CountVocabulary | tuple[HashBuckets | CountVocabulary, ...] = HashBuckets(buckets=2**18)  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, tuple) and len(self.ids) != HASHES:
@@ -71,32 +71,34 @@ class Criteo(Validated):
         files = find_files(self.paths, _PATTERNS)
         kind = f"criteo-v{FORMAT_VERSION}"
         counted = [file for paths in self._counted_in() if paths for file in find_files(paths, _PATTERNS)]
-        name = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *cache_marks([*files, *counted]))}"
-        content = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *file_marks([*files, *counted]))}"
-        skipped = Skipped(max_bad_records)
+        name = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *cache_identity([*files, *counted]))}"
+        content = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *stat_files([*files, *counted]))}"
+        skipped = BadRecordLog(max_bad_records)
         arrays, bad, num_ids, id_sets = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped),
-            read=lambda directory: _read(directory, root / SEEN),
+            read=lambda directory: _read(directory, root / VERIFIED_FOLDER),
         )
-        Skipped(max_bad_records).begin(bad)
+        BadRecordLog(max_bad_records).begin(bad)
         notes = [*describe_skipped_files(self.paths, files), *describe_skipped_records(bad)]
         return Arrays(arrays, content=content, num_ids=num_ids, id_sets=id_sets, notes=notes)
 
     @property
-    def _each(self) -> tuple[Hashed | CountVocabulary, ...]:
+    def _each(self) -> tuple[HashBuckets | CountVocabulary, ...]:
         return self.ids if isinstance(self.ids, tuple) else (self.ids,) * HASHES
 
     def _counted_in(self) -> list[tuple[str, ...]]:
         """The files that vocabularies are counted in, each set of them once; () for these themselves."""
         return list(dict.fromkeys(kind.counted_in for kind in self._each if isinstance(kind, CountVocabulary)))
 
-    def _build(self, files: list[Any], directory: Path, skipped: Skipped) -> None:
+    def _build(self, files: list[Any], directory: Path, skipped: BadRecordLog) -> None:
         columns = [_Ids(kind, column) for column, kind in enumerate(self._each)]
         for paths in self._counted_in():
             # Rows that are bad are counted in the second reading.
-            for block in _blocks(find_files(paths, _PATTERNS) if paths else files, Skipped(LARGEST_ID, quiet=True)):
+            for block in _blocks(
+                find_files(paths, _PATTERNS) if paths else files, BadRecordLog(LARGEST_ID, quiet=True)
+            ):
                 for column, codes in zip(columns, block.codes, strict=True):
                     if isinstance(column.kind, CountVocabulary) and column.kind.counted_in == paths:
                         column.count(codes)
@@ -147,7 +149,7 @@ class _Block(NamedTuple):
 class _Ids:
     """From a column's codes to its ids."""
 
-    def __init__(self, kind: Hashed | CountVocabulary, column: int) -> None:
+    def __init__(self, kind: HashBuckets | CountVocabulary, column: int) -> None:
         self.kind, self._salt = kind, np.uint64(column + 1)
         self._counted = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._words = self._counted[0], np.zeros(0, np.int32)
@@ -155,7 +157,7 @@ class _Ids:
     @property
     def num_ids(self) -> int:
         kind = self.kind
-        return kind.buckets if isinstance(kind, Hashed) else len(self._words[0]) + kind.hash_buckets
+        return kind.buckets if isinstance(kind, HashBuckets) else len(self._words[0]) + kind.hash_buckets
 
     @property
     def id_set(self) -> str:
@@ -164,7 +166,7 @@ class _Ids:
         return fingerprint(words[np.argsort(ids)].tolist())
 
     def count(self, codes: Codes) -> None:
-        if isinstance(self.kind, Hashed):
+        if isinstance(self.kind, HashBuckets):
             return
         new, counts = np.unique(codes, return_counts=True)
         words, inverse = np.unique(np.concatenate([self._counted[0], new]), return_inverse=True)
@@ -174,7 +176,7 @@ class _Ids:
 
     def choose(self) -> None:
         """Number the counted values: by count, then by hash."""
-        if isinstance(self.kind, Hashed):
+        if isinstance(self.kind, HashBuckets):
             return
         words, counts = self._counted
         order = np.lexsort((words, -counts))
@@ -184,7 +186,7 @@ class _Ids:
 
     def of(self, codes: Codes) -> npt.NDArray[np.int32]:
         kind = self.kind
-        if isinstance(kind, Hashed):
+        if isinstance(kind, HashBuckets):
             return (_mixed(codes, self._salt) % np.uint64(kind.buckets)).astype(np.int32)
         words, ids = self._words
         shared = (_mixed(codes, self._salt) % np.uint64(kind.hash_buckets)).astype(np.int32) + len(words)
@@ -203,20 +205,20 @@ def _mixed(codes: Codes, salt: np.uint64) -> Codes:
         return x ^ (x >> np.uint64(31))
 
 
-def _blocks(files: list[Any], skipped: Skipped) -> Iterator[_Block]:
+def _blocks(files: list[Any], skipped: BadRecordLog) -> Iterator[_Block]:
     try:
         import pyarrow as arrow
         from pyarrow import csv
     except ImportError as error:
-        raise not_installed("pyarrow", "Criteo's files", "parquet") from error
+        raise missing_library_error("pyarrow", "Criteo's files", "parquet") from error
     names = ["label", *(f"i{n}" for n in range(1, INTEGERS + 1)), *LEAVES]
-    for name, path in each_here(files):
+    for name, path in open_each_local(files):
         lines = _Lines(name)
         try:
             if not path.stat().st_size:
                 continue
             with path.open("rb") as file:
-                compression = compression_of(file.read(8))
+                compression = detect_compression(file.read(8))
             with arrow.input_stream(str(path), compression=compression) as stream:
                 reader = csv.open_csv(
                     stream,
@@ -235,7 +237,7 @@ def _blocks(files: list[Any], skipped: Skipped) -> Iterator[_Block]:
         except (*ARROW_ERRORS, arrow.ArrowException) as error:
             if isinstance(error, DataError):
                 raise
-            raise unreadable(name, error) from error
+            raise read_error(name, error) from error
 
 
 class _Lines:
@@ -249,7 +251,7 @@ class _Lines:
         self._invalid.append((row.number, f"{row.actual_columns} fields; expected {row.expected_columns}"))
         return "skip"
 
-    def report(self, skipped: Skipped, others: list[tuple[int, str]], before: int | None = None) -> None:
+    def report(self, skipped: BadRecordLog, others: list[tuple[int, str]], before: int | None = None) -> None:
         """Count lines with what is wrong with them, in their order.
 
         Args:
@@ -273,7 +275,7 @@ class _Lines:
         return found
 
 
-def _parsed(batch: Any, lines: _Lines, skipped: Skipped) -> _Block:
+def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
     """A block's usable lines; the others are counted."""
     numbers = lines.number(batch.num_rows)
     usable = np.ones(batch.num_rows, bool)
@@ -369,7 +371,7 @@ def _read(
         num_ids = {leaf: int(header["num_ids"][leaf]) for leaf in LEAVES}
         id_sets = {str(leaf): str(name) for leaf, name in header["id_sets"].items()}
     except (ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     remedy = "remove its folder, and it is made again"
     ids = map_file(directory / "categories.bin", np.dtype("<i4"), (count, HASHES), remedy)
     arrays: dict[str, np.ndarray] = {

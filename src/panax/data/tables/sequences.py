@@ -17,15 +17,23 @@ from panax.core.validation import Validated
 from ...system import json_reader
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
 from ..files.cache import read_or_build
-from ..files.checksums import MOST_NAMES_BYTES, SEEN, read_sealed, write_sealed
-from ..files.files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
+from ..files.checksums import MAX_NAMES_BYTES, VERIFIED_FOLDER, read_sealed, write_sealed
+from ..files.files import (
+    BadRecordError,
+    cache_identity,
+    find_files,
+    fingerprint,
+    open_each_local,
+    read_error,
+    stat_files,
+)
 from ..files.memory_map import map_file
 from ..files.skipped_files import describe_skipped_files
-from ..loading.examples import Skipped, describe_skipped_records, hash_names, hash_of_numbers
+from ..loading.examples import BadRecordLog, describe_skipped_records, hash_integers, hash_names
 from ..text.corpus import BadRecord
-from .bags import EMPTY, seconds_of
-from .categories import Spellings, category_text, is_empty
-from .table import PATTERNS
+from .bags import EMPTY, parse_seconds
+from .categories import NumberFormats, category_text, is_empty
+from .table import TABLE_PATTERNS
 from .table_files import read_blocks
 
 FORMAT_VERSION = 2
@@ -81,21 +89,21 @@ class Sequences(Validated):
         Raises:
             DataError: A file can't be read or lacks a column, no user has enough events, or too many rows are bad.
         """
-        files = find_files(self.paths, PATTERNS)
+        files = find_files(self.paths, TABLE_PATTERNS)
         settings = (self.user, self.item, self.time, self.min_events)
         if self.items_from:
-            settings = (*settings, *cache_marks(find_files(self.items_from, PATTERNS)))
+            settings = (*settings, *cache_identity(find_files(self.items_from, TABLE_PATTERNS)))
         kind = f"sequences-v{FORMAT_VERSION}"
-        name = f"{kind}-{fingerprint('sequences', *settings, *cache_marks(files))}"
-        content = f"{kind}-{fingerprint('sequences', *settings, *file_marks(files))}"
-        skipped = Skipped(max_bad_records)
+        name = f"{kind}-{fingerprint('sequences', *settings, *cache_identity(files))}"
+        content = f"{kind}-{fingerprint('sequences', *settings, *stat_files(files))}"
+        skipped = BadRecordLog(max_bad_records)
         made = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped, self._known_items(root, max_bad_records)),
-            read=lambda directory: _read(directory, root / SEEN),
+            read=lambda directory: _read(directory, root / VERIFIED_FOLDER),
         )
-        Skipped(max_bad_records).begin(made.bad)
+        BadRecordLog(max_bad_records).begin(made.bad)
         notes = (*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad))
         return SequenceExamples(made.events, self.last, content, notes=notes, target_times=self.target_times)
 
@@ -106,8 +114,8 @@ class Sequences(Validated):
         like = dataclasses.replace(self, paths=self.items_from, items_from=())
         return like.open(root, max_bad_records).item_names
 
-    def _build(self, files: list[Any], directory: Path, skipped: Skipped, known: tuple[str, ...] | None) -> None:
-        spellings = {self.user: Spellings(), self.item: Spellings()}
+    def _build(self, files: list[Any], directory: Path, skipped: BadRecordLog, known: tuple[str, ...] | None) -> None:
+        spellings = {self.user: NumberFormats(), self.item: NumberFormats()}
         rows = self._rows(files, skipped, spellings)
         counts = Counter(item for _, item, _ in rows)
         words = sorted(counts, key=lambda word: (-counts[word], word)) if known is None else [*known]
@@ -149,11 +157,11 @@ class Sequences(Validated):
         write_sealed(directory / "header.json", header, [*arrays, "names.json"])
 
     def _rows(
-        self, files: list[Any], skipped: Skipped, spellings: Mapping[str, Spellings]
+        self, files: list[Any], skipped: BadRecordLog, spellings: Mapping[str, NumberFormats]
     ) -> list[tuple[str, str, float]]:
         rows = []
         columns = [self.user, self.item, self.time]
-        for name, path in each_here(files):
+        for name, path in open_each_local(files):
             for block in read_blocks(path, name, columns, self.max_record_bytes):
                 for record in block.bad:
                     skipped.add(record)
@@ -168,7 +176,7 @@ class Sequences(Validated):
                                 )
                             spellings[column].add(value)
                         names = category_text(user, self.user, where), category_text(item, self.item, where)
-                        rows.append((*names, seconds_of(time, self.time, where)))
+                        rows.append((*names, parse_seconds(time, self.time, where)))
                     except BadRecordError as error:
                         skipped.add(BadRecord(error.where, error.reason))
         return rows
@@ -196,11 +204,11 @@ def _read(directory: Path, seen: Path) -> _Made:
     try:
         users, count = int(header["num_users"]), int(header["num_events"])
         bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
-        names = json_reader.read(directory / "names.json", most_bytes=MOST_NAMES_BYTES)
+        names = json_reader.read(directory / "names.json", most_bytes=MAX_NAMES_BYTES)
         named = tuple(map(str, names["items"])), tuple(map(str, names["users"]))
         notes = [*map(str, header["notes"])]
     except (ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     remedy = "remove its folder, and it is made again"
     items, times, offsets = (
         map_file(directory / file, np.dtype(dtype), (length,), remedy)
@@ -246,7 +254,7 @@ class SequenceExamples:
         self.num_ids: Mapping[str, int] = {"items": len(events.item_names)}
         self.item_names = events.item_names
         self.id_sets: Mapping[str, str] = {"items": fingerprint(*events.item_names)}
-        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        chosen = "" if numbers is None else hash_integers(numbers)
         known = ("target_times",) if target_times else ()
         self.fingerprint = fingerprint("sequences", content, last, predicts, chosen, *known)
 

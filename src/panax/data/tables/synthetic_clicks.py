@@ -13,7 +13,7 @@ from panax.core.protocols import Axes
 from panax.core.validation import Validated
 
 from ..files.files import fingerprint
-from ..loading.examples import hash_names, hash_of_numbers
+from ..loading.examples import hash_integers, hash_names
 from .bags import LARGEST_ID
 
 
@@ -76,7 +76,7 @@ class SyntheticExamples:
         numeric = {"numeric": ("batch", None)} if settings.numeric else {}
         self.axes: Mapping[str, Axes] = {"label": ("batch",), **numeric, **dict.fromkeys(self.leaves, ("batch", None))}
         self.num_ids: Mapping[str, int] = dict(zip(self.leaves, settings.rows, strict=True))
-        chosen = "" if numbers is None else hash_of_numbers(numbers)
+        chosen = "" if numbers is None else hash_integers(numbers)
         self.fingerprint = fingerprint("synthetic", repr(settings), chosen)
         self._teacher = _Teacher(settings)
 

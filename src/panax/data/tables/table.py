@@ -18,12 +18,20 @@ from panax.core.validation import Validated
 
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN, read_sealed, write_sealed
-from ..files.decompression import ENDINGS
-from ..files.files import BadRecordError, cache_marks, each_here, file_marks, find_files, fingerprint, unreadable
+from ..files.checksums import VERIFIED_FOLDER, read_sealed, write_sealed
+from ..files.decompression import SUFFIXES
+from ..files.files import (
+    BadRecordError,
+    cache_identity,
+    find_files,
+    fingerprint,
+    open_each_local,
+    read_error,
+    stat_files,
+)
 from ..files.memory_map import map_file
 from ..files.skipped_files import describe_skipped_files
-from ..loading.examples import Arrays, Skipped, describe_skipped_records
+from ..loading.examples import Arrays, BadRecordLog, describe_skipped_records
 from ..text.corpus import BadRecord
 from .bags import (
     LARGEST_ID,
@@ -31,21 +39,21 @@ from .bags import (
     CountVocabulary,
     HashedIds,
     IdEncoder,
+    build_vocabulary,
     check_bags,
     count_values,
-    hash_of,
-    ids_by_count,
-    log_shares,
-    read_words,
-    seconds_of,
-    write_words,
+    hash_value,
+    log_frequencies,
+    parse_seconds,
+    read_vocabularies,
+    write_vocabularies,
 )
-from .categories import Spellings, category_text, is_empty, number_of, whole_number_of
+from .categories import NumberFormats, category_text, is_empty, parse_id, parse_number
 from .table_files import RowBlock, read_blocks
 
 FORMAT_VERSION = 2
-PATTERNS = (
-    *(f"**/*{kind}{end}" for kind in (".csv", ".tsv", ".CSV", ".TSV") for end in ("", *ENDINGS, ".zip")),
+TABLE_PATTERNS = (
+    *(f"**/*{kind}{end}" for kind in (".csv", ".tsv", ".CSV", ".TSV") for end in ("", *SUFFIXES, ".zip")),
     "**/*.inter", "**/*.parquet", "**/*.npz",
 )  # fmt: skip
 _TIME = "_time"
@@ -125,23 +133,23 @@ class Table(Validated):
         Raises:
             DataError: A file can't be read or lacks a column, there are no rows, or too many bad ones.
         """
-        files = find_files(self.paths, PATTERNS)
-        marks = [*cache_marks(files)]
+        files = find_files(self.paths, TABLE_PATTERNS)
+        marks = [*cache_identity(files)]
         settings = (self.numeric, self.categorical, self.label, self.label_type, self.missing, self.hash_buckets)
         if self.bags or self.time is not None or self.label_above is not None:
             settings = (*settings, *map(former_names, map(repr, self.bags)), self.time, self.label_above)
         kind = f"table-v{FORMAT_VERSION}"
         name = f"{kind}-{fingerprint('table', *settings, *marks)}"
         # A moved copy, or a file with changed permissions, holds the same data.
-        content = f"{kind}-{fingerprint('table', *settings, *file_marks(files))}"
-        bad_records = Skipped(max_bad_records)
+        content = f"{kind}-{fingerprint('table', *settings, *stat_files(files))}"
+        bad_records = BadRecordLog(max_bad_records)
         made = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, bad_records, self._words(files, marks, root)),
-            read=lambda directory: self._read(directory, root / SEEN),
+            read=lambda directory: self._read(directory, root / VERIFIED_FOLDER),
         )
-        Skipped(max_bad_records).begin(made.bad)
+        BadRecordLog(max_bad_records).begin(made.bad)
         times = made.arrays.pop(_TIME, None)
         notes = [*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad)]
         return Arrays(
@@ -168,8 +176,8 @@ class Table(Validated):
             if isinstance(bag.ids, CountVocabulary):
                 of_files.setdefault(bag.ids.counted_in, []).append(bag)
         for paths, bags in of_files.items():
-            counted = find_files(paths, PATTERNS) if paths else files
-            found |= self._counted_words(bags, counted, [*cache_marks(counted)] if paths else marks, root)
+            counted = find_files(paths, TABLE_PATTERNS) if paths else files
+            found |= self._counted_words(bags, counted, [*cache_identity(counted)] if paths else marks, root)
         return found
 
     def _counted_words(
@@ -178,12 +186,12 @@ class Table(Validated):
         def build(directory: Path) -> None:
             counts: dict[str, Counter[str]] = {bag.name: Counter() for bag in bags}
             columns = list(dict.fromkeys(bag.column for bag in bags))
-            for name, path in each_here(files):
+            for name, path in open_each_local(files):
                 for block in read_blocks(path, name, columns, self.max_record_bytes, lists=True):
                     for bag in bags:
                         count_values(bag, block.columns[bag.column], counts[bag.name])
             kinds = {bag.name: bag.ids for bag in bags if isinstance(bag.ids, CountVocabulary)}
-            write_words(directory, {leaf: ids_by_count(counts[leaf], kinds[leaf]) for leaf in counts})
+            write_vocabularies(directory, {leaf: build_vocabulary(counts[leaf], kinds[leaf]) for leaf in counts})
 
         # The marks include the files that are counted.
         kinds = [
@@ -192,7 +200,7 @@ class Table(Validated):
             if isinstance(bag.ids, CountVocabulary)
         ]
         name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(former_names, map(repr, kinds)), *marks)}"
-        return read_or_build(root, name, build=build, read=lambda directory: read_words(directory, root))
+        return read_or_build(root, name, build=build, read=lambda directory: read_vocabularies(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Return the dtype and row shape of each array."""
@@ -214,17 +222,17 @@ class Table(Validated):
         return found if self.time is None else {**found, _TIME: (np.dtype("<f8"), ())}
 
     def _build(
-        self, files: list[Any], directory: Path, skipped: Skipped, words: Mapping[str, Mapping[str, int]]
+        self, files: list[Any], directory: Path, skipped: BadRecordLog, words: Mapping[str, Mapping[str, int]]
     ) -> None:
         count = 0
         bags = [IdEncoder(bag, words.get(bag.name)) for bag in self.bags]
-        spellings = {column: Spellings() for column in self.categorical}
+        spellings = {column: NumberFormats() for column in self.categorical}
         dtypes = self._dtypes()
         derived = [bag for bag in self.bags if bag.log_share]
         written = dtypes.keys() - {f"{bag.name}_log_share" for bag in derived}
         outputs: dict[str, BinaryIO] = {leaf: (directory / f"{leaf}.bin").open("wb") for leaf in sorted(written)}
         try:
-            for name, path in each_here(files):
+            for name, path in open_each_local(files):
                 for block in read_blocks(path, name, self._columns(), self.max_record_bytes, lists=self._lists()):
                     rows = self._rows(block, skipped, bags, spellings)
                     count += len(rows)
@@ -240,7 +248,7 @@ class Table(Validated):
             raise DataError(f"the table {', '.join(self.paths)} has no usable row; expected at least one")
         for bag in derived:
             ids = np.fromfile(directory / f"{bag.name}.bin", "<i4").reshape(count, bag.capacity)
-            (directory / f"{bag.name}_log_share.bin").write_bytes(log_shares(ids).astype("<f4").tobytes())
+            (directory / f"{bag.name}_log_share.bin").write_bytes(log_frequencies(ids).astype("<f4").tobytes())
         spelled = (each.note(column) for column, each in spellings.items() if self.hash_buckets is not None)
         header = {
             "num_rows": count,
@@ -271,7 +279,7 @@ class Table(Validated):
         raise AssertionError(leaf)
 
     def _rows(
-        self, block: RowBlock, skipped: Skipped, bags: list[IdEncoder], spellings: Mapping[str, Spellings]
+        self, block: RowBlock, skipped: BadRecordLog, bags: list[IdEncoder], spellings: Mapping[str, NumberFormats]
     ) -> list[TableRow]:
         """Parse the rows of a block; bad ones are added to `skipped`."""
         for record in block.bad:
@@ -286,14 +294,14 @@ class Table(Validated):
         return rows
 
     def _row(
-        self, values: Mapping[str, Any], bags: list[IdEncoder], where: str, spellings: Mapping[str, Spellings]
+        self, values: Mapping[str, Any], bags: list[IdEncoder], where: str, spellings: Mapping[str, NumberFormats]
     ) -> TableRow:
         return TableRow(
             [self._number(name, values[name], where) for name in self.numeric],
             [self._category(name, values[name], where, spellings) for name in self.categorical],
             None if self.label is None else self._label(values[self.label], where),
             [bag.row(values[bag.bag.column], values.get(bag.bag.weights), where) for bag in bags],
-            None if self.time is None else seconds_of(values[self.time], self.time, where),
+            None if self.time is None else parse_seconds(values[self.time], self.time, where),
         )
 
     def _number(self, column: str, value: Any, where: str) -> float:
@@ -302,12 +310,12 @@ class Table(Validated):
         hint = "; give missing= for empty ones" if is_empty(value) else ""
         return _finite(column, value, where, hint)
 
-    def _category(self, column: str, value: Any, where: str, spellings: Mapping[str, Spellings]) -> int:
+    def _category(self, column: str, value: Any, where: str, spellings: Mapping[str, NumberFormats]) -> int:
         if self.hash_buckets is None:
             return _whole(column, value, where, "; or give hash_buckets=")
         spellings[column].add(value)
         text = "" if is_empty(value) else category_text(value, column, where)
-        return hash_of(column, text) % self.hash_buckets
+        return hash_value(column, text) % self.hash_buckets
 
     def _label(self, value: Any, where: str) -> float | int:
         assert self.label is not None
@@ -325,7 +333,7 @@ class Table(Validated):
             id_sets = {str(leaf): str(name) for leaf, name in header["id_sets"].items()}
             notes = [*map(str, header["notes"])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         remedy = "remove its folder, and it is made again"
         leaves = self._dtypes().items()
         arrays = {
@@ -345,14 +353,14 @@ class _Made(NamedTuple):
 
 
 def _finite(column: str, value: Any, where: str, hint: str = "") -> float:
-    number = number_of(value)
+    number = parse_number(value)
     if not abs(number) <= _LARGEST_FLOAT:
         raise BadRecordError(where, f"column {column!r} holds {value!r}; expected a finite number{hint}")
     return number
 
 
 def _whole(column: str, value: Any, where: str, hint: str = "") -> int:
-    number = whole_number_of(value)
+    number = parse_id(value)
     if not 0 <= number <= LARGEST_ID:
         raise BadRecordError(where, f"column {column!r} holds {value!r}; expected a whole number from 0 on{hint}")
     return number

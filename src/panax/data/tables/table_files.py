@@ -14,13 +14,13 @@ import numpy as np
 
 from panax.core.errors import DataError
 
-from ..files.bounds import too_large
-from ..files.decompression import ENDINGS, Bounded, is_compressed, open_file
-from ..files.files import unreadable
-from ..files.magic import format_of
+from ..files.bounds import describe_oversize
+from ..files.decompression import SUFFIXES, BoundedStream, is_compressed, open_file
+from ..files.files import read_error
+from ..files.magic import detect_format
 from ..files.zip_files import open_zip
-from ..formats.columns import ARROW_ERRORS, check_values, parquet_batches
-from ..formats.fields import not_installed
+from ..formats.columns import ARROW_ERRORS, check_buffers, read_parquet_batches
+from ..formats.fields import missing_library_error
 from ..formats.npy_header import read_npy_header
 from ..text.corpus import BadRecord
 
@@ -56,7 +56,7 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
         DataError: It can't be read, is not a table, lacks a column, or a row is too large.
     """
     plain = name.lower()
-    while plain.endswith((*ENDINGS, ".zip")):
+    while plain.endswith((*SUFFIXES, ".zip")):
         plain = plain.rpartition(".")[0]
     kind = plain.rpartition(".")[2]
     try:
@@ -69,10 +69,10 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
                 yield from _numpy_blocks(path, name, columns, most)
             case _:
                 raise DataError(
-                    f"{name} is not a table; expected .csv, .tsv, .inter (also {', '.join(ENDINGS)} or .zip), .parquet or .npz"
+                    f"{name} is not a table; expected .csv, .tsv, .inter (also {', '.join(SUFFIXES)} or .zip), .parquet or .npz"
                 )
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
 
 
 class _Lines:
@@ -90,7 +90,9 @@ class _Lines:
         self._number += 1
         self.taken += len(line)
         if self.taken > self._most:
-            raise DataError(f"{self._name}, line {self._number}: {too_large(self.taken, self._most, least=True)}")
+            raise DataError(
+                f"{self._name}, line {self._number}: {describe_oversize(self.taken, self._most, least=True)}"
+            )
         if not line:
             raise StopIteration
         return line
@@ -125,8 +127,8 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most:
 def _unpacked(path: Path, name: str) -> Iterator[Any]:
     """A file's bytes, decompressed: of an archive, those of the one file in it."""
     if not zipfile.is_zipfile(path):
-        if name.lower().endswith(ENDINGS) and not is_compressed(path):
-            raise unreadable(name, OSError("its name says that it is compressed, and it is not"))
+        if name.lower().endswith(SUFFIXES) and not is_compressed(path):
+            raise read_error(name, OSError("its name says that it is compressed, and it is not"))
         with open_file(path, name) as file:
             yield file
         return
@@ -137,7 +139,10 @@ def _unpacked(path: Path, name: str) -> Iterator[Any]:
         if entries[0].flag_bits & 1 or entries[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{name} is encrypted, or compressed with method {entries[0].compress_type}; unpack it")
         size = entries[0].compress_size
-        with archive.open(entries[0]) as file, io.BufferedReader(Bounded(file, lambda: size, name, "zip")) as bounded:
+        with (
+            archive.open(entries[0]) as file,
+            io.BufferedReader(BoundedStream(file, lambda: size, name, "zip")) as bounded,
+        ):
             yield bounded
 
 
@@ -158,23 +163,23 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
     try:
         import pyarrow as arrow
     except ImportError as error:
-        raise not_installed("pyarrow", "a Parquet table", "parquet") from error
+        raise missing_library_error("pyarrow", "a Parquet table", "parquet") from error
 
     def check(present: Sequence[str], name: str) -> None:
         _check_columns(columns, present, name)
 
     try:
         row = 0
-        for batch in parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check, lists=lists):
+        for batch in read_parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check, lists=lists):
             for column in columns:
-                check_values(batch.column(column))
+                check_buffers(batch.column(column))
             where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
             yield RowBlock({column: batch.column(column).to_pylist() for column in columns}, where)
             row += batch.num_rows
     except (*ARROW_ERRORS, arrow.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise unreadable(name, error) from error
+        raise read_error(name, error) from error
 
 
 def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[RowBlock]:
@@ -189,7 +194,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
                 raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
             row_bytes = sum(dtype.itemsize for _, _, dtype in arrays.values())
             if row_bytes > most:
-                raise DataError(f"{name}, each row: {too_large(row_bytes, most)}")
+                raise DataError(f"{name}, each row: {describe_oversize(row_bytes, most)}")
             (count,) = shapes[columns[0]]
             step = max(1, min(_ROWS_AT_ONCE, _BLOCK_BYTES // max(1, row_bytes)))
             for begin in range(0, count, step):
@@ -245,7 +250,7 @@ def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
 def _kind_of_bytes(path: Path) -> str | None:
     """What a file is by its first bytes, where these tell; a name may be wrong."""
     with path.open("rb") as file:
-        kind = format_of(file.read(16))
+        kind = detect_format(file.read(16))
     if kind == "zip":
         with open_zip(path) as archive:
             names = archive.namelist()

@@ -5,7 +5,7 @@ rows that are due by its end. The rows left go to the parts whose next row falls
 a schedule that fractional rows would meet, and serving the earliest deadline first meets them in whole rows too: what a
 part has had and what its weights add up to differ by less than one row after every batch, also while weights change.
 
-All is counted in whole `UNIT`s of a row, so nothing is rounded and no machine comes to another result.
+All is counted in whole `UNITS_PER_ROW`s of a row, so nothing is rounded and no machine comes to another result.
 
 Source: earliest deadline first is optimal for unit tasks (Jackson, 1955); for proportional shares, Tijdeman, "The
 chairman assignment problem" (1980).
@@ -13,7 +13,7 @@ chairman assignment problem" (1980).
 
 from collections.abc import Callable, Sequence
 
-UNIT = 2**32
+UNITS_PER_ROW = 2**32
 """A row."""
 
 _LOOK_AHEAD = 4096
@@ -26,8 +26,8 @@ def apportion_shares(weights: Sequence[float], num_rows: int) -> list[int]:
     [1.5, 4.5]
     """
     total = sum(weights)
-    found = [int(num_rows * UNIT * (weight / total)) for weight in weights]
-    found[max(range(len(weights)), key=weights.__getitem__)] += num_rows * UNIT - sum(found)
+    found = [int(num_rows * UNITS_PER_ROW * (weight / total)) for weight in weights]
+    found[max(range(len(weights)), key=weights.__getitem__)] += num_rows * UNITS_PER_ROW - sum(found)
     return found
 
 
@@ -43,11 +43,11 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
     [2, 4]
     """
     due = [before + now for before, now in zip(owed, share(0), strict=True)]
-    rows = [max(0, amount // UNIT) for amount in due]
+    rows = [max(0, amount // UNITS_PER_ROW) for amount in due]
     left = num_rows - sum(rows)
 
     def lack(part: int) -> int:
-        return due[part] - rows[part] * UNIT
+        return due[part] - rows[part] * UNITS_PER_ROW
 
     # Only when weights were changed between two batches can too much be due; the last to be due then waits.
     while left < 0:
@@ -55,7 +55,7 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
         left += 1
     begun = [part for part in range(len(due)) if lack(part) > 0]
     if left < len(begun):
-        begun = _by_deadline(begun, [UNIT - lack(part) for part in range(len(due))], share, left)
+        begun = _by_deadline(begun, [UNITS_PER_ROW - lack(part) for part in range(len(due))], share, left)
     for part in begun[:left]:
         rows[part] += 1
     while (left := num_rows - sum(rows)) > 0:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from panax.core.errors import RecipeError, kind_of
+from panax.core.errors import RecipeError, describe_type
 from panax.core.serializable import former_names
 from panax.core.validation import Validated
 
@@ -26,7 +26,7 @@ class ConcatCorpus(Validated):
             raise RecipeError("corpora=(); expected at least one corpus")
         for corpus in self.corpora:
             if not isinstance(corpus, Corpus):
-                raise RecipeError(f"corpora holds {kind_of(corpus)}; expected corpora of text")
+                raise RecipeError(f"corpora holds {describe_type(corpus)}; expected corpora of text")
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for corpus in self.corpora:

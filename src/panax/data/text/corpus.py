@@ -19,15 +19,15 @@ from panax.core.validation import Validated
 from ..files.files import (
     BadRecordError,
     DataFile,
-    cache_marks,
+    cache_identity,
     decode_utf8,
-    each_here,
-    file_marks,
     find_files,
     fingerprint,
+    open_each_local,
     read_bytes,
+    stat_files,
 )
-from .python_definitions import definitions_of
+from .python_definitions import extract_definitions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class TextFiles(Validated):
     separator: str = ""
 
     def documents(self) -> Iterator[Document | BadRecord]:
-        for name, path in each_here(self.files()):
+        for name, path in open_each_local(self.files()):
             try:
                 text = decode_utf8(read_bytes(path), name)
             except BadRecordError as error:
@@ -104,7 +104,7 @@ class TextFiles(Validated):
         return find_files(self.paths, (self.pattern,))
 
     def fingerprint(self) -> str:
-        return fingerprint("text_files", self.separator, *cache_marks(self.files()))
+        return fingerprint("text_files", self.separator, *cache_identity(self.files()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class PythonLibrary(Validated):
                 # Python sources name their own encoding in the first two lines (PEP 263).
                 encoding, _ = tokenize.detect_encoding(BytesIO(source).readline)
                 text = source.decode(encoding)
-                parts = list(definitions_of(text)) if self.definitions else [text]
+                parts = list(extract_definitions(text)) if self.definitions else [text]
                 yield from (Document(part, where=str(path)) for part in parts)
             except (SyntaxError, UnicodeDecodeError):
                 if not self.include_tests:
@@ -139,7 +139,7 @@ class PythonLibrary(Validated):
 
     def fingerprint(self) -> str:
         kind = ("definitions",) if self.definitions else ()
-        return fingerprint("python_library", *kind, *file_marks(self._files()))
+        return fingerprint("python_library", *kind, *stat_files(self._files()))
 
     def _files(self) -> list[Path]:
         root = Path(sysconfig.get_path("stdlib"))

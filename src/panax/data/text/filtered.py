@@ -39,7 +39,7 @@ PlainCorpus = TextCorpus | TokenFile | MegatronTokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Filtered(Validated):
+class FilteredCorpus(Validated):
     """The documents of another corpus that pass; the others are left out and counted.
 
     For anything else, write a corpus of your own: a class whose `documents` yields the ones to keep.

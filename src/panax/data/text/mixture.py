@@ -8,7 +8,7 @@ import re
 from panax.core.errors import RecipeError
 from panax.core.validation import Validated
 
-from .filtered import Filtered, PlainCorpus
+from .filtered import FilteredCorpus, PlainCorpus
 
 Weight = float | tuple[tuple[int, float], ...]
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -28,7 +28,7 @@ class MixtureComponent(Validated):
     """
 
     name: str
-    corpus: PlainCorpus | Filtered
+    corpus: PlainCorpus | FilteredCorpus
     weight: Weight = 1.0
     epochs: float | None = None
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, SourcedBatch
 
-from .apportion import UNIT, apportion, apportion_shares
+from .apportion import UNITS_PER_ROW, apportion, apportion_shares
 from .mixture import Mixture
 from .packing import PackedRow, PackedRowSource, permutation
-from .token_source import TEXT_AXES, DocumentCounts, Places, WantedRows, assemble, check_identity, read_places
+from .token_source import TEXT_AXES, DocumentCounts, RowLocations, WantedRows, assemble, check_position, gather_rows
 
 
 class _State(NamedTuple):
@@ -110,8 +110,10 @@ class MixedSource:
             yield SourcedBatch(assemble(self._rows, places, wanted), self._position(after))
             state = after
 
-    def _places(self, before: _State, after: _State) -> Places:
-        order = permutation(self.batch_size, seed=part_seed(self._seed, ""), epoch=before.batch, purpose="windows")
+    def _places(self, before: _State, after: _State) -> RowLocations:
+        order = permutation(
+            self.batch_size, seed=derive_part_seed(self._seed, ""), epoch=before.batch, purpose="windows"
+        )
         part, epoch, index = (np.zeros(self.batch_size, np.int64) for _ in range(3))
         begin = 0
         for number, (first, last) in enumerate(zip(before.rows, after.rows, strict=True)):
@@ -119,7 +121,7 @@ class MixedSource:
             part[slots] = number
             epoch[slots], index[slots] = np.divmod(np.arange(first, last), self._rows[number].num_rows)
             begin += last - first
-        return Places(part, epoch, index)
+        return RowLocations(part, epoch, index)
 
     def _next(self, state: _State) -> _State:
         """Decide how many rows each part gives to the next batch.
@@ -139,7 +141,7 @@ class MixedSource:
             over = [n is not None and n < more for n, more in zip(left, given, strict=True)]
             if not any(over):
                 due = [before + now for before, now in zip(owed, share(0), strict=True)]
-                owed = [amount - more * UNIT for amount, more in zip(due, given, strict=True)]
+                owed = [amount - more * UNITS_PER_ROW for amount, more in zip(due, given, strict=True)]
                 rows = [before + more for before, more in zip(rows, given, strict=True)]
                 return _State(state.batch + 1, tuple(rows), tuple(owed))
             for part in np.flatnonzero(over).tolist():
@@ -183,7 +185,7 @@ class MixedSource:
         }
 
     def _state(self, position: Position) -> _State:
-        check_identity(position, self._identity())
+        check_position(position, self._identity())
         names = [part.name for part in self._parts]
         try:
             state = _State(
@@ -201,7 +203,7 @@ class MixedSource:
         )
 
 
-def part_seed(seed: int, name: str) -> int:
+def derive_part_seed(seed: int, name: str) -> int:
     """The seed of a part: what is drawn from it depends on its name, not on where it stands in the mixture."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
@@ -210,7 +212,7 @@ def _tokenizers_of(parts: Sequence[PackedRowSource]) -> frozenset[str]:
     return frozenset().union(*(getattr(rows, "tokenizers", ()) for rows in parts))
 
 
-class JoinedRows:
+class ConcatRows:
     """The rows of several parts as one, each part's in its own order: what a mixture is judged on."""
 
     def __init__(self, parts: Sequence[PackedRowSource], *, seed: int) -> None:
@@ -221,15 +223,15 @@ class JoinedRows:
         self.starts = np.concatenate([rows.starts for rows in parts])
         self.tokenizers = _tokenizers_of(parts)
         self._parts = tuple(parts)
-        self._latest: tuple[int, Places] | None = None
+        self._latest: tuple[int, RowLocations] | None = None
 
     def row(self, epoch: int, index: int) -> PackedRow:
         part, _, place = (int(leaf[index]) for leaf in self._places(epoch))
         return self._parts[part].row(epoch, place)
 
     def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
-        places = Places(*(leaf[indices] for leaf in self._places(epoch)))
-        return PackedRow(**read_places(self._parts, places, width))
+        places = RowLocations(*(leaf[indices] for leaf in self._places(epoch)))
+        return PackedRow(**gather_rows(self._parts, places, width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         part, _, place = (leaf[indices] for leaf in self._places(epoch))
@@ -239,7 +241,7 @@ class JoinedRows:
         taken = np.bincount(self._places(epoch).part[:index], minlength=len(self._parts))
         return np.concatenate([rows.times_seen(epoch, n) for rows, n in zip(self._parts, taken.tolist(), strict=True)])
 
-    def _places(self, epoch: int) -> Places:
+    def _places(self, epoch: int) -> RowLocations:
         latest = self._latest
         if latest is None or latest[0] != epoch:
             sizes = np.array([rows.num_rows for rows in self._parts])
@@ -247,5 +249,5 @@ class JoinedRows:
             part = np.repeat(np.arange(len(sizes)), sizes)[order]
             index = np.zeros(self.num_rows, np.int64)
             index[np.argsort(part, kind="stable")] = np.concatenate([np.arange(size) for size in sizes])
-            latest = self._latest = epoch, Places(part, np.full(self.num_rows, epoch), index)
+            latest = self._latest = epoch, RowLocations(part, np.full(self.num_rows, epoch), index)
         return latest[1]

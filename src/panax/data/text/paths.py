@@ -11,12 +11,12 @@ from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 from panax.system.files import expand_user
 
-from ..files.decompression import ENDINGS, first_bytes
-from ..files.files import DataFile, find_files, unreadable
-from ..files.magic import LOOKED_AT_BYTES, compression_of, format_of
+from ..files.decompression import SUFFIXES, read_first_bytes
+from ..files.files import DataFile, find_files, read_error
+from ..files.magic import HEADER_BYTES, detect_compression, detect_format
 from ..formats.array_record import ArrayRecord
 from ..formats.arrow import Arrow
-from ..formats.json_records import first_character, looks_like_records
+from ..formats.json_records import first_character, is_json_records
 from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
 from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
@@ -27,18 +27,18 @@ from .filtered import PlainCorpus
 from .token_file import TokenFile
 from .tokens import HEADER
 
-RECORDS: dict[type, tuple[str, ...]] = {
-    Jsonl: tuple(f"{lines}{end}" for lines in (".jsonl", ".ndjson") for end in ("", *ENDINGS))
-    + tuple(f".json{end}" for end in ENDINGS),
+RECORD_PATTERNS: dict[type, tuple[str, ...]] = {
+    Jsonl: tuple(f"{lines}{end}" for lines in (".jsonl", ".ndjson") for end in ("", *SUFFIXES))
+    + tuple(f".json{end}" for end in SUFFIXES),
     Parquet: (".parquet",),
     Arrow: (".arrow", ".arrows", ".feather", ".ipc"),
     ArrayRecord: (".array_record",),
-    WebDataset: (".tar", *(f".tar{end}" for end in ENDINGS), ".tgz"),
+    WebDataset: (".tar", *(f".tar{end}" for end in SUFFIXES), ".tgz"),
     MegatronTokens: (".bin", ".idx"),
 }
 """A corpus to the ends of the names of its files."""
 
-TEXTS = frozenset((
+TEXT_SUFFIXES = frozenset((
     ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".log", ".srt", ".html", ".htm", ".xml", ".yaml", ".yml",
     ".toml", ".ini", ".cfg", ".py", ".pyi", ".ipynb", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".rs",
     ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx", ".css", ".sh", ".bash", ".sql", ".rb", ".php", ".lua",
@@ -46,7 +46,7 @@ TEXTS = frozenset((
 ))  # fmt: skip
 """Ends of the names of files that are one text each."""
 
-READ = "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar or token files"
+READABLE_FORMATS = "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar or token files"
 _PLAIN_TEXTS = frozenset((".txt", ".text"))
 """Ends that say the least: whether such a file holds records is looked at. Of the others, code may begin like JSON."""
 
@@ -56,7 +56,7 @@ _LOOKED_AT = 1000
 _OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
 
 
-def corpus_of(
+def make_corpus(
     *paths: str | Path, text: str | None = None, prompt: str | None = None, answer: str | None = None
 ) -> PlainCorpus:
     """The corpus that reads these files, folders or globs, of this machine or of an object store.
@@ -75,7 +75,7 @@ def corpus_of(
         RecipeError: There is no path, tokens stand beside other paths, or a field is named where records have none.
 
     >>> import sysconfig
-    >>> type(corpus_of(sysconfig.get_path("stdlib") + "/json/*.py")).__name__
+    >>> type(make_corpus(sysconfig.get_path("stdlib") + "/json/*.py")).__name__
     'TextFiles'
     """
     fields = {
@@ -116,7 +116,7 @@ def _read_by(path: str) -> Any:
     """A corpus, or what reads the path with others of its kind, and the paths to give it."""
     folder = not is_remote(path) and expand_user(path).is_dir()
     if folder and not any(expand_user(path).rglob("*")):
-        raise DataError(f"the folder {path} is empty; expected {READ} in it")
+        raise DataError(f"the folder {path} is empty; expected {READABLE_FORMATS} in it")
     files = find_files((path,), ("**/*",))
     single = len(files) == 1 and files[0].name.rstrip("/").endswith(PurePosixPath(path).name)
     many = folder or (is_remote(path) and not single and not glob.has_magic(path))
@@ -134,7 +134,9 @@ def _read_by(path: str) -> Any:
         )
     if unknown and not many:
         other = next(name for name, kind in kind_of.items() if kind is None)
-        raise DataError(f"{path} matches {other}, and nothing here reads it; expected {READ}: use a narrower glob")
+        raise DataError(
+            f"{path} matches {other}, and nothing here reads it; expected {READABLE_FORMATS}: use a narrower glob"
+        )
     kind = next(iter(kinds))
     assert kind is not None
     if kind is MegatronTokens:
@@ -204,17 +206,17 @@ def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
         return TextFiles, [path]
     ends = ", ".join(sorted({_end(file) or "no suffix" for file in files})[:6])
     what = "is not text" if len(files) == 1 else f"holds {len(files)} files ({ends}), and the first is not text"
-    kind = format_of(begin)
+    kind = detect_format(begin)
     packed = f" It is of the format {kind}." if kind is not None else ""
-    raise DataError(f"{path} {what}; expected {READ}.{packed}")
+    raise DataError(f"{path} {what}; expected {READABLE_FORMATS}.{packed}")
 
 
 def _begin(file: DataFile) -> bytes:
     try:
         with open(file.name, "rb") as opened:
-            return opened.read(LOOKED_AT_BYTES)
+            return opened.read(HEADER_BYTES)
     except OSError as error:
-        raise unreadable(file.name, error) from error
+        raise read_error(file.name, error) from error
 
 
 def _is_text(begin: bytes) -> bool:
@@ -224,13 +226,13 @@ def _is_text(begin: bytes) -> bool:
         begin.decode("utf-8")
     except UnicodeDecodeError as error:
         # The last character may be cut.
-        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == LOOKED_AT_BYTES
+        return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == HEADER_BYTES
     return True
 
 
 def _end(file: DataFile) -> str:
     name = PurePosixPath(file.name)
-    return "".join(name.suffixes[-2:]) if name.suffix.lower() in ENDINGS else name.suffix
+    return "".join(name.suffixes[-2:]) if name.suffix.lower() in SUFFIXES else name.suffix
 
 
 def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
@@ -252,23 +254,27 @@ def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]
 
 
 def _named(end: str) -> type | None:
-    return TextFiles if end in TEXTS else next((kind for kind, ends in RECORDS.items() if end in ends), None)
+    return (
+        TextFiles
+        if end in TEXT_SUFFIXES
+        else next((kind for kind, ends in RECORD_PATTERNS.items() if end in ends), None)
+    )
 
 
 def _of_content(file: DataFile, named: type | None) -> type | None:
     """What reads a file, by its first bytes; what its name says where they don't tell."""
     begin = _begin(file)
-    if (kind := _OF_BYTES.get(format_of(begin) or "")) is not None:
+    if (kind := _OF_BYTES.get(detect_format(begin) or "")) is not None:
         return kind
-    if compression_of(begin) is not None:
+    if detect_compression(begin) is not None:
         if named is Jsonl:
             return named
         try:
-            begin = first_bytes(file.local, file.name)
+            begin = read_first_bytes(file.local, file.name)
         except DataError:
             return None
-        return Jsonl if looks_like_records(begin) else None
-    return Jsonl if looks_like_records(begin) else named
+        return Jsonl if is_json_records(begin) else None
+    return Jsonl if is_json_records(begin) else named
 
 
 def _globs(path: str, files: Sequence[DataFile]) -> list[str]:

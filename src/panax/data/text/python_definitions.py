@@ -10,7 +10,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 """As the parser counts lines: a form feed ends none, unlike for `str.splitlines`."""
 
 
-def definitions_of(source: str) -> Iterator[str]:
+def extract_definitions(source: str) -> Iterator[str]:
     r"""Yield each function and class of the module's top level, without decorators, docstrings and lines of comments.
 
     A docstring that is all there is of a body stays.
@@ -18,7 +18,7 @@ def definitions_of(source: str) -> Iterator[str]:
     Raises:
         SyntaxError: This Python can't parse the source.
 
-    >>> list(definitions_of('import os\n\nclass A:\n    "Say."\n\n    # Why.\n    x = 1\n\ndef f(): return 2\n'))
+    >>> list(extract_definitions('import os\n\nclass A:\n    "Say."\n\n    # Why.\n    x = 1\n\ndef f(): return 2\n'))
     ['class A:\n    x = 1\n', 'def f(): return 2\n']
     """
     with warnings.catch_warnings():

@@ -11,14 +11,14 @@ from panax.core.validation import Validated
 
 from ...system import json_reader
 from .corpus import BadRecord, Corpus, Document
-from .filtered import Filtered
+from .filtered import FilteredCorpus
 
 BAD_RECORDS = "bad_records.jsonl"
 _SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(Validated):
+class RecordLimits(Validated):
     """What is a bad record besides those that a corpus reports, and how many there may be.
 
     Attributes:
@@ -37,10 +37,10 @@ class Limits(Validated):
             )
 
 
-NO_EXCEPTIONS = Limits()
+DEFAULT_LIMITS = RecordLimits()
 
 
-class Checked:
+class UsableDocuments:
     """The usable documents of a corpus.
 
     Attributes:
@@ -48,7 +48,7 @@ class Checked:
         num_filtered: How many documents a filter left out in the last pass.
     """
 
-    def __init__(self, corpus: Corpus, limits: Limits = NO_EXCEPTIONS) -> None:
+    def __init__(self, corpus: Corpus, limits: RecordLimits = DEFAULT_LIMITS) -> None:
         self._corpus = corpus
         self._limits = limits
         self.bad: list[BadRecord] = []
@@ -67,8 +67,8 @@ class Checked:
             DataError: There are more bad records than the limit.
         """
         self.bad, self.num_filtered = [], 0
-        inner = self._corpus.corpus if isinstance(self._corpus, Filtered) else self._corpus
-        takes = self._corpus.takes if isinstance(self._corpus, Filtered) else None
+        inner = self._corpus.corpus if isinstance(self._corpus, FilteredCorpus) else self._corpus
+        takes = self._corpus.takes if isinstance(self._corpus, FilteredCorpus) else None
         most = self._limits.max_characters
         for number, document in enumerate(inner.documents(), 1):
             if isinstance(document, BadRecord):
@@ -84,7 +84,7 @@ class Checked:
 
     def _skip(self, record: BadRecord) -> None:
         self.bad.append(record)
-        refuse(len(self.bad), self._limits.max_bad_records, self.bad)
+        raise_bad_records(len(self.bad), self._limits.max_bad_records, self.bad)
 
     def save(self, directory: Path) -> None:
         """Write down what was skipped, where there is something."""
@@ -103,7 +103,7 @@ def read_bad_records(directory: Path) -> list[BadRecord]:
         return []  # the list of what was skipped is gone; the tokens are not harmed
 
 
-def refuse(count: int, most: int, first: Sequence[BadRecord]) -> None:
+def raise_bad_records(count: int, most: int, first: Sequence[BadRecord]) -> None:
     """Raise when too many records were bad.
 
     Raises:

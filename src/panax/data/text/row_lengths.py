@@ -6,7 +6,7 @@ from .packing import Documents, PackedRows, PaddedRows
 from .tokens import TokenStore
 
 
-def length_line(rows: PackedRows | PaddedRows, documents: Documents, which: str, batch_size: int) -> str:
+def describe_lengths(rows: PackedRows | PaddedRows, documents: Documents, which: str, batch_size: int) -> str:
     """How long documents are beside a row, how many are cut, and which share of the rows' positions holds tokens.
 
     Args:
@@ -32,7 +32,7 @@ def length_line(rows: PackedRows | PaddedRows, documents: Documents, which: str,
     return "; ".join(parts)
 
 
-def notes_of_store(store: TokenStore) -> Iterator[str]:
+def describe_skipped_documents(store: TokenStore) -> Iterator[str]:
     """What of a corpus did not become tokens."""
     if store.num_blank_documents:
         yield f"{store.num_blank_documents:,} documents are blank and left out"

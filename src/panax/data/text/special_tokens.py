@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from panax.core.errors import DataError, RecipeError, kind_of
+from panax.core.errors import DataError, RecipeError, describe_type
 
 from ...system import json_reader
 from ..files.files import decode_utf8, read_bytes
@@ -73,7 +73,7 @@ class TokenizerCompanions:
         return {**(self.generation or {}), **known, **({"eos_token_id": ends} if several else {})}
 
 
-def read_beside(folder: Path) -> TokenizerCompanions:
+def read_companions(folder: Path) -> TokenizerCompanions:
     """What lies in a tokenizer's folder.
 
     Raises:
@@ -101,7 +101,9 @@ def _object(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise DataError(f"{path} is broken ({error}); expected a JSON object: repair or remove it") from error
     if not isinstance(found, dict):
-        raise DataError(f"{path} is broken (it holds {kind_of(found)}); expected a JSON object: repair or remove it")
+        raise DataError(
+            f"{path} is broken (it holds {describe_type(found)}); expected a JSON object: repair or remove it"
+        )
     return found
 
 
@@ -109,7 +111,7 @@ def _json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def start_of_text(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+def start_token_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     """The ids that the tokenizer's post-processor puts before a text."""
     if backend.post_processor is None:
         return ()
@@ -120,7 +122,7 @@ def start_of_text(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     return ()
 
 
-def without_start(text: str, where: str) -> str:
+def strip_start_tokens(text: str, where: str) -> str:
     """A tokenizer.json whose post-processor puts nothing before a text.
 
     Raises:

@@ -16,12 +16,12 @@ from panax.core.validation import Validated
 from ..files.cache import cache_directory
 from ..files.skipped_files import describe_skipped_corpus_files
 from .corpus import PythonLibrary
-from .filtered import Filtered, PlainCorpus
+from .filtered import FilteredCorpus, PlainCorpus
 from .mixture import Mixture
-from .mixture_source import JoinedRows, MixedSource, part_seed
+from .mixture_source import ConcatRows, MixedSource, derive_part_seed
 from .packing import Documents, PackedRows, PaddedRows, permutation
-from .record_checks import Limits
-from .row_lengths import length_line, notes_of_store
+from .record_checks import RecordLimits
+from .row_lengths import describe_lengths, describe_skipped_documents
 from .text_bytes import bytes_per_target
 from .token_file import TokenFile
 from .token_source import PackedSource
@@ -56,7 +56,7 @@ class TextData(Validated):
         cache_dir: Directory of tokenised corpora. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
-    corpus: PlainCorpus | Filtered | Mixture = dataclasses.field(default_factory=PythonLibrary)
+    corpus: PlainCorpus | FilteredCorpus | Mixture = dataclasses.field(default_factory=PythonLibrary)
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None = dataclasses.field(default_factory=BytePairTokenizer)
     sequence_length: int = 1024
     batch_size: int = 8
@@ -101,7 +101,7 @@ class TextData(Validated):
             DataError: The corpus can't be read, is empty, or has too few documents for `held_out`.
         """
         corpora = self._corpora()
-        limits = Limits(max_characters=self.max_characters, max_bad_records=self.max_bad_records)
+        limits = RecordLimits(max_characters=self.max_characters, max_bad_records=self.max_bad_records)
         root = cache_directory(self.cache_dir)
         tokenizer, stores = open_corpora(list(corpora.values()), self.tokenizer, root, progress, limits)
         parts = {name: OpenedPart(*split(store, self.held_out)) for name, store in zip(corpora, stores, strict=True)}
@@ -116,13 +116,13 @@ class TextData(Validated):
         )
 
     def _account(
-        self, corpora: Mapping[str, PlainCorpus | Filtered], parts: Mapping[str, "OpenedPart"]
+        self, corpora: Mapping[str, PlainCorpus | FilteredCorpus], parts: Mapping[str, "OpenedPart"]
     ) -> tuple[str, ...]:
         lines: list[str] = []
         for name, part in parts.items():
             of_part = f"part {name!r}: " if name else ""
             files = describe_skipped_corpus_files(corpora[name])
-            found = (*files, *notes_of_store(part.training.store), *self._notes_of_lengths(part, name))
+            found = (*files, *describe_skipped_documents(part.training.store), *self._notes_of_lengths(part, name))
             lines += [f"{of_part}{line}" for line in found]
         return tuple(lines)
 
@@ -136,14 +136,14 @@ class TextData(Validated):
             if documents is None:
                 continue
             rows = self._rows(documents, name)
-            yield length_line(rows, documents, which, self.batch_size)
+            yield describe_lengths(rows, documents, which, self.batch_size)
             if (
                 isinstance(rows, PaddedRows)
                 and rows.num_documents_without_loss == rows.num_rows
                 and documents is part.training
             ):
                 raise DataError(
-                    f"nothing is left to train on: {length_line(rows, documents, which, self.batch_size)}. Raise sequence_length "
+                    f"nothing is left to train on: {describe_lengths(rows, documents, which, self.batch_size)}. Raise sequence_length "
                     f"above the length of the prompts, or shorten them"
                 )
 
@@ -156,7 +156,7 @@ class TextData(Validated):
             f"data.tokenizer.add_bos=False leaves it out",
         )
 
-    def _corpora(self) -> Mapping[str, PlainCorpus | Filtered]:
+    def _corpora(self) -> Mapping[str, PlainCorpus | FilteredCorpus]:
         """Return the corpora by the names of the mixture's parts; a single corpus has the name ""."""
         if isinstance(self.corpus, Mixture):
             return {part.name: part.corpus for part in self.corpus.parts}
@@ -170,11 +170,11 @@ class TextData(Validated):
 
     def _held_out(self, parts: Mapping[str, "OpenedPart"]) -> PackedSource:
         rows = [self._rows(part.held_out, name) for name, part in parts.items() if part.held_out is not None]
-        judged = rows[0] if len(rows) == 1 else JoinedRows(rows, seed=self.seed)
+        judged = rows[0] if len(rows) == 1 else ConcatRows(rows, seed=self.seed)
         return PackedSource(judged, batch_size=self.batch_size, epochs=1)
 
     def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows:
-        seed = part_seed(self.seed, name) if name else self.seed
+        seed = derive_part_seed(self.seed, name) if name else self.seed
         if self.packing:
             return PackedRows(documents, sequence_length=self.sequence_length, seed=seed)
         return PaddedRows(documents, sequence_length=self.sequence_length, seed=seed, buckets=self.buckets)

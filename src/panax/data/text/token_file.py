@@ -14,8 +14,8 @@ from panax.core.validation import Validated
 from panax.system.files import expand_user
 
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN
-from ..files.files import cache_marks, fingerprint
+from ..files.checksums import VERIFIED_FOLDER
+from ..files.files import cache_identity, fingerprint
 from ..files.memory_map import check_mapped, map_file
 from .tokens import (
     BUFFER_TOKENS,
@@ -59,7 +59,7 @@ class TokenFile(Validated):
     def fingerprint(self) -> str:
         path = expand_user(self.path)
         files = [path / HEADER if path.is_dir() else path]
-        return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_marks(files))
+        return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_identity(files))
 
     def open(self, cache: Path) -> TokenStore:
         """Open it; a flat file is read through once, and what was found in it is kept in the directory `cache`.
@@ -73,7 +73,7 @@ class TokenFile(Validated):
             given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
             if given:
                 raise RecipeError(f"{', '.join(given)} has no effect: {directory / HEADER} says it; leave it out")
-            return open_tokens(directory, seen=cache / SEEN)
+            return open_tokens(directory, seen=cache / VERIFIED_FOLDER)
         if not path.is_file():
             raise DataError(f"{path} is not a token file; expected a directory with {HEADER}, or a flat file of ids")
         if self.dtype not in DTYPES:
@@ -82,7 +82,7 @@ class TokenFile(Validated):
             cache,
             f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
             build=lambda target: self._index(path, target),
-            read=lambda entry: open_tokens(entry, tokens=path, seen=cache / SEEN),
+            read=lambda entry: open_tokens(entry, tokens=path, seen=cache / VERIFIED_FOLDER),
         )
 
     def _index(self, path: Path, target: Path) -> None:

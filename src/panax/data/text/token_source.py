@@ -141,7 +141,7 @@ class PackedSource:
         }
 
     def _start(self, position: Position) -> int:
-        check_identity(position, self._identity())
+        check_position(position, self._identity())
         epoch, index = position.get("epoch"), position.get("index")
         if not (isinstance(epoch, int) and isinstance(index, int) and epoch >= 0 and 0 <= index < self.rows.num_rows):
             limits = f"0 <= epoch and 0 <= index < {self.rows.num_rows}"
@@ -156,16 +156,16 @@ class PackedSource:
             if self._total is not None and end > self._total:
                 part[number >= self._total] = PADDING
                 end = self._total
-            places = Places(part, *np.divmod(number, self.rows.num_rows))
+            places = RowLocations(part, *np.divmod(number, self.rows.num_rows))
             yield SourcedBatch(assemble((self.rows,), places, wanted), self._position(end))
             start = end
 
 
-RESTORE = "; restore with the data the run began with, or start the data over"
-"""Default advice of `check_identity`'s message."""
+RESTORE_ADVICE = "; restore with the data the run began with, or start the data over"
+"""Default advice of `check_position`'s message."""
 
 
-def check_identity(position: Position, ours: Mapping[str, object]) -> None:
+def check_position(position: Position, ours: Mapping[str, object]) -> None:
     """Check that a position is of this source's order.
 
     Raises:
@@ -176,14 +176,14 @@ def check_identity(position: Position, ours: Mapping[str, object]) -> None:
         if position.get(name) != value:
             raise DataError(
                 f"the saved data position is of another {names.get(name, name)}: {name} {position.get(name)!r} was "
-                f"saved, this source has {value!r}{RESTORE}"
+                f"saved, this source has {value!r}{RESTORE_ADVICE}"
             )
 
 
 PADDING = -1
 
 
-class Places(NamedTuple):
+class RowLocations(NamedTuple):
     """The origin of each row of a global batch.
 
     Attributes:
@@ -197,15 +197,17 @@ class Places(NamedTuple):
     row: npt.NDArray[np.int64]
 
 
-def assemble(parts: Sequence[PackedRowSource], places: Places, wanted: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
+def assemble(
+    parts: Sequence[PackedRowSource], places: RowLocations, wanted: npt.NDArray[np.int64]
+) -> dict[str, np.ndarray]:
     """Read the `wanted` rows of a global batch, with the width of the global batch so that shapes agree on
     all processes.
     """
     width = max(parts[part].width(epoch, places.row[slots]) for part, epoch, slots in _groups(places))
-    return read_places(parts, Places(*(leaf[wanted] for leaf in places)), width)
+    return gather_rows(parts, RowLocations(*(leaf[wanted] for leaf in places)), width)
 
 
-def read_places(parts: Sequence[PackedRowSource], places: Places, width: int) -> dict[str, np.ndarray]:
+def gather_rows(parts: Sequence[PackedRowSource], places: RowLocations, width: int) -> dict[str, np.ndarray]:
     """Read rows of several parts and epochs, padded to `width` tokens."""
     num_rows = len(places.part)
     batch: dict[str, np.ndarray] | None = None
@@ -223,7 +225,7 @@ def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
     return {name: np.zeros((rows, width), dtype) for name, dtype in TEXT_LEAVES.items()}
 
 
-def _groups(places: Places) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
+def _groups(places: RowLocations) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
     """Yield (part, epoch, indices in the batch) of the rows that have a part and epoch in common."""
     if not len(places.part):
         return

@@ -10,10 +10,17 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.serializable import former_names
 
 from ..files.cache import read_or_build
-from ..files.checksums import SEEN
+from ..files.checksums import VERIFIED_FOLDER
 from ..files.files import fingerprint
 from .corpus import Corpus, Document
-from .record_checks import BAD_RECORDS, NO_EXCEPTIONS, Checked, Limits, read_bad_records, refuse
+from .record_checks import (
+    BAD_RECORDS,
+    DEFAULT_LIMITS,
+    RecordLimits,
+    UsableDocuments,
+    raise_bad_records,
+    read_bad_records,
+)
 from .token_file import TokenFile
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
 from .tokens import FORMAT_VERSION, TokenStore, TokenWriter, open_tokens
@@ -29,7 +36,7 @@ def open_corpus(
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
     root: Path,
     progress: Progress | None,
-    limits: Limits = NO_EXCEPTIONS,
+    limits: RecordLimits = DEFAULT_LIMITS,
 ) -> tuple[Tokenizer | None, TokenStore]:
     """Open the tokens of a corpus, and their tokenizer, from the cache directory `root`; make there what is missing.
 
@@ -45,7 +52,7 @@ def open_corpora(
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
     root: Path,
     progress: Progress | None,
-    limits: Limits = NO_EXCEPTIONS,
+    limits: RecordLimits = DEFAULT_LIMITS,
 ) -> tuple[Tokenizer | None, list[TokenStore]]:
     """Open the tokens of several corpora that share one tokenizer; it is trained on all of them, document by document.
 
@@ -68,13 +75,13 @@ def open_corpora(
     ]
 
 
-def _name(corpus: Corpus, limits: Limits) -> str:
+def _name(corpus: Corpus, limits: RecordLimits) -> str:
     too_long = () if limits.max_characters is None else (limits.max_characters,)
     return fingerprint("corpus", former_names(type(corpus).__name__), corpus.fingerprint(), *too_long)
 
 
 def _open_text(
-    corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: Limits
+    corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: RecordLimits
 ) -> TokenStore:
     assert encoder is not None
     together = ("together",) if encoder.marks_beginnings else ()
@@ -83,11 +90,11 @@ def _open_text(
         root,
         entry,
         build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
-        read=lambda directory: open_tokens(directory, seen=root / SEEN),
+        read=lambda directory: open_tokens(directory, seen=root / VERIFIED_FOLDER),
     )
     if store.num_bad_records:
         bad = read_bad_records(root / entry)
-        refuse(store.num_bad_records, limits.max_bad_records, bad)
+        raise_bad_records(store.num_bad_records, limits.max_bad_records, bad)
         if progress is not None:
             first = f"; the first is {bad[0].where}: {bad[0].reason}" if bad else ""
             what = (
@@ -113,7 +120,7 @@ def _tokenizer(
     tokenizer: BytePairTokenizer | PretrainedTokenizer | None,
     root: Path,
     progress: Progress | None,
-    limits: Limits,
+    limits: RecordLimits,
 ) -> Tokenizer:
     if isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer.load()
@@ -131,8 +138,8 @@ def _tokenizer(
 class _Together:
     """Documents of several corpora in turn, so that a tokenizer that reads only the first of them meets each corpus."""
 
-    def __init__(self, corpora: list[Corpus], limits: Limits) -> None:
-        self._corpora = [Checked(corpus, limits) for corpus in corpora]
+    def __init__(self, corpora: list[Corpus], limits: RecordLimits) -> None:
+        self._corpora = [UsableDocuments(corpus, limits) for corpus in corpora]
 
     def documents(self) -> Iterator[Document]:
         going = [corpus.documents() for corpus in self._corpora]
@@ -154,7 +161,7 @@ def write_tokens(
     directory: str | Path,
     *,
     progress: Progress | None = None,
-    limits: Limits = NO_EXCEPTIONS,
+    limits: RecordLimits = DEFAULT_LIMITS,
 ) -> None:
     """Tokenise a corpus into a token file.
 
@@ -164,7 +171,7 @@ def write_tokens(
     Raises:
         DataError: The corpus can't be read, holds no text, or too many bad records.
     """
-    checked = Checked(corpus, limits)
+    checked = UsableDocuments(corpus, limits)
     with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
         num_blank, writer.tokenizer = 0, tokenizer.fingerprint
         for block in _blocks(checked.documents()):
@@ -200,7 +207,7 @@ def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list
     return [(of(prompt), of(text)) for prompt, text in pieces]
 
 
-def _why_empty(num_blank: int, checked: Checked) -> str:
+def _why_empty(num_blank: int, checked: UsableDocuments) -> str:
     found = {"blank": num_blank, "bad": len(checked.bad), "left out by the filter": checked.num_filtered}
     reasons = [f"{count} {what}" for what, count in found.items() if count]
     if not reasons:

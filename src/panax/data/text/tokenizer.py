@@ -23,15 +23,15 @@ from ...system import json_reader
 from ...system.files import expand_user
 from ..files.files import decode_utf8, fingerprint, read_bytes
 from .corpus import Corpus, Document
-from .record_checks import Checked
-from .special_tokens import TokenizerCompanions, read_beside, start_of_text, without_start
+from .record_checks import UsableDocuments
+from .special_tokens import TokenizerCompanions, read_companions, start_token_ids, strip_start_tokens
 from .tokens import LARGEST_VOCABULARY
 
 END_OF_DOCUMENT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]")
 _TEXTS_AT_ONCE = 256
 
-TOLD_SECONDS = 5.0
+PROGRESS_SECONDS = 5.0
 """From one report on how far reading has come to the next."""
 
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ class Tokenizer:
                 f"end_of_document=; its special tokens are: {specials or 'none'}"
             )
         self._backend = backend
-        self.start_of_document: tuple[int, ...] = start_of_text(backend)
+        self.start_of_document: tuple[int, ...] = start_token_ids(backend)
         start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
         self._beside = (beside or TokenizerCompanions()).ending_with(end_of_document, start)
         self._vocabulary = vocabulary
@@ -131,7 +131,7 @@ class Tokenizer:
         if self._beside.generation is not None:
             return self
         found = copy.copy(self)
-        found._beside = dataclasses.replace(self._beside, generation=read_beside(expand_user(folder)).generation)
+        found._beside = dataclasses.replace(self._beside, generation=read_companions(expand_user(folder)).generation)
         return found
 
     def save(self, directory: str | Path) -> None:
@@ -184,7 +184,7 @@ class BytePairTokenizer(Validated):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        texts = _training_texts(Checked(corpus).documents(), self.train_bytes, progress)
+        texts = _training_texts(UsableDocuments(corpus).documents(), self.train_bytes, progress)
         backend.train_from_iterator(texts, trainer=trainer)
         return Tokenizer(backend, end_of_document=END_OF_DOCUMENT)
 
@@ -197,7 +197,7 @@ def _training_texts(documents: Iterator[Document], limit: int, progress: Progres
         size += sum(map(len, texts))
         count += len(block)
         yield texts
-        if progress is not None and time.monotonic() - told >= TOLD_SECONDS:
+        if progress is not None and time.monotonic() - told >= PROGRESS_SECONDS:
             progress("training the tokenizer", count, 0)
             told = time.monotonic()
     if progress is not None:
@@ -235,16 +235,16 @@ class PretrainedTokenizer(Validated):
         with _panics_are_errors(f"{path} is damaged"):
             try:
                 backend = tokenizers.Tokenizer.from_str(text)
-                added = not self.add_bos and start_of_text(backend)
+                added = not self.add_bos and start_token_ids(backend)
                 if added:
-                    backend = tokenizers.Tokenizer.from_str(without_start(text, str(path)))
+                    backend = tokenizers.Tokenizer.from_str(strip_start_tokens(text, str(path)))
                 _check_added(text, backend, str(path))
             except (RecipeError, DataError):
                 raise
             except Exception as error:  # the library raises bare Exception
                 message = f"{path} is not a tokenizer that this tokenizers {tokenizers.__version__} can read: {error}"
                 raise DataError(f"{message}; expected a tokenizer.json of Hugging Face's tokenizers") from error
-            beside = read_beside(path.parent)
+            beside = read_companions(path.parent)
             if added and "add_bos_token" in beside.config:
                 beside = dataclasses.replace(beside, config={**beside.config, "add_bos_token": False})
             end = self.end_of_document or beside.token("eos") or _find_end(backend, path)

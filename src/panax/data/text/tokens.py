@@ -34,7 +34,7 @@ import xxhash
 from panax.core.errors import DataError
 
 from ...system import json_reader
-from ..files.checksums import check_once, checksum_of, refuse_checksum, seal_of
+from ..files.checksums import checksum_error, compute_checksum, compute_seal, verify_once
 from ..files.files import decode_utf8, fingerprint, read_bytes
 from ..files.memory_map import check_mapped, map_file
 
@@ -241,7 +241,7 @@ class TokenWriter:
 def write_header(directory: Path, **fields: Any) -> None:
     """Write the header of a token file, sealed, once its other files are there."""
     header = {"format": _FORMAT, "version": FORMAT_VERSION, **fields}
-    header["seal"] = seal_of(header)
+    header["seal"] = compute_seal(header)
     with (directory / HEADER).open("w", encoding="utf-8") as file:
         file.write(json.dumps(header, indent=2) + "\n")
         file.flush()
@@ -294,7 +294,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
     offsets = arrays["offsets"]
     if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (np.diff(offsets) > 0).all():
         raise DataError(f"{paths['offsets']} is damaged: offsets don't rise to {header.num_tokens}; {_AGAIN}")
-    check_once(list(paths.values()), expected, lambda: _check(paths, header), seen)
+    verify_once(list(paths.values()), expected, lambda: _check(paths, header), seen)
     return TokenStore(
         tokens=arrays["tokens"],
         offsets=offsets,
@@ -341,7 +341,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             raise DataError(f"{path.parent} holds no document; expected at least one")
         if elsewhere and checksums is None:
             raise ValueError("it is of an earlier version and has no checksums")
-        if checksums is not None and header.get("seal") != seal_of(header):
+        if checksums is not None and header.get("seal") != compute_seal(header):
             raise ValueError("its seal does not hold")
     except DataError:
         raise
@@ -373,8 +373,8 @@ def _check(paths: Mapping[str, Path], header: _Header) -> None:
                 )
 
     for name, path in paths.items():
-        found = checksum_of(path, functools.partial(look, name))
+        found = compute_checksum(path, functools.partial(look, name))
         if header.checksums is not None and header.checksums.get(name) != found:
-            raise refuse_checksum(path, _AGAIN)
+            raise checksum_error(path, _AGAIN)
     if header.checksums is None and fingerprint(*(hashes[name].hexdigest() for name in _HASHED)) != header.content:
-        raise refuse_checksum(paths["tokens"], _AGAIN)
+        raise checksum_error(paths["tokens"], _AGAIN)

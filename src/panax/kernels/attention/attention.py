@@ -15,7 +15,7 @@ from panax.kernels.attention.gpu import gpu_attention
 from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.attention.tpu import tpu_attention
-from panax.kernels.registry import Kernel, choose, note, register
+from panax.kernels.registry import Kernel, choose, log_choice, register
 from panax.kernels.varying import vary_alike
 
 
@@ -57,7 +57,7 @@ def attention(
             message names the limit.
     """
     case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
-    choice = note(choose("attention", case, target, named=implementation), target)
+    choice = log_choice(choose("attention", case, target, named=implementation), target)
     options: dict[str, Any] = {
         "mask": MaskRule(causal=causal, window=window),
         "soft_cap": soft_cap,

@@ -27,8 +27,8 @@ from jaxtyping import Array, Float, Int
 
 from panax.core.layout.target import Target
 from panax.kernels.attention.layout import (
-    Cut,
     ScoreBlocks,
+    ScoreLayout,
     choose_blocks,
     cut_scores,
     from_key_blocks_t,
@@ -37,10 +37,10 @@ from panax.kernels.attention.layout import (
     query_blocks,
     segment_blocks,
 )
-from panax.kernels.attention.mask import LOWEST_MAXIMUM, MASKED, MaskRule
+from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase, choose_timed
-from panax.kernels.registry import Kernel, note, register
+from panax.kernels.registry import Kernel, log_choice, register
 from panax.kernels.varying import vary_alike, vary_like
 
 
@@ -53,7 +53,7 @@ class Scores:
     soft_cap: float | None
 
 
-class Halves(NamedTuple):
+class AttentionPasses(NamedTuple):
     """What a kernel for "partial attention" runs.
 
     Attributes:
@@ -69,7 +69,7 @@ def partial_kernel(blocks: ScoreBlocks, q: Array, k: Array, *others: Array) -> K
     """The kernel for attention whose pieces are put together afterwards, and whose backward pass stands apart."""
     batch, query_seq, heads, head_dim = q.shape
     case = MatmulCase.of(batch * heads * query_seq * k.shape[1] * head_dim, q, k, *others)
-    return note(choose_timed("partial attention", case, case.dtype, blocks.target), blocks.target).kernel
+    return log_choice(choose_timed("partial attention", case, case.dtype, blocks.target), blocks.target).kernel
 
 
 def blockwise_attention(
@@ -180,7 +180,7 @@ def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: S
 
         start = (
             jnp.zeros(queries.shape[:-1], wide),
-            jnp.full(queries.shape[:-1], LOWEST_MAXIMUM, wide),
+            jnp.full(queries.shape[:-1], MIN_MAXIMUM, wide),
             jnp.zeros(queries.shape, wide),
         )
         total, highest, out = _walk(step, tuple(vary_like(part, queries) for part in start), pairs)
@@ -277,7 +277,7 @@ def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
 
 
 def _visible(
-    mask: MaskRule, cut: Cut, i: Array, j: Array, query_segment: Array | None, key_segment: Array | None
+    mask: MaskRule, cut: ScoreLayout, i: Array, j: Array, query_segment: Array | None, key_segment: Array | None
 ) -> Array | None:
     """Which scores of block (i, j) count: [rows or 1, group * query block, key block]; None if all do."""
     blocks = cut.blocks
@@ -306,7 +306,9 @@ def _walk(step, start, pairs: list[tuple[int, int]]):
     return lax.scan(step, start, jnp.asarray(pairs, jnp.int32))[0]
 
 
-def _over_rows(attend, arrays: tuple[Array | None, ...], outputs: tuple[Array, ...], cut: Cut) -> tuple[Array, ...]:
+def _over_rows(
+    attend, arrays: tuple[Array | None, ...], outputs: tuple[Array, ...], cut: ScoreLayout
+) -> tuple[Array, ...]:
     """Apply `attend` to each chunk of (batch, key-value heads) rows, and put its results into `outputs`.
 
     Args:
@@ -350,4 +352,4 @@ def _put(blocks: Array, new: Array, index: Array) -> Array:
     return lax.dynamic_update_index_in_dim(blocks, new, index, axis=0)
 
 
-register(Kernel(work="partial attention", name="blockwise", run=Halves(_forward, _backward), rank=10))
+register(Kernel(work="partial attention", name="blockwise", run=AttentionPasses(_forward, _backward), rank=10))

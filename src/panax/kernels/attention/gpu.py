@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
-from panax.kernels.attention.mask import LOWEST_MAXIMUM, MASKED, MaskRule
+from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
 from panax.kernels.varying import output_struct, vary_alike, vary_like
 
 # Exponentials are taken with base 2, the GPU's own; scores are multiplied by this first.
@@ -150,7 +150,7 @@ def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_seg
 
         start = (
             jnp.zeros(tiles.query, jnp.float32),
-            jnp.full(tiles.query, LOWEST_MAXIMUM, jnp.float32),
+            jnp.full(tiles.query, MIN_MAXIMUM, jnp.float32),
             jnp.zeros((tiles.query, width), jnp.float32),
         )
         total, highest, out = lax.fori_loop(bounds_ref[0], bounds_ref[1], body, start)

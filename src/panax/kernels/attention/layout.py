@@ -32,7 +32,7 @@ class ScoreBlocks:
     target: Target
 
 
-class Cut(NamedTuple):
+class ScoreLayout(NamedTuple):
     """Sizes of one call, in the letters of the products below."""
 
     b: int  # batch
@@ -99,8 +99,8 @@ def _even_block(length: int, most: int) -> int:
     return min(most, -(-block // 16) * 16)
 
 
-def cut_scores(q: Array, k: Array, blocks: ScoreBlocks) -> Cut:
-    return Cut(q.shape[0], k.shape[2], q.shape[2] // k.shape[2], q.shape[1], k.shape[1], blocks)
+def cut_scores(q: Array, k: Array, blocks: ScoreBlocks) -> ScoreLayout:
+    return ScoreLayout(q.shape[0], k.shape[2], q.shape[2] // k.shape[2], q.shape[1], k.shape[1], blocks)
 
 
 def _padded(x: Array, length: int) -> Array:
@@ -109,7 +109,7 @@ def _padded(x: Array, length: int) -> Array:
     return jnp.pad(x, widths) if length > x.shape[1] else x
 
 
-def query_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
+def query_blocks(x: Array, cut: ScoreLayout, transpose: bool = False) -> Array:
     """[batch, seq, heads, d] to [block, row, group * query, d], or with d before the queries."""
     blocks, d = cut.query_blocks, x.shape[-1]
     x = _padded(x, blocks * cut.blocks.query).reshape(x.shape[0], blocks, cut.blocks.query, -1, cut.r, d)
@@ -118,14 +118,14 @@ def query_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
     return x.transpose(1, 0, 3, 4, 2, 5).reshape(blocks, -1, cut.r * cut.blocks.query, d)
 
 
-def from_query_blocks(x: Array, cut: Cut) -> Array:
+def from_query_blocks(x: Array, cut: ScoreLayout) -> Array:
     blocks, _, _, d = x.shape
     x = x.reshape(blocks, -1, cut.blocks.kv_heads, cut.r, cut.blocks.query, d)  # i b g r q d -> b i q g r d
     x = x.transpose(1, 0, 4, 2, 3, 5)
     return x.reshape(x.shape[0], blocks * cut.blocks.query, -1, d)[:, : cut.q]
 
 
-def key_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
+def key_blocks(x: Array, cut: ScoreLayout, transpose: bool = False) -> Array:
     """[batch, seq, kv_heads, d] to [block, row, key, d], or with d before the keys."""
     blocks, d = cut.key_blocks, x.shape[-1]
     x = _padded(x, blocks * cut.blocks.key).reshape(x.shape[0], blocks, cut.blocks.key, -1, d)
@@ -134,13 +134,13 @@ def key_blocks(x: Array, cut: Cut, transpose: bool = False) -> Array:
     return x.transpose(1, 0, 3, 2, 4).reshape(blocks, -1, cut.blocks.key, d)
 
 
-def from_key_blocks_t(x: Array, cut: Cut) -> Array:
+def from_key_blocks_t(x: Array, cut: ScoreLayout) -> Array:
     blocks, _, d, size = x.shape
     x = x.reshape(blocks, -1, cut.blocks.kv_heads, d, size).transpose(1, 0, 4, 2, 3)  # j b g d k -> b j k g d
     return x.reshape(x.shape[0], blocks * size, -1, d)[:, : cut.k]
 
 
-def segment_blocks(segments: Array | None, count: int, size: int, cut: Cut) -> Array | None:
+def segment_blocks(segments: Array | None, count: int, size: int, cut: ScoreLayout) -> Array | None:
     """[batch, seq] to [block, row, position]; every key-value head of a sequence gets its copy."""
     if segments is None:
         return None

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int
 # Stand-ins for minus infinity whose differences are finite, so that no row can turn into a NaN: masked scores lie so
 # far below the lowest running maximum that their exponential is exactly 0, also when a row sees no key at all.
 MASKED = -1e30
-LOWEST_MAXIMUM = -1e20
+MIN_MAXIMUM = -1e20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

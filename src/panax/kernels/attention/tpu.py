@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
-from panax.kernels.attention.mask import LOWEST_MAXIMUM, MASKED, MaskRule
+from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
 from panax.kernels.varying import output_struct, vary_alike, vary_like
 
 _LANES = 128
@@ -115,7 +115,7 @@ def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_seg
         @pl.when(j == 0)
         def _():
             total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
-            highest_ref[...] = jnp.full(highest_ref.shape, LOWEST_MAXIMUM, jnp.float32)
+            highest_ref[...] = jnp.full(highest_ref.shape, MIN_MAXIMUM, jnp.float32)
             acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
         @pl.when((bounds[b, i, 0] <= j) & (j < bounds[b, i, 1]))

@@ -14,9 +14,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from panax.kernels.attention.blockwise import Halves, Scores
+from panax.kernels.attention.blockwise import AttentionPasses, Scores
 from panax.kernels.attention.layout import ScoreBlocks
-from panax.kernels.cpu.native import KERNELS, native
+from panax.kernels.cpu.native import KERNELS, call_native
 from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register
 
@@ -35,7 +35,7 @@ def native_forward(
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """The output and the logarithm of each query's softmax sum, as `flash_forward`."""
     results = (jax.ShapeDtypeStruct(q.shape, result_dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32))
-    call = native("panax_attention_forward", results)
+    call = call_native("panax_attention_forward", results)
     out, logsumexp = call(q, k, v, *_both(query_segments, key_segments), **_attributes(name, scores, blocks))
     return out, logsumexp
 
@@ -56,7 +56,9 @@ def native_backward(
     result_dtype: DTypeLike,
 ) -> tuple[Array, Array, Array]:
     """The cotangents of q, k and v, as `flash_backward`."""
-    call = native("panax_attention_backward", tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v)))
+    call = call_native(
+        "panax_attention_backward", tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v))
+    )
     arrays = (q, k, v, d_out, logsumexp, delta, *_both(query_segments, key_segments))
     d_q, d_k, d_v = call(*arrays, **_attributes(name, scores, blocks))
     return d_q, d_k, d_v
@@ -84,5 +86,5 @@ def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any
 
 
 for _name in KERNELS:
-    _run = Halves(functools.partial(native_forward, _name), functools.partial(native_backward, _name))
+    _run = AttentionPasses(functools.partial(native_forward, _name), functools.partial(native_backward, _name))
     register(Kernel(work="partial attention", name=_name, run=_run, platforms=("cpu",), limit=native_limit(_name)))

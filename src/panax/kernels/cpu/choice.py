@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Literal
 
-from panax.core.errors import RecipeError, nearest
-from panax.kernels.cpu.native import KERNELS, missing
+from panax.core.errors import RecipeError, suggest_name
+from panax.kernels.cpu.native import KERNELS, unavailable_reason
 
 from ...system import json_reader
 
@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16")
 XLA = "xla"
 NAMES = (XLA, *KERNELS)
 
-FORCED = "PANAX_CPU_KERNELS"
+KERNELS_VARIABLE = "PANAX_CPU_KERNELS"
 """The environment variable that names one kernel for all work, without timing: xla, c or mkl."""
 
 
@@ -46,7 +46,7 @@ class CpuKernels:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value not in NAMES:
-                raise ValueError(f"{field.name}={value!r}: {nearest(str(value), NAMES)}")
+                raise ValueError(f"{field.name}={value!r}: {suggest_name(str(value), NAMES)}")
 
     def of(self, work: Work, dtype: str) -> str:
         """The kernel of a kind of work in a dtype; XLA where there is no other."""
@@ -58,7 +58,7 @@ class CpuKernels:
             f"{work} in {dtype} by {name}: {why}"
             for work in WORKS
             for dtype in DTYPES
-            if (name := self.of(work, dtype)) != XLA and (why := missing(name, dtype)) is not None
+            if (name := self.of(work, dtype)) != XLA and (why := unavailable_reason(name, dtype)) is not None
         ]
 
     def to_json(self) -> str:
@@ -87,7 +87,7 @@ def current_choice() -> CpuKernels:
 
 
 @contextlib.contextmanager
-def trial(kernels: CpuKernels) -> Iterator[None]:
+def use_temporarily(kernels: CpuKernels) -> Iterator[None]:
     """Trace what is inside with these kernels, whatever was chosen."""
     token = _tried.set(kernels)
     try:
@@ -101,28 +101,33 @@ def is_chosen() -> bool:
     return _current is not None
 
 
-def use(kernels: CpuKernels) -> None:
+def use_choice(kernels: CpuKernels) -> None:
     """Put a choice into force for what is traced from now on. Programs that were compiled before keep theirs."""
     global _current
     _current = kernels
 
 
-def choice_of_environment() -> CpuKernels | None:
+def read_environment_choice() -> CpuKernels | None:
     """The choice that the environment makes; None where it makes none.
 
     Raises:
         RecipeError: It names no kernel, or one that this machine lacks.
     """
-    name = os.environ.get(FORCED, "")
+    name = os.environ.get(KERNELS_VARIABLE, "")
     if not name:
         return None
     if name not in NAMES:
-        raise RecipeError(f"{FORCED}={name!r}: {nearest(name, NAMES)}")
+        raise RecipeError(f"{KERNELS_VARIABLE}={name!r}: {suggest_name(name, NAMES)}")
     kernels = CpuKernels(
-        **{f"{work}_{dtype}": name for work in WORKS for dtype in DTYPES if name == XLA or missing(name, dtype) is None}
+        **{
+            f"{work}_{dtype}": name
+            for work in WORKS
+            for dtype in DTYPES
+            if name == XLA or unavailable_reason(name, dtype) is None
+        }
     )
-    if name != XLA and all(missing(name, dtype) for dtype in DTYPES):
-        raise RecipeError(f"{FORCED}={name}: {missing(name, 'float32')}")
+    if name != XLA and all(unavailable_reason(name, dtype) for dtype in DTYPES):
+        raise RecipeError(f"{KERNELS_VARIABLE}={name}: {unavailable_reason(name, 'float32')}")
     return kernels
 
 

@@ -12,18 +12,18 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from panax.core.layout.target import Target
-from panax.kernels.convolution import ConvolutionCase, ConvolutionFunctions, ConvolutionGeometry, output_places
-from panax.kernels.cpu.native import KERNELS, OWN, native
+from panax.kernels.convolution import ConvolutionCase, ConvolutionFunctions, ConvolutionGeometry, output_shape
+from panax.kernels.cpu.native import KERNELS, OWN, call_native
 from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register
 
-AXES = 3
+NUM_SPATIAL_AXES = 3
 """Spatial axes of the C file; of fewer, the first ones have one place."""
 
 MAX_ELEMENTS = 2**30
 """Elements that the C file can number."""
 
-LEAST_OUTPUTS = 4
+MIN_OUTPUTS = 4
 """Output channels of a group below which most of a tile of sums would be empty."""
 
 
@@ -33,7 +33,7 @@ def native_convolution(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images outputs *positions"]:
     """As `convolve`."""
-    return _convolution(x, w, (w.shape[0], *output_places(x.shape, w.shape, geometry)), geometry, exchanged=False)
+    return _convolution(x, w, (w.shape[0], *output_shape(x.shape, w.shape, geometry)), geometry, exchanged=False)
 
 
 def native_input_gradient(
@@ -74,8 +74,8 @@ def native_weight_gradient(
             input_dilation=geometry.stride,
             groups=geometry.groups,
         )
-    shape = (*w_shape[:2], *(1,) * (AXES + 2 - len(w_shape)), *w_shape[2:])
-    call = native("panax_convolution_by_weights", jax.ShapeDtypeStruct(shape, jnp.float32))
+    shape = (*w_shape[:2], *(1,) * (NUM_SPATIAL_AXES + 2 - len(w_shape)), *w_shape[2:])
+    call = call_native("panax_convolution_by_weights", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(_spatial(windowed), _spatial(plain), **_attributes(geometry, exchanged)).reshape(w_shape)
 
 
@@ -83,18 +83,18 @@ def _convolution(
     x: Any, w: Any, out_shape: tuple[int, ...], geometry: ConvolutionGeometry, *, exchanged: bool
 ) -> jax.Array:
     channels, *places = out_shape
-    shape = (x.shape[0], channels, *(1,) * (AXES - len(places)), *places)
-    call = native("panax_convolution", jax.ShapeDtypeStruct(shape, jnp.float32))
+    shape = (x.shape[0], channels, *(1,) * (NUM_SPATIAL_AXES - len(places)), *places)
+    call = call_native("panax_convolution", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(_spatial(x), _spatial(w), **_attributes(geometry, exchanged)).reshape(x.shape[0], *out_shape)
 
 
 def _spatial(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32).reshape(*x.shape[:2], *(1,) * (AXES + 2 - x.ndim), *x.shape[2:])
+    return x.astype(jnp.float32).reshape(*x.shape[:2], *(1,) * (NUM_SPATIAL_AXES + 2 - x.ndim), *x.shape[2:])
 
 
 def _attributes(geometry: ConvolutionGeometry, exchanged: bool) -> dict[str, Any]:
     def on_all_axes(values: Any, default: int) -> np.ndarray:
-        return np.array([default] * (AXES - len(values)) + list(values), np.int32)
+        return np.array([default] * (NUM_SPATIAL_AXES - len(values)) + list(values), np.int32)
 
     return {
         "stride": on_all_axes(geometry.stride, 1),
@@ -107,8 +107,8 @@ def _attributes(geometry: ConvolutionGeometry, exchanged: bool) -> dict[str, Any
 
 
 def _limit(case: ConvolutionCase, target: Target) -> str | None:
-    if case.outputs < LEAST_OUTPUTS:
-        return f"a group has fewer than {LEAST_OUTPUTS} output channels"
+    if case.outputs < MIN_OUTPUTS:
+        return f"a group has fewer than {MIN_OUTPUTS} output channels"
     if case.elements > MAX_ELEMENTS:
         return f"an array has more than {MAX_ELEMENTS} elements"
     if case.strided and case.input_dilated:

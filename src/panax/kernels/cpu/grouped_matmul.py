@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import DTYPES
-from panax.kernels.cpu.native import KERNELS, missing, native
+from panax.kernels.cpu.native import KERNELS, call_native, unavailable_reason
 from panax.kernels.grouped.grouped import GroupedCase, GroupedMatmul
 from panax.kernels.grouped.rows import Groups
 from panax.kernels.registry import Kernel, register
@@ -27,7 +27,7 @@ def native_grouped_product(
 ) -> Float[Array, "row n"]:
     """As `grouped_product`."""
     shape = (x.shape[0], w.shape[1 if transposed else 2])
-    call = native("panax_grouped_product", jax.ShapeDtypeStruct(shape, jnp.float32))
+    call = call_native("panax_grouped_product", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(x, w, *_places(groups), kernel=_place(name), transposed=np.int32(transposed)).astype(out_dtype)
 
 
@@ -36,7 +36,7 @@ def native_grouped_outer(
 ) -> Float[Array, "group k n"]:
     """As `grouped_outer`."""
     shape = (groups.sizes.shape[0], x.shape[1], y.shape[1])
-    call = native("panax_grouped_outer", jax.ShapeDtypeStruct(shape, jnp.float32))
+    call = call_native("panax_grouped_outer", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(x, y, *_places(groups), kernel=_place(name)).astype(out_dtype)
 
 
@@ -53,7 +53,7 @@ def _limit(name: str, case: GroupedCase, target: Target) -> str | None:
         return f"operands must be {' or '.join(DTYPES)}"
     if not case.local:
         return "it is a custom call, which XLA can't split over devices"
-    return missing(name, case.dtype)
+    return unavailable_reason(name, case.dtype)
 
 
 for _name in KERNELS:

@@ -5,10 +5,10 @@ import os
 import platform
 from collections.abc import Collection
 
-from panax.core.errors import RecipeError, nearest
+from panax.core.errors import RecipeError, suggest_name
 from panax.system.cpu_info import cpu_flags
 
-LIMIT = "PANAX_CPU_ISA"
+ISA_VARIABLE = "PANAX_CPU_ISA"
 """The environment variable that names an instruction set for the C files, in place of the processor's best."""
 
 
@@ -88,14 +88,14 @@ def read_limit() -> InstructionSet | None:
     Raises:
         RecipeError: The name is unknown, or this processor lacks the set.
     """
-    name = os.environ.get(LIMIT, "")
+    name = os.environ.get(ISA_VARIABLE, "")
     if not name:
         return None
     if name not in INSTRUCTION_SETS:
-        raise RecipeError(f"{LIMIT}={name!r}: {nearest(name, INSTRUCTION_SETS)}")
+        raise RecipeError(f"{ISA_VARIABLE}={name!r}: {suggest_name(name, INSTRUCTION_SETS)}")
     here = detect()
     if INSTRUCTION_SETS[name] not in here:
         raise RecipeError(
-            f"{LIMIT}={name}: this processor lacks it; it has {', '.join(each.name for each in here) or 'none of them'}"
+            f"{ISA_VARIABLE}={name}: this processor lacks it; it has {', '.join(each.name for each in here) or 'none of them'}"
         )
     return INSTRUCTION_SETS[name]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import jax
 
-from panax.kernels.cache import is_whole, kernels_folder, put_whole
+from panax.kernels.cache import is_intact, kernels_folder, write_atomically
 from panax.kernels.cpu.instruction_sets import InstructionSet, detect, read_limit
 from panax.system import children, json_reader
-from panax.system.cpu_info import processor
+from panax.system.cpu_info import describe_processor
 
 SOURCES = Path(__file__).parent / "csrc"
 
@@ -79,7 +79,7 @@ def sources_digest() -> str:
 def build_digest() -> str:
     """A hash of all that decides what a library of this machine computes."""
     header = hashlib.sha256((Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_bytes()).hexdigest()
-    parts = (sources_digest(), header, *_options(), processor(), "" if _compiler() else PACKAGE)
+    parts = (sources_digest(), header, *_options(), describe_processor(), "" if _compiler() else PACKAGE)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
@@ -116,7 +116,7 @@ def _built_here() -> Path:
     try:
         folder = kernels_folder()
         target = folder / f"kernels-{build_digest()}.so"
-        if not is_whole(target):
+        if not is_intact(target):
             _compile_into(folder, target)
     except OSError as error:
         raise UnavailableError(f"the cache of compiled C files can't be used: {error}") from error
@@ -135,7 +135,7 @@ def compile_library(file: Path, options: Iterable[str]) -> None:
     sources = map(str, sorted(SOURCES.glob("*.c")))
     command = [compiler, *options, f"-I{jax.ffi.include_dir()}", *sources, "-o", str(file)]
     try:
-        ended = children.run(command, _COMPILE_SECONDS)
+        ended = children.run_command(command, _COMPILE_SECONDS)
     except TimeoutError as error:
         raise UnavailableError(str(error)) from error
     if ended.code:
@@ -148,8 +148,8 @@ def _compile_into(folder: Path, target: Path) -> None:
         compile_library(made, _options())
         made.chmod(0o700)
         # The checksum first: a library without its own is made again.
-        put_whole(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
-        put_whole(target, made.read_bytes())
+        write_atomically(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
+        write_atomically(target, made.read_bytes())
 
 
 def _packaged() -> Path:
@@ -181,7 +181,7 @@ def _read_manifest(file: Path) -> dict[str, str]:
         raise UnavailableError(f"{file} is damaged; install panax-jax-kernels again") from error
 
 
-def manifest_of(libraries: Iterable[Path]) -> str:
+def build_manifest(libraries: Iterable[Path]) -> str:
     """What a wheel of these libraries has as its manifest."""
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in libraries}
     return json.dumps({"sources": sources_digest(), **sums})

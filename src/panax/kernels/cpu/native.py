@@ -16,7 +16,7 @@ import numpy as np
 
 from panax.kernels.cpu import library
 
-SWITCH = "PANAX_MKL"
+MKL_VARIABLE = "PANAX_MKL"
 """The environment variable that turns Intel's library off, by 0."""
 
 OWN, INTEL = "c", "mkl"
@@ -38,7 +38,7 @@ TARGETS = (
 _SEQUENTIAL, _LP64 = 1, 0
 
 
-def native(target: str, results: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
+def call_native(target: str, results: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
     """A call of one of the C functions, which runs on each device's own arrays. Its kernel must not be `missing`.
 
     Args:
@@ -51,7 +51,7 @@ def native(target: str, results: Any, aliases: dict[int, int] | None = None) -> 
 
 
 @functools.cache
-def missing(kernel: str, dtype: str) -> str | None:
+def unavailable_reason(kernel: str, dtype: str) -> str | None:
     """Why products of a dtype ("float32" or "bfloat16") can't be made by a kernel here; None where they can."""
     try:
         compiled = _registered()
@@ -68,7 +68,7 @@ def missing(kernel: str, dtype: str) -> str | None:
 
 def multiplies_bfloat16() -> bool:
     """Whether the C files' own products of bfloat16 are made by instructions for it, which take half of float32's time."""
-    return missing(OWN, "bfloat16") is None and bool(_registered().panax_multiplies_bf16())
+    return unavailable_reason(OWN, "bfloat16") is None and bool(_registered().panax_multiplies_bf16())
 
 
 def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
@@ -76,17 +76,17 @@ def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
 
     Each thread's share is of its own time, so other programs take nothing of it.
     """
-    if missing(OWN, dtype) is not None:
+    if unavailable_reason(OWN, dtype) is not None:
         return None
-    call = native("panax_peak", jax.ShapeDtypeStruct((), np.float32))
+    call = call_native("panax_peak", jax.ShapeDtypeStruct((), np.float32))
     bf16 = np.int32(dtype == "bfloat16")
     return jax.jit(lambda: call(bf16=bf16)).lower().compile()
 
 
 def _intel_library() -> ctypes.CDLL:
     """Intel's library, without threads of its own: XLA's share the work."""
-    if os.environ.get(SWITCH, "1") == "0":
-        raise library.UnavailableError(f"{SWITCH}=0")
+    if os.environ.get(MKL_VARIABLE, "1") == "0":
+        raise library.UnavailableError(f"{MKL_VARIABLE}=0")
     try:
         file = next(f for f in importlib.metadata.files("mkl") or () if f.name.startswith("libmkl_rt.so"))
         intel = ctypes.CDLL(str(Path(str(file.locate())).resolve()), ctypes.RTLD_GLOBAL)

@@ -9,7 +9,7 @@ import numpy as np
 
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import DTYPES
-from panax.kernels.cpu.native import KERNELS, OWN, missing, native
+from panax.kernels.cpu.native import KERNELS, OWN, call_native, unavailable_reason
 from panax.kernels.product import MatmulCase
 from panax.kernels.registry import Kernel, register
 
@@ -22,7 +22,7 @@ def native_limit(name: str) -> Callable[[MatmulCase, Target], str | None]:
             return f"operands must both be {' or '.join(DTYPES)}"
         if not case.local:
             return "it is a custom call, which XLA can't split over devices"
-        return missing(name, case.dtype) if case.large else "the work is too small for a custom call"
+        return unavailable_reason(name, case.dtype) if case.large else "the work is too small for a custom call"
 
     return limit
 
@@ -36,19 +36,19 @@ def native_product(name: str, a: jax.Array, b: jax.Array, transposed: tuple[bool
     """
     shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
     target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
-    return native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b, kernel=np.int32(KERNELS.index(name)))
+    return call_native(target, jax.ShapeDtypeStruct(shape, jnp.float32))(a, b, kernel=np.int32(KERNELS.index(name)))
 
 
 def _row_sums(name: str, x: jax.Array) -> jax.Array:
     """XLA's own sum, beside other products, took up to 20 times as long."""
     if name == OWN:
-        return native("panax_row_sums", jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))(x)
+        return call_native("panax_row_sums", jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))(x)
     # A library multiplies with ones.
     return native_product(name, jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
 
 
 def _wall(name: str, x: jax.Array) -> jax.Array:
-    return native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
+    return call_native("panax_wall", jax.ShapeDtypeStruct(x.shape, x.dtype), {0: 0})(x)
 
 
 for _work, _run in (("matmul", native_product), ("row sums", _row_sums), ("wall", _wall)):

@@ -25,25 +25,25 @@ import numpy as np
 import xxhash
 
 from panax.core.layout.target import Target
-from panax.job.agreement import first_text, gather_texts, is_process_zero
+from panax.job.agreement import broadcast_text, gather_texts, is_process_zero
 from panax.kernels.attention.attention import attention
-from panax.kernels.cache import is_whole, kernels_folder, put_whole
+from panax.kernels.cache import is_intact, kernels_folder, write_atomically
 from panax.kernels.cpu.choice import (
     DTYPES,
     WORKS,
     XLA,
     CpuKernels,
     Work,
-    choice_of_environment,
     current_choice,
     is_chosen,
-    trial,
-    use,
+    read_environment_choice,
+    use_choice,
+    use_temporarily,
 )
 from panax.kernels.cpu.library import build_digest, instruction_set
-from panax.kernels.cpu.native import INTEL, KERNELS, OWN, missing
-from panax.kernels.product import product, sum_of_rows
-from panax.system.cpu_info import cpu_flags, processor
+from panax.kernels.cpu.native import INTEL, KERNELS, OWN, unavailable_reason
+from panax.kernels.product import product, sum_rows
+from panax.system.cpu_info import cpu_flags, describe_processor
 
 from ...system import json_reader
 
@@ -62,7 +62,7 @@ Times = dict[str, dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class KernelSelection:
     """A choice, and where it comes from.
 
     Attributes:
@@ -96,8 +96,10 @@ class Chosen:
         return found
 
 
-def choose(
-    recorded: str = "", told: Callable[[Chosen], None] = lambda chosen: None, devices: Sequence[Any] | None = None
+def choose_kernels(
+    recorded: str = "",
+    told: Callable[[KernelSelection], None] = lambda chosen: None,
+    devices: Sequence[Any] | None = None,
 ) -> None:
     """Put the kernels of this job into force, unless this process has some already. Every process of the job calls it.
 
@@ -111,25 +113,25 @@ def choose(
         return
     chosen = _chosen(recorded)
     if chosen is not None:
-        use(chosen.kernels)
+        use_choice(chosen.kernels)
         told(chosen)
 
 
 def current_record() -> str:
     """The record of the choice in force; empty where nothing runs on CPUs."""
-    return record(current_choice()) if jax.default_backend() == "cpu" else ""
+    return build_record(current_choice()) if jax.default_backend() == "cpu" else ""
 
 
-def record(kernels: CpuKernels) -> str:
+def build_record(kernels: CpuKernels) -> str:
     """What a run keeps of its choice: for which processor and versions it was made, and the kernels."""
-    return json.dumps({"machine": machine(), **dataclasses.asdict(kernels)})
+    return json.dumps({"machine": machine_key(), **dataclasses.asdict(kernels)})
 
 
-def machine() -> str:
+def machine_key() -> str:
     """A name for this processor, its threads, and the versions of all that is chosen from."""
     intel = next((d.version for d in importlib.metadata.distributions(name="mkl")), "none")
     parts = (
-        processor(),
+        describe_processor(),
         os.cpu_count(),
         jax.__version__,
         importlib.metadata.version("jaxlib"),
@@ -139,10 +141,10 @@ def machine() -> str:
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
 
 
-def _chosen(recorded: str) -> Chosen | None:
-    by_force = choice_of_environment()
+def _chosen(recorded: str) -> KernelSelection | None:
+    by_force = read_environment_choice()
     if by_force is not None:
-        return Chosen(by_force, "as $PANAX_CPU_KERNELS says")
+        return KernelSelection(by_force, "as $PANAX_CPU_KERNELS says")
     before = _of_record(recorded)
     if is_chosen() and before is None:
         return None
@@ -151,77 +153,79 @@ def _chosen(recorded: str) -> Chosen | None:
     text = ""
     if is_process_zero():
         if before is not None and not before.unavailable():
-            text = _as_text(Chosen(before, "as this run began"))
+            text = _as_text(KernelSelection(before, "as this run began"))
         else:
             text = _as_text(_by_rule(lacking) or _kept(lacking) or _measured(lacking))
-    return _from_text(first_text(text))
+    return _from_text(broadcast_text(text))
 
 
 def _of_record(recorded: str) -> CpuKernels | None:
     """The kernels of a record that was made on a machine like this one."""
     try:
         found = json_reader.parse(recorded, constants=True) if recorded else {}
-        if found.pop("machine", None) != machine():
+        if found.pop("machine", None) != machine_key():
             return None
         return CpuKernels(**found)
     except (ValueError, TypeError, AttributeError):
         return None
 
 
-def _by_rule(lacking: set[str]) -> Chosen | None:
+def _by_rule(lacking: set[str]) -> KernelSelection | None:
     """Select the C files' kernels if they are available; None if the candidates must be timed."""
     if MATRIX_UNITS in cpu_flags() and any(f"{INTEL}_{dtype}" not in lacking for dtype in DTYPES):
         return None
     own = {f"{work}_{dtype}": OWN for work in WORKS for dtype in DTYPES if f"{OWN}_{dtype}" not in lacking}
-    why = missing(OWN, "float32") or "some process of this job has no others"
-    return Chosen(CpuKernels(**own), f"by instruction set ({instruction_set()})" if own else why)
+    why = unavailable_reason(OWN, "float32") or "some process of this job has no others"
+    return KernelSelection(CpuKernels(**own), f"by instruction set ({instruction_set()})" if own else why)
 
 
 def _lacking() -> list[str]:
-    return [f"{kernel}_{dtype}" for kernel in KERNELS for dtype in DTYPES if missing(kernel, dtype) is not None]
+    return [
+        f"{kernel}_{dtype}" for kernel in KERNELS for dtype in DTYPES if unavailable_reason(kernel, dtype) is not None
+    ]
 
 
-def _kept(lacking: set[str]) -> Chosen | None:
+def _kept(lacking: set[str]) -> KernelSelection | None:
     """The choice in this machine's cache, if there is one for what it is made of now."""
     try:
         file = _file(lacking)
-        text = file.read_text(encoding="utf-8") if is_whole(file) else None
+        text = file.read_text(encoding="utf-8") if is_intact(file) else None
     except OSError:
         return None  # It is measured again.
     return None if text is None else _from_text(text)
 
 
-def _keep(chosen: Chosen, lacking: set[str]) -> None:
+def _keep(chosen: KernelSelection, lacking: set[str]) -> None:
     try:
         file, data = _file(lacking), _as_text(chosen).encode()
-        put_whole(file.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
-        put_whole(file, data)
+        write_atomically(file.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
+        write_atomically(file, data)
     except OSError:
         return  # A cache that can't be written costs the next run some seconds.
 
 
 def _file(lacking: set[str]) -> Path:
-    return kernels_folder() / f"choice-{machine()}-{xxhash.xxh3_64_hexdigest(repr(sorted(lacking)).encode())}.json"
+    return kernels_folder() / f"choice-{machine_key()}-{xxhash.xxh3_64_hexdigest(repr(sorted(lacking)).encode())}.json"
 
 
-def _as_text(chosen: Chosen) -> str:
+def _as_text(chosen: KernelSelection) -> str:
     return json.dumps(dataclasses.asdict(chosen))
 
 
-def _from_text(text: str) -> Chosen:
+def _from_text(text: str) -> KernelSelection:
     found = json_reader.parse(text, constants=True)
     times = {str(work): {str(k): float(v) for k, v in each.items()} for work, each in found["times"].items()}
-    return Chosen(CpuKernels(**found["kernels"]), str(found["source"]), times)
+    return KernelSelection(CpuKernels(**found["kernels"]), str(found["source"]), times)
 
 
-def _measured(lacking: set[str]) -> Chosen:
+def _measured(lacking: set[str]) -> KernelSelection:
     # In a thread of its own: if something is being traced in this one, these programs must not become a part of it.
     with concurrent.futures.ThreadPoolExecutor(1, "panax-timing") as thread:
         times = thread.submit(_times, lacking).result()
     best = {name: _winner(each) for name, each in times.items()}
     when = time.strftime("%Y-%m-%d")
-    chosen = Chosen(
-        CpuKernels(**best), f"timed on {when}, {processor().split(';')[0]}, {os.cpu_count()} threads", times
+    chosen = KernelSelection(
+        CpuKernels(**best), f"timed on {when}, {describe_processor().split(';')[0]}, {os.cpu_count()} threads", times
     )
     _keep(chosen, lacking)
     return chosen
@@ -250,7 +254,7 @@ def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict
     """The median time of some work by each kernel, in turns; other work is done by the best."""
     programs = {}
     for name in names:
-        with trial(dataclasses.replace(best, **{f"{work}_{dtype}": name})):
+        with use_temporarily(dataclasses.replace(best, **{f"{work}_{dtype}": name})):
             function, *arguments = _WORKLOADS[work](jnp.dtype(dtype))
             programs[name] = functools.partial(jax.jit(function).lower(*arguments).compile(), *arguments)
         jax.block_until_ready(programs[name]())
@@ -298,7 +302,7 @@ def _row_sums(dtype: Any) -> tuple[Any, ...]:
     def run(x: jax.Array, w: jax.Array, b: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
         _, back = jax.vjp(jax.nn.gelu, product("ab,bc->ac", x, w, dtype) + b)
         (dh,) = back(g)
-        return product("ac,bc->ab", dh, w, dtype), product("ab,ac->bc", x, dh, jnp.float32), sum_of_rows(dh)
+        return product("ac,bc->ab", dh, w, dtype), product("ab,ac->bc", x, dh, jnp.float32), sum_rows(dh)
 
     return run, *(_drawn(i, s, dtype) for i, s in enumerate(((1024, 768), (768, 2048), (1, 2048), (1024, 2048))))
 

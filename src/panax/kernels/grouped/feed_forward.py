@@ -17,7 +17,7 @@ from panax.kernels.grouped.rows import Groups
 Activation = Callable[[jax.Array], jax.Array]
 
 
-class Matrices(NamedTuple):
+class FeedForwardMatrices(NamedTuple):
     """Of all groups; no gate where there is None."""
 
     gate: Float[Array, "group embed ffn"] | None
@@ -25,7 +25,7 @@ class Matrices(NamedTuple):
     down: Float[Array, "group ffn embed"]
 
 
-class Inner(NamedTuple):
+class HiddenProjections(NamedTuple):
     """What the first products gave, of all rows: what the backward pass keeps."""
 
     gate: Float[Array, "row ffn"] | None
@@ -36,18 +36,18 @@ def chunked_feed_forward(
     activation: Activation,
     rows: Float[Array, "row embed"],
     weight: Float[Array, " row"],
-    matrices: Matrices,
+    matrices: FeedForwardMatrices,
     groups: Groups,
-) -> tuple[Float[Array, "row embed"], Inner]:
+) -> tuple[Float[Array, "row embed"], HiddenProjections]:
     """`(weight * activation(rows · gate) * (rows · up)) · down`, each row with its group's matrices.
 
     Returns:
         The result, unspecified for the rows of unused tiles, and what the gradients need of it.
     """
 
-    def chunk(own: Matrices, rows: Any) -> tuple[Any, tuple]:
+    def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, tuple]:
         x, weight = rows
-        inner = Inner(None if own.gate is None else x @ own.gate, x @ own.up)
+        inner = HiddenProjections(None if own.gate is None else x @ own.gate, x @ own.up)
         return (inner, (_hidden(activation, inner) * weight[:, None]) @ own.down), ()
 
     (inner, y), _ = map_groups(chunk, (rows, weight), matrices, groups)
@@ -58,14 +58,14 @@ def chunked_feed_forward_gradients(
     activation: Activation,
     rows: Float[Array, "row embed"],
     weight: Float[Array, " row"],
-    inner: Inner,
-    matrices: Matrices,
+    inner: HiddenProjections,
+    matrices: FeedForwardMatrices,
     groups: Groups,
     gradient: Float[Array, "row embed"],
-) -> tuple[Float[Array, "row embed"], Float[Array, " row"], Matrices]:
+) -> tuple[Float[Array, "row embed"], Float[Array, " row"], FeedForwardMatrices]:
     """The gradients of `rows`, `weight` and `matrices`."""
 
-    def chunk(own: Matrices, rows: Any) -> tuple[Any, Matrices]:
+    def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, FeedForwardMatrices]:
         x, weight, inner, dy = rows
         hidden, pull = jax.vjp(lambda inner: _hidden(activation, inner), inner)
         d_weighted = dy @ own.down.T
@@ -75,11 +75,11 @@ def chunked_feed_forward_gradients(
         if own.gate is not None:
             dx, d_gate = dx + d_inner.gate @ own.gate.T, x.T @ d_inner.gate
         d_down = (hidden * weight[:, None]).T @ dy
-        return (dx, (d_weighted * hidden).sum(axis=1)), Matrices(d_gate, x.T @ d_inner.up, d_down)
+        return (dx, (d_weighted * hidden).sum(axis=1)), FeedForwardMatrices(d_gate, x.T @ d_inner.up, d_down)
 
     (dx, d_weight), sums = map_groups(chunk, (rows, weight, inner, gradient), matrices, groups)
     return dx, d_weight, sums
 
 
-def _hidden(activation: Activation, inner: Inner) -> jax.Array:
+def _hidden(activation: Activation, inner: HiddenProjections) -> jax.Array:
     return activation(inner.up) if inner.gate is None else activation(inner.gate) * inner.up

@@ -19,21 +19,21 @@ from panax.kernels.cpu.choice import timed_kernel
 from panax.kernels.grouped.blocked import blocked_outer, blocked_product, map_groups
 from panax.kernels.grouped.gpu import gpu_outer, gpu_product
 from panax.kernels.grouped.reference import reference_outer, reference_product
-from panax.kernels.grouped.rows import Groups, aligned_rows, choose_tile
+from panax.kernels.grouped.rows import Groups, aligned_row_count, choose_tile
 from panax.kernels.grouped.tpu import tpu_outer, tpu_product
 from panax.kernels.product import is_local
-from panax.kernels.registry import Kernel, KernelChoice, choose, note, register
+from panax.kernels.registry import Kernel, KernelChoice, choose, log_choice, register
 
 __all__ = [
     "GroupedCase",
     "GroupedMatmul",
     "Groups",
-    "aligned_rows",
+    "aligned_row_count",
     "choose_tile",
     "grouped_outer",
     "grouped_product",
     "map_groups",
-    "runs_in_blocks",
+    "is_blocked",
 ]
 
 
@@ -130,7 +130,7 @@ class GroupedMatmul(NamedTuple):
     outer: Callable[..., Array]
 
 
-def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
+def is_blocked(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
     """Return whether these matmuls are loops over chunks, so that code between them can be fused into the
     same loop.
     """
@@ -140,7 +140,7 @@ def runs_in_blocks(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
 def _choice(dtype: DTypeLike, groups: Groups, target: Target, implementation: str = "auto") -> KernelChoice:
     name = jnp.dtype(dtype).name
     case = GroupedCase(tile=groups.tile, dtype=name, local=is_local(groups.sizes))
-    return note(
+    return log_choice(
         choose("grouped matmul", case, target, named=implementation, timed=timed_kernel("grouped matmul", name)), target
     )
 

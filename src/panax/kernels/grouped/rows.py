@@ -15,7 +15,7 @@ class Groups(eqx.Module):
 
     Attributes:
         sizes: The true rows of each group, gaps not counted.
-        rows: Of the buffer, a multiple of `tile`; `aligned_rows` says how many hold any distribution.
+        rows: Of the buffer, a multiple of `tile`; `aligned_row_count` says how many hold any distribution.
         tile: Rows of a tile.
 
     >>> groups = Groups(sizes=jnp.array([3, 0, 9]), rows=24, tile=4)
@@ -66,10 +66,10 @@ def choose_tile(target: Target, *, rows: int, groups: int) -> int:
     return tile
 
 
-def aligned_rows(rows: int, groups: int, tile: int) -> int:
+def aligned_row_count(rows: int, groups: int, tile: int) -> int:
     """Rows of the smallest buffer that holds `rows` rows however they are distributed over the groups.
 
-    >>> aligned_rows(10, 3, 4)
+    >>> aligned_row_count(10, 3, 4)
     16
     """
     occupied = min(rows, groups)

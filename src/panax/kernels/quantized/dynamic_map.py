@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, UInt32
 
-from .formats import Format, chance
+from .formats import Format, uniform_from_bits
 
 DECADES = 7
 
@@ -68,7 +68,7 @@ class DynamicMap(Format):
             code = jnp.maximum(code - (x < values[code]).astype(jnp.int32), 0)
             up = jnp.minimum(code + 1, 255)
             below, above = values[code], values[up]
-            code = jnp.where(x - below > chance(bits) * (above - below), up, code)
+            code = jnp.where(x - below > uniform_from_bits(bits) * (above - below), up, code)
         return code.astype(jnp.uint8)
 
     def decode(self, codes: jax.Array) -> Float32[Array, "..."]:

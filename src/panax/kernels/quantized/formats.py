@@ -79,7 +79,7 @@ class Linear(Format):
         return jnp.dtype(jnp.int8 if self.bits == 8 else jnp.uint8)
 
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
-        whole = jnp.round(x) if bits is None else jnp.floor(x + chance(bits))
+        whole = jnp.round(x) if bits is None else jnp.floor(x + uniform_from_bits(bits))
         codes = jnp.clip(whole, -self.largest, self.largest).astype(jnp.int8)
         return codes if self.bits == 8 else pack(codes)
 
@@ -107,7 +107,7 @@ class Float8(Format):
             # The distance between neighbours, of which the least normal exponent, -6, has the smallest.
             step = jnp.exp2((jnp.maximum(exponent, -6) - 3).astype(jnp.float32))
             # Rounding up goes one step past the largest at most, and there the type has no number but NaN.
-            x = jnp.clip(jnp.floor(x / step + chance(bits)) * step, -self.largest, self.largest)
+            x = jnp.clip(jnp.floor(x / step + uniform_from_bits(bits)) * step, -self.largest, self.largest)
         return x.astype(self.dtype)
 
     def decode(self, codes: jax.Array) -> Float32[Array, "..."]:
@@ -145,10 +145,10 @@ class Sign(Format):
         return jnp.unpackbits(codes, axis=-1, bitorder="little").astype(jnp.float32) * 2 - 1
 
 
-def chance(bits: UInt32[Array, "..."]) -> Float32[Array, "..."]:
+def uniform_from_bits(bits: UInt32[Array, "..."]) -> Float32[Array, "..."]:
     """Numbers in [0, 1) from random bits, of which 24 are used.
 
-    >>> chance(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32)).tolist()
+    >>> uniform_from_bits(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32)).tolist()
     [0.0, 0.5, 0.9999999403953552]
     """
     return (bits >> 8).astype(jnp.float32) * 2.0**-24

@@ -15,13 +15,13 @@ from panax.core.layout.target import Target
 from ..registry import Kernel, choose, register
 from .array import QuantizedArray, quantize
 from .formats import Float8, Format, Linear
-from .rest_gpu import gpu_with_rest
+from .rest_gpu import gpu_quantize_with_residual
 
 WORK = "codes and rest"
 
 
 @dataclasses.dataclass(frozen=True)
-class RestCase:
+class ResidualCase:
     """What is known before it runs.
 
     Attributes:
@@ -50,7 +50,7 @@ def quantize_with_residual(
     >>> codes.codes.tolist(), round(float(rest[0, 1]), 5)
     ([[127, 33]], 0.00016)
     """
-    case = RestCase(format, x.shape[-1], bits is not None)
+    case = ResidualCase(format, x.shape[-1], bits is not None)
     return choose(WORK, case, current_target()).kernel.run(x, owed, format, bits)
 
 
@@ -73,14 +73,14 @@ def _pallas(
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
     *front, block = x.shape
-    codes, scales, rest = gpu_with_rest(x.reshape(-1, block), owed.reshape(-1, block), format)
+    codes, scales, rest = gpu_quantize_with_residual(x.reshape(-1, block), owed.reshape(-1, block), format)
     found = QuantizedArray(
         codes.reshape(*front, -1), scales.reshape(*front, 1), format, (block,), jnp.dtype(jnp.float32)
     )
     return found, rest.reshape(x.shape)
 
 
-def _limit(case: RestCase, target: Target) -> str | None:
+def _limit(case: ResidualCase, target: Target) -> str | None:
     if case.by_chance:
         return "it rounds to the nearest"
     if not isinstance(case.format, Linear | Float8):

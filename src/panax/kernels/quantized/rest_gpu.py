@@ -13,11 +13,11 @@ from ..varying import output_struct, vary_alike
 from .array import TINY
 from .formats import Float8, Format, Linear
 
-NUMBERS = 4096
+BLOCK_ELEMENTS = 4096
 """That a program holds at once, of each operand."""
 
 
-def gpu_with_rest(
+def gpu_quantize_with_residual(
     x: Float32[Array, "row block"], owed: Float32[Array, "row block"], format: Format, *, interpret: bool = False
 ) -> tuple[Array, Float32[Array, " row"], Float32[Array, "row block"]]:
     """(codes, scales, rest), as `quantize_with_residual`.
@@ -29,7 +29,7 @@ def gpu_with_rest(
     packed = format.packed
     # Numbers whose codes lie in one byte are neighbours.
     x, owed = vary_alike(*(each.reshape(rows, block // packed, packed) for each in (x, owed)))
-    size = min(max(NUMBERS // block, 1), pl.next_power_of_2(rows))
+    size = min(max(BLOCK_ELEMENTS // block, 1), pl.next_power_of_2(rows))
 
     def kernel(x_ref, owed_ref, codes_ref, scales_ref, rest_ref):
         here = pl.ds(pl.program_id(0) * size, size)

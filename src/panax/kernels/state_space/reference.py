@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.state_space.state_space import Scanned
+from panax.kernels.state_space.state_space import ScanResult
 
 
 def reference_state_space_scan(
@@ -17,7 +17,7 @@ def reference_state_space_scan(
     *,
     state: Float[Array, "batch heads head_dim state"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
-) -> Scanned:
+) -> ScanResult:
     """As `state_space_scan`; its backward pass keeps the state of every position.
 
     Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretisation of Mamba-2.
@@ -44,4 +44,4 @@ def reference_state_space_scan(
     positions = [jnp.moveaxis(part.astype(wide), 1, 0) for part in (x, dt, b, c)]
     start = (state.astype(wide), jnp.ones((batch, heads), wide))
     (state, decay), y = lax.scan(step, start, (*positions, keeps.T, real.T))
-    return Scanned(jnp.moveaxis(y, 0, 1).astype(x.dtype), state, decay)
+    return ScanResult(jnp.moveaxis(y, 0, 1).astype(x.dtype), state, decay)

@@ -32,7 +32,7 @@ from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying import vary_alike, vary_like
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """What a scan over rows gives.
 
     Attributes:
@@ -46,7 +46,7 @@ class Scanned(NamedTuple):
     decay: Float[Array, "batch heads"]
 
 
-def chunk_of(target: Target) -> int:
+def default_chunk(target: Target) -> int:
     """Positions in a chunk, by default."""
     return 32 if target.platform == "cpu" else 128
 
@@ -62,7 +62,7 @@ def state_space_scan(
     segments: Int[Array, "batch seq"] | None = None,
     target: Target,
     chunk: int | None = None,
-) -> Scanned:
+) -> ScanResult:
     """Scan rows of any length; differentiable by everything but the segments.
 
     Products are computed in the dtype of x, and summed in float32; decays and states are float32.
@@ -82,7 +82,7 @@ def state_space_scan(
     groups, width = b.shape[2:]
     if heads % groups:
         raise ValueError(f"{heads=} must be a multiple of {groups=}: adjacent heads share a group's b and c")
-    chunk = chunk_of(target) if chunk is None else chunk
+    chunk = default_chunk(target) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"{chunk=} must be at least 1")
     x, dt, a, b, c, state, segments = vary_alike(x, dt, a, b, c, state, segments)
@@ -119,7 +119,7 @@ def state_space_scan(
         y = jnp.moveaxis(y, 0, 1)
     y = y.reshape(batch, count * size, heads, head_dim)[:, :seq]
     after = after.transpose(0, 1, 3, 4, 2).reshape(batch, heads, head_dim, width)
-    return Scanned(y, after, rows.left()[:, -1])
+    return ScanResult(y, after, rows.left()[:, -1])
 
 
 def initial_state_output(

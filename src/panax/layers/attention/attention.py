@@ -23,7 +23,7 @@ from ...parallel.context_choice import ContextAttention, context_attention
 from ...spmd import add_bias, contract, contract_gathered
 from ..norm import Norm
 from .rotary import Rotary
-from .shared_heads import own_shared
+from .shared_heads import local_shared_heads
 
 CONTEXT = "context"
 """The mesh axis that shards rows."""
@@ -79,7 +79,7 @@ class Attention(Module):
             over_devices: Attention algorithm for rows sharded over the context axis.
         """
         q, k, v = self._project(x, position)
-        k, v = own_shared(q.shape[2], k, v)
+        k, v = local_shared_heads(q.shape[2], k, v)
         attended = attend(
             q,
             k,
@@ -95,13 +95,13 @@ class Attention(Module):
 
     @property
     def exchange(self) -> AllToAllRequirement:
-        return heads_exchanged(self.w_q.shape[-2])
+        return ulysses_requirement(self.w_q.shape[-2])
 
     def flops(self, length: int) -> float:
         """Count the FLOPs of one layer's forward matmuls per position, averaged over a row of `length`."""
         heads, head_dim = self.w_q.shape[-2:]
         weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
-        return 2.0 * (weights + 2 * heads * head_dim * mean_attended(length, self.causal, self.window))
+        return 2.0 * (weights + 2 * heads * head_dim * mean_attended_positions(length, self.causal, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
         """Create an empty cache; stacked if the layers are."""
@@ -171,16 +171,16 @@ def attend(
     return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
 
 
-def heads_exchanged(heads: int) -> AllToAllRequirement:
+def ulysses_requirement(heads: int) -> AllToAllRequirement:
     """Return the mesh requirement of Ulysses attention."""
     what = "ulysses attention exchanges whole heads"
     return AllToAllRequirement(what, "heads", heads, CONTEXT, "tensor", "context_attention ring")
 
 
-def mean_attended(length: int, causal: bool, window: int | None) -> float:
+def mean_attended_positions(length: int, causal: bool, window: int | None) -> float:
     """Return the mean number of positions that a position of a row attends to.
 
-    >>> mean_attended(4, True, None), mean_attended(4, True, 2), mean_attended(4, False, None)
+    >>> mean_attended_positions(4, True, None), mean_attended_positions(4, True, 2), mean_attended_positions(4, False, None)
     (2.5, 1.75, 4.0)
     """
     if not causal:
@@ -202,13 +202,13 @@ def _attend_to_cache(
     scores = scores * (head_dim**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    seen = positions_seen(start, seq, length, window)
+    seen = attended_mask(start, seq, length, window)
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(q.dtype)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
 
 
-def positions_seen(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
+def attended_mask(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
     """Return the mask of cached positions that each of `seq` positions from `start` on attends to."""
     distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
     return (distance >= 0) & (distance < (window or length + 1))

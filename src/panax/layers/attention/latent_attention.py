@@ -22,7 +22,7 @@ from ...core.validation import Validated
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather
 from ..norm import Norm
-from .attention import attend, heads_exchanged, mean_attended, positions_seen
+from .attention import attend, attended_mask, mean_attended_positions, ulysses_requirement
 from .rotary import Rotary
 
 EPSILON = 1e-6
@@ -174,13 +174,13 @@ class LatentAttention(Module):
 
     @property
     def exchange(self) -> AllToAllRequirement:
-        return heads_exchanged(self.w_o.shape[-3])
+        return ulysses_requirement(self.w_o.shape[-3])
 
     def flops(self, length: int) -> float:
         """Count FLOPs as `Attention.flops` does."""
         weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
         heads, widths = self.w_o.shape[-3], self.latent.head_dim + self.latent.value_dim
-        return 2.0 * (weights + heads * widths * mean_attended(length, True, self.window))
+        return 2.0 * (weights + heads * widths * mean_attended_positions(length, True, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> LatentCache:
         """Create an empty cache; stacked if the layers are."""
@@ -215,7 +215,7 @@ class LatentAttention(Module):
         scores = scores * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-        seen = positions_seen(start, x.shape[1], cache.kv.shape[1], self.window)
+        seen = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(x.dtype)
         return self._output(jnp.einsum("bhqk,bkr,rhv->bqhv", weights, cache.kv, w_v, optimize="optimal")), cache
 

@@ -15,7 +15,7 @@ from ...spmd import contract, contract_gathered, gather
 from ..block import Block, Context, Positions
 from ..feed_forward import ACTIVATIONS
 from ..norm import Norm
-from ..transformer import add
+from ..transformer import add_residual
 
 TIME_BUCKETS = 129
 """Number of logarithmic buckets (base e ** 0.301) of the seconds between two events; the last one holds all
@@ -124,10 +124,10 @@ class PointwiseAttention(Block):
             )
             q, k, v, u = (act(y) for y in contract_gathered(self.norm(x), *projections))
             bias = self.bias(q.shape[1], context.times, context.target_times)
-            attended = pointwise(q, k, v, bias, self.length)
+            attended = attend_pointwise(q, k, v, bias, self.length)
             gated = _normalised(attended, self.epsilon) * u
             out = contract("batch seq heads value_dim, heads value_dim embed -> batch seq embed", gated, self.w_o)
-            return add(x, out, self.dropout, context, 0), None
+            return add_residual(x, out, self.dropout, context, 0), None
 
     def flops(self, length: int) -> float:
         heads, head_dim = self.w_q.shape[-2:]
@@ -136,7 +136,7 @@ class PointwiseAttention(Block):
         return 2.0 * (weights + 2 * heads * head_dim * length)
 
 
-def pointwise(
+def attend_pointwise(
     q: Float[Array, "batch seq heads head_dim"],
     k: Float[Array, "batch seq heads head_dim"],
     v: Float[Array, "batch seq heads value_dim"],

@@ -10,7 +10,9 @@ from ...core.layout.layout import current_layout
 from ...spmd.collectives import axis_index
 
 
-def own_shared(local: int, *arrays: jax.Array, heads: str = "heads", shared: str = "kv_heads") -> tuple[jax.Array, ...]:
+def local_shared_heads(
+    local: int, *arrays: jax.Array, heads: str = "heads", shared: str = "kv_heads"
+) -> tuple[jax.Array, ...]:
     """Select the shared heads that this device's heads use, if the shared heads are not sharded like the
     heads.
 

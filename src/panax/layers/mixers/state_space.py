@@ -28,7 +28,7 @@ from ...spmd import (
     shift_right,
 )
 from ...spmd.collectives import axis_index
-from ..attention.shared_heads import own_shared
+from ..attention.shared_heads import local_shared_heads
 from ..feed_forward import ACTIVATIONS
 
 CONTEXT = "context"
@@ -263,7 +263,7 @@ def _scanned(
     x: jax.Array, dt: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, segment: jax.Array | None
 ) -> jax.Array:
     """Scan this device's heads over whole rows."""
-    b, c = own_shared(x.shape[2], b, c, heads="ssm_heads", shared="ssm_groups")
+    b, c = local_shared_heads(x.shape[2], b, c, heads="ssm_heads", shared="ssm_groups")
     # Heads and their groups are local here: sums over a device's heads are not partial terms of a global sum.
     parts = dict.fromkeys(_head_axes(), ValueState.SPLIT)
     x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=2)

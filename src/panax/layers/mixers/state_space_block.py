@@ -12,7 +12,7 @@ from ..feed_forward import FeedForward
 from ..moe.moe import MixtureOfExperts
 from ..moe.routing import RouterTerms
 from ..norm import Norm
-from ..transformer import add, feed
+from ..transformer import add_residual, apply_feed_forward
 from .state_space import StateSpace, StateSpaceCache
 
 
@@ -37,7 +37,7 @@ class StateSpaceBlock(Block):
         """
         with scope("mixer"):
             branch = self.mixer(self.mixer_norm(x), context.position, context.segment)
-            x = add(x, branch, self.dropout, context, 0)
+            x = add_residual(x, branch, self.dropout, context, 0)
         return self._fed(x, context, state)
 
     @property
@@ -63,11 +63,11 @@ class StateSpaceBlock(Block):
         state: Float[Array, " router"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], StateSpaceCache]:
         branch, cache = self.mixer.extend(self.mixer_norm(x), context.position, cache, start)
-        return self._fed(add(x, branch, self.dropout, context, 0), context, state)[0], cache
+        return self._fed(add_residual(x, branch, self.dropout, context, 0), context, state)[0], cache
 
     def _fed(self, x: Any, context: Context, state: Any) -> tuple[Any, RouterTerms | None]:
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x, None
         with scope("feed_forward"):
-            branch, terms = feed(self.feed_forward, self.feed_forward_norm(x), context, state)
-            return add(x, branch, self.dropout, context, 1), terms
+            branch, terms = apply_feed_forward(self.feed_forward, self.feed_forward_norm(x), context, state)
+            return add_residual(x, branch, self.dropout, context, 1), terms

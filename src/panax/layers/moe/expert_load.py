@@ -1,6 +1,6 @@
 """Expert load monitoring on the host: per-layer and overall metrics, and a warning if an expert starves.
 
-Its input is the routers' metrics of all mixture layers (`router_measures`).
+Its input is the routers' metrics of all mixture layers (`router_metrics`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ...core.monitors import HeatMap, Watched
+from ...core.monitors import HeatMap, MonitorReport
 
 PREFIX = "experts/"
 """Prefix of the metrics that are arrays with one row per mixture layer."""
@@ -31,7 +31,7 @@ EXTREMES = {"load_min": np.min, "load_max": np.max, "max_violation": np.max}
 Loads = Float[np.ndarray, "layer expert"]
 
 
-class ExpertWatch:
+class ExpertLoadMonitor:
     """Accumulator of router metrics between reports; a `core.watching.MetricMonitor`.
 
     Attributes:
@@ -51,15 +51,15 @@ class ExpertWatch:
             self._sums = {name: self._sums.get(name, 0.0) + value for name, value in found.items()}
             self._steps += 1
 
-    def take(self) -> Watched:
+    def take(self) -> MonitorReport:
         """Return the metrics of each layer and of all, each expert's load relative to its layer's mean, and
         warnings; then reset."""
         if not self._steps:
-            return Watched()
+            return MonitorReport()
         means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, steps, self._steps = {}, self._steps, 0
         loads = relative_loads(means.pop(f"{PREFIX}load"))
-        figures = {**load_figures(loads), **{name.removeprefix(PREFIX): value for name, value in means.items()}}
+        figures = {**load_statistics(loads), **{name.removeprefix(PREFIX): value for name, value in means.items()}}
         scalars = {
             f"{PREFIX}layer_{layer}/{name}": float(values[row])
             for name, values in figures.items()
@@ -67,7 +67,7 @@ class ExpertWatch:
         }
         scalars |= {f"{PREFIX}{name}": float(EXTREMES.get(name, np.mean)(values)) for name, values in figures.items()}
         table = HeatMap(loads, self.layers, "layer", "expert")
-        return Watched(scalars, {f"{PREFIX}load": table}, list(self._warnings(loads, steps)))
+        return MonitorReport(scalars, {f"{PREFIX}load": table}, list(self._warnings(loads, steps)))
 
     def _warnings(self, loads: Loads, steps: int) -> Iterator[str]:
         starved = loads < STARVED
@@ -93,7 +93,7 @@ def relative_loads(load: Loads) -> Loads:
     return np.divide(load, mean, out=np.zeros_like(load), where=mean > 0)
 
 
-def load_figures(loads: Loads) -> dict[str, Float[np.ndarray, " layer"]]:
+def load_statistics(loads: Loads) -> dict[str, Float[np.ndarray, " layer"]]:
     """Compute per-layer statistics of relative loads.
 
     `load_entropy` is 1 if all experts are equally loaded and 0 if one takes all tokens. `max_violation` is

@@ -22,12 +22,19 @@ from jaxtyping import Array, Float, Int
 
 from ...core import Module, Target, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes
-from ...kernels.grouped.feed_forward import Matrices, chunked_feed_forward, chunked_feed_forward_gradients
-from ...kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product, runs_in_blocks
-from ...parallel.exchange import ExchangePlan, Plan
-from ...parallel.remat import EXCHANGED
+from ...kernels.grouped.feed_forward import FeedForwardMatrices, chunked_feed_forward, chunked_feed_forward_gradients
+from ...kernels.grouped.grouped import (
+    Groups,
+    aligned_row_count,
+    choose_tile,
+    grouped_outer,
+    grouped_product,
+    is_blocked,
+)
+from ...parallel.exchange import ExchangePlan, RoutingCounts
+from ...parallel.remat import EXCHANGED_ROWS
 from ...parallel.rounds import sum_over_rounds
-from ...parallel.rows import RowMap, collect, spread
+from ...parallel.rows import RowMap, copy_to_rows, sum_by_token
 from ...spmd import (
     GatheredWeight,
     WeightOp,
@@ -41,7 +48,7 @@ from ...spmd.collectives import all_gather, axis_index
 from ...spmd.contraction import PRODUCT
 from ...spmd.linear import all_gather_sum, reduce_scatter_sum
 from ..feed_forward import ACTIVATIONS, Activation
-from .routing import Assigned, rank_by_expert
+from .routing import Assignments, rank_by_expert
 
 
 class Experts(Module):
@@ -59,7 +66,7 @@ class Experts(Module):
     w_down: Float[Array, "expert expert_ffn embed"] = parameter(normal("expert_ffn"))
 
     def __call__(
-        self, x: Float[Array, "batch residual embed"], assigned: Assigned
+        self, x: Float[Array, "batch residual embed"], assigned: Assignments
     ) -> Float[Array, "batch residual embed"]:
         layout = current_layout()
         over, split = ((), ()) if layout is None else layout.compute(("expert", "expert_ffn"))
@@ -71,7 +78,7 @@ class Experts(Module):
                 (self.w_down, "expert expert_ffn embed"),
             )
         ]
-        values, slots = (Matrices(*parts) for parts in zip(*opened))
+        values, slots = (FeedForwardMatrices(*parts) for parts in zip(*opened))
         if over:
             return self._exchanged(x, assigned, values, slots, over, split)
         gathered = bool(split) and bool(sequence_parallel_axes())
@@ -81,7 +88,9 @@ class Experts(Module):
         y = self._here(x, assigned, values, slots)
         return reduce_scatter_sequence(y) if gathered else y
 
-    def _here(self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices) -> jax.Array:
+    def _here(
+        self, x: jax.Array, assigned: Assignments, values: FeedForwardMatrices, slots: FeedForwardMatrices
+    ) -> jax.Array:
         """Apply the experts if all of them are on this device."""
         experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
         work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
@@ -91,11 +100,17 @@ class Experts(Module):
         groups = work.groups(counts)
         row = _place(expert, rank, groups.starts, groups.rows)
         places = _of_tokens(assigned, row, x.shape, groups.rows)
-        weight = spread(assigned.weight.reshape(-1), RowMap.of_places(row[:, None], groups.rows))
-        return collect(work(spread(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
+        weight = copy_to_rows(assigned.weight.reshape(-1), RowMap.of_places(row[:, None], groups.rows))
+        return sum_by_token(work(copy_to_rows(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
 
     def _exchanged(
-        self, x: jax.Array, assigned: Assigned, values: Matrices, slots: Matrices, over: MeshAxes, split: MeshAxes
+        self,
+        x: jax.Array,
+        assigned: Assignments,
+        values: FeedForwardMatrices,
+        slots: FeedForwardMatrices,
+        over: MeshAxes,
+        split: MeshAxes,
     ) -> jax.Array:
         """Apply the experts if they are sharded along `over`, by an exchange in rounds."""
         ways = jax.lax.axis_size(over)
@@ -139,19 +154,24 @@ class _Work:
     def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
         """Size the work for at most `rows` rows in total."""
         tile = choose_tile(current_target(), rows=rows, groups=experts)
-        return cls(activation, current_target(), aligned_rows(rows, experts, tile), tile)
+        return cls(activation, current_target(), aligned_row_count(rows, experts, tile), tile)
 
     def groups(self, counts: Int[Array, " expert"]) -> Groups:
         return Groups(counts, self.rows, self.tile)
 
     def __call__(
-        self, rows: jax.Array, weight: jax.Array, values: Matrices, slots: Matrices, groups: Groups
+        self,
+        rows: jax.Array,
+        weight: jax.Array,
+        values: FeedForwardMatrices,
+        slots: FeedForwardMatrices,
+        groups: Groups,
     ) -> Float[Array, "row embed"]:
         gate, up, down = (
             None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
         )
         in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
-        if in_one_loop and runs_in_blocks(rows.dtype, groups, self.target):
+        if in_one_loop and is_blocked(rows.dtype, groups, self.target):
             present = [w for w in (gate, up, down) if w is not None]
             return apply_weight_op(_InOneLoop(self.activation), (rows, weight, groups), *present)
 
@@ -182,8 +202,8 @@ class _Round:
     def __call__(self, number: jax.Array, constants: Any, variables: Any) -> Float[Array, "token embed"]:
         (plan, places, weight_places, values), ((tokens, weight), slots) = constants, variables
         window = self.exchange.window(plan, number)
-        arrived = self._send(spread(tokens, places), plan, window)
-        weights = self._send(spread(weight, weight_places), plan, window)
+        arrived = self._send(copy_to_rows(tokens, places), plan, window)
+        weights = self._send(copy_to_rows(weight, weight_places), plan, window)
         # Lay out the arrivals of all devices along `beside` in one sorted buffer: per expert, device after device.
         arrivals = self.exchange.arrivals(plan, window)
         everyone = all_gather(arrivals.counts[None], self.beside, 0)
@@ -191,13 +211,13 @@ class _Round:
         before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.beside)]
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
         places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
-        y = self.work(spread(arrived, places_here), spread(weights, places_here), values, slots, groups)
+        y = self.work(copy_to_rows(arrived, places_here), copy_to_rows(weights, places_here), values, slots, groups)
         # Sum the partial results of an expert's shards, then send each row back to its token's device.
-        returned: jax.Array = reduce_scatter_sum(collect(y, places_here), self.beside, 0)
-        return collect(self.exchange.bring(returned, plan, window, self.count), places)
+        returned: jax.Array = reduce_scatter_sum(sum_by_token(y, places_here), self.beside, 0)
+        return sum_by_token(self.exchange.bring(returned, plan, window, self.count), places)
 
-    def _send(self, rows: jax.Array, plan: Plan, window: Any) -> jax.Array:
-        return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED), self.beside, 0)
+    def _send(self, rows: jax.Array, plan: RoutingCounts, window: Any) -> jax.Array:
+        return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED_ROWS), self.beside, 0)
 
 
 def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
@@ -207,7 +227,7 @@ def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> 
     return jnp.where(expert < starts.shape[0], starts[inside] + rank, none).astype(jnp.int32)
 
 
-def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
+def _of_tokens(assigned: Assignments, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
     """Map the tokens of `batch seq` to the buffer rows that copy them."""
     batch, length = shape[:2]
     if assigned.uses is not None:
@@ -217,11 +237,11 @@ def _of_tokens(assigned: Assigned, row: jax.Array, shape: tuple[int, ...], rows:
     return RowMap(of_row, None, batch * length)
 
 
-def _with_the_others(assigned: Assigned, length: int) -> Assigned:
+def _with_the_others(assigned: Assignments, length: int) -> Assignments:
     """Gather the assignments of the devices along the tensor axis, in the order of the gathered sequence."""
     axes = sequence_parallel_axes()
     position = assigned.position + length * axis_index(axes)
-    return Assigned(
+    return Assignments(
         all_gather(position, axes, 1),
         all_gather(assigned.expert, axes, 1),
         all_gather_sequence(assigned.weight),
@@ -268,6 +288,6 @@ class _InOneLoop(WeightOp):
         return (d_rows, d_weight, None), [leaf.astype(d) for leaf, d in zip(jax.tree.leaves(sums), dtypes)]
 
 
-def _matrices(parts: list[jax.Array]) -> Matrices:
-    """Build `Matrices` from (gate, up, down) or (up, down)."""
-    return Matrices(parts[0] if len(parts) == 3 else None, parts[-2], parts[-1])
+def _matrices(parts: list[jax.Array]) -> FeedForwardMatrices:
+    """Build `FeedForwardMatrices` from (gate, up, down) or (up, down)."""
+    return FeedForwardMatrices(parts[0] if len(parts) == 3 else None, parts[-2], parts[-1])

@@ -75,7 +75,7 @@ class MixtureOfExperts(Module):
         return (y if self.shared is None else y + self.shared(x)), terms
 
 
-def router_measures(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
+def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:
     """Compute the losses and metrics of all mixture layers.
 
     The balancing loss of a layer is the sum over experts of f·P (arXiv:2412.19437, equation 17), where f is

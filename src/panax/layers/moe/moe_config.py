@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, suggest_name
 from ...core.validation import Validated
 
 ROUTERS: dict[str, Callable[..., Any]] = {}
@@ -131,7 +131,7 @@ class MoE(Validated):
             f"capacity={self.capacity}; expected a positive factor, or None to drop no token",
         )
         choices = ("token", "expert", *ROUTERS)
-        require(self.choice in choices, f"choice={self.choice!r}; {nearest(self.choice, choices)}")
+        require(self.choice in choices, f"choice={self.choice!r}; {suggest_name(self.choice, choices)}")
         require(1.0 <= self.buffer < math.inf, f"buffer={self.buffer}; expected 1 or more")
         if self.choice == "expert":
             for name, needed in (("groups", 1), ("selection_bias", False), ("capacity", None)):

@@ -24,7 +24,7 @@ from ...spmd.collectives import all_gather
 from .moe_config import ROUTERS, MoE
 
 
-class Assigned(eqx.Module):
+class Assignments(eqx.Module):
     """Assignments of tokens to experts, row by row.
 
     Attributes:
@@ -88,7 +88,7 @@ class Router(Module):
     moe: MoE = eqx.field(static=True)
     w: Float[Array, "embed router"] = parameter(normal("embed"))
 
-    def __call__(self, x: Float[Array, "batch residual embed"], tokens: Tokens) -> tuple[Assigned, RouterTerms]:
+    def __call__(self, x: Float[Array, "batch residual embed"], tokens: Tokens) -> tuple[Assignments, RouterTerms]:
         moe, wide = self.moe, x.astype(jnp.float32)
         if moe.jitter > 0.0 and tokens.key is not None and tokens.row is not None:
             noise = uniform(x.shape, tokens.key, tokens.row, tokens.place)
@@ -137,7 +137,9 @@ def _by_own_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Arr
     return expert.astype(jnp.int32), weight.astype(jnp.float32)
 
 
-def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
+def _by_token(
+    moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens
+) -> tuple[Assignments, jax.Array, jax.Array]:
     """Assign tokens to the experts chosen for each; return (assigned, each row's load, dropped)."""
     (expert, weight), experts = chosen, moe.experts
     batch, length, _ = expert.shape
@@ -154,7 +156,7 @@ def _by_token(moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens) -> 
     position = jnp.arange(length * moe.active, dtype=jnp.int32) // moe.active
     position = jnp.broadcast_to(position[None], (batch, length * moe.active))
     expert, weight = expert.reshape(batch, -1), weight.reshape(batch, -1)
-    assigned = Assigned(position, expert, weight, uses=moe.active, most=length * moe.active)
+    assigned = Assignments(position, expert, weight, uses=moe.active, most=length * moe.active)
     return assigned, load, dropped
 
 
@@ -186,7 +188,7 @@ def _capacities(moe: MoE, length: int) -> Int[Array, " tokens"]:
     return jnp.array([moe.row_capacity(tokens) for tokens in range(length + 1)], jnp.int32)
 
 
-def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, jax.Array, jax.Array]:
+def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assignments, jax.Array, jax.Array]:
     """Choose each expert's best tokens of each row. If rows are sharded, all devices compute the same, and
     each keeps its own tokens."""
     batch, length, experts = scores.shape
@@ -211,7 +213,7 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assigned, j
     weight = own_scores[jnp.arange(batch)[:, None, None], inside, expert] * moe.scale
     expert = jnp.where(here, expert, experts).reshape(batch, -1)
     weight = jnp.where(here, weight, 0.0).reshape(batch, -1)
-    assigned = Assigned(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
+    assigned = Assignments(inside.reshape(batch, -1), expert, weight, uses=None, most=expert.shape[1])
     # Each device counts only its own tokens, so the load is a partial sum.
     load = assert_sharding(_count(expert, experts), dict.fromkeys(_row_axes(), ValueState.PARTIAL))
     return assigned, load, jnp.float32(0.0)

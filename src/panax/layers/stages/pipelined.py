@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from ...core import Batch, Evaluation, Gradients, current_layout, logical_axes, use_layout
 from ...core.layout.layout import axis_size
-from ...core.loss_scale import objective_of
+from ...core.loss_scale import scaled_objective
 from ...core.measures import Losses, Metrics
-from ...parallel.pipeline import AXIS, LastStageShare, PipelineOutput, PipelineWork, chunk_of, run
-from ...parallel.schedules import build
+from ...parallel.pipeline import AXIS, LastStageShare, PipelineOutput, PipelineWork, run_pipeline, select_chunk
+from ...parallel.schedules import build_schedule
 from ...spmd import ValueState, assert_sharding, psum_over_tokens, sequence_parallel_axes, token_axes
 from ...spmd.once import gather_params_per_step, reduce_grads, slot_gradients, split_slots
 from .stage_layers import StageLayers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .staged import StagedTask
 
 
-def gradients(
+def compute_pipeline_grads(
     task: "StagedTask", params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
     """Compute gradients through the pipeline, as `Task.gradients` does, in the storage sharding."""
@@ -35,7 +35,9 @@ def gradients(
     return Gradients(kept, losses, state, metrics)
 
 
-def evaluation(task: "StagedTask", params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
+def evaluate_pipeline(
+    task: "StagedTask", params: Any, state: Any, batch: Batch, key: jax.Array, train: bool
+) -> Evaluation:
     """Evaluate through the pipeline, as `Task.loss` does, without gradients; rows are split into parts so
     that all stages have work."""
     rows, stages = batch["row"].shape[0], axis_size(AXIS)
@@ -78,14 +80,14 @@ def _run(
         return task.enter(eqx.combine(outer, fixed), batch, task.context(batch, key, train))
 
     def run_layers(weights_: Any, x: jax.Array, batch: Batch, chunk: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
-        whole = eqx.combine(weights_, chunk_of(fixed_layers, chunk, layers.chunks))
+        whole = eqx.combine(weights_, select_chunk(fixed_layers, chunk, layers.chunks))
         # Every virtual stage processes all positions, so only the first one counts them.
         first = (jax.lax.axis_index(AXIS) == 0) & (chunk == 0)
         with use_layout(layout.without(AXIS)):
             context, own = task.context(batch, key, train), task.layer_state(state)
             y, found = layers.run(whole, x, context, chunk, task.remat if train else "none", own)
             losses, metrics = task.reported(found, jnp.where(first, task.count(batch), 0.0), train)
-        objective = jnp.float32(0.0) if weights is None else objective_of(losses, weights)
+        objective = jnp.float32(0.0) if weights is None else scaled_objective(losses, weights)
         return y, objective, (dict(losses), dict(metrics))
 
     def leave(outer: Any, x: jax.Array) -> jax.Array:
@@ -101,12 +103,12 @@ def _run(
         with use_layout(layout.with_rows_over(AXIS)):
             items = share.output[None] if by_position else share.output
             losses, metrics = task.measured(eqx.combine(outer, fixed), items, targets, train)
-        return objective_of(losses, weights), (dict(losses), dict(metrics))
+        return scaled_objective(losses, weights), (dict(losses), dict(metrics))
 
     count = micro_batches["row"].shape[0]
-    schedule = build(task.pipeline, stages=axis_size(AXIS), micro_batches=count, forward_only=weights is None)
+    schedule = build_schedule(task.pipeline, stages=axis_size(AXIS), micro_batches=count, forward_only=weights is None)
     work = PipelineWork(enter, run_layers, leave if task.leaves_otherwise else None, loss)
-    return run(schedule, work, free, free_layers, micro_batches), axes
+    return run_pipeline(schedule, work, free, free_layers, micro_batches), axes
 
 
 def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.Array:

@@ -31,11 +31,11 @@ from ...parallel.schedules import layers_by_stage
 from ...spmd.collectives import scatter_dims
 from ...spmd.gathering import gather_weight_as
 from ...spmd.marks import ValueState, assert_sharding
-from ...spmd.once import Weight, once_dtype
-from ...spmd.weights import gathers_of
+from ...spmd.once import StepWeight, step_gather_dtype
+from ...spmd.weights import gather_axes
 from ..block import Context
 from ..stack import Stack
-from ..units import LayerUnit, runs
+from ..units import LayerUnit, group_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StageLayers:
         """Move each stage's layers to it, and gather them in `dtype` if weights are gathered once per
         step."""
         stages, found, start = axis_size(AXIS), [], 0
-        groups = runs(model_stacks)
+        groups = group_runs(model_stacks)
         reporting = (
             unit.first + place for group in groups for unit in group for place, own in enumerate(unit.reports) if own
         )
@@ -238,7 +238,7 @@ class StageRun:
         gathers = self._gathers(axes)
         # Cast before communication if the weight is gathered or moved once per step.
         early = once and (any(gathers) or (dim is not None and not self.rest))
-        value = leaf.astype(once_dtype(axes, self.dtype)) if early else leaf
+        value = leaf.astype(step_gather_dtype(axes, self.dtype)) if early else leaf
         if not self.rest:
             # Empty slots hold unit 0 as a placeholder.
             order = np.maximum(self.order, 0)
@@ -255,7 +255,7 @@ class StageRun:
         scattered = self.layout.zero == "2"
         whole = gather_weight_as(value, axes, gathers, value.dtype) if once else value
         slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
-        return Weight(by_chunk(whole), by_chunk(slot), scattered)
+        return StepWeight(by_chunk(whole), by_chunk(slot), scattered)
 
     def taken_back(self, gradient: jax.Array, axes: Axes) -> jax.Array:
         """Convert a gradient with the layout of `brought` to the storage layout of all units."""
@@ -280,7 +280,7 @@ class StageRun:
 
     def _gathers(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
         with use_layout(self.layout.without(AXIS)):
-            return gathers_of(axes)
+            return gather_axes(axes)
 
 
 def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any) -> tuple[jax.Array, Any]:

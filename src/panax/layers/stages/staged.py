@@ -17,18 +17,18 @@ from jaxtyping import Array, Float
 from ...core import Batch, Evaluation, Gradients, Task, logical_axes, named_leaves
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
-from ...core.layout.requirements import AllToAllRequirement, Pipelined
+from ...core.layout.requirements import AllToAllRequirement, PipelineRequirement
 from ...core.measures import Losses, Metrics
 from ...core.protocols import AcceptedOrder
 from ...core.task import MatmulPrecision
-from ...kernels.compute_dtype import resolve
+from ...kernels.compute_dtype import resolve_dtype
 from ...mesh import MESH_AXES, Placement
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...spmd import accumulate_grads
 from ..block import Context
 from ..foreign_blocks import check_blocks
-from ..stack import Stack, layers_of, run_stacks
-from ..units import units
+from ..stack import Stack, list_layers, run_stacks
+from ..units import list_units
 from . import pipelined
 
 FloatType = Literal["float32", "bfloat16"]
@@ -70,7 +70,7 @@ class StagedTask(Task):
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolve(self.compute_dtype))
+        return jnp.dtype(resolve_dtype(self.compute_dtype))
 
     @property
     def scales_loss(self) -> bool:
@@ -181,7 +181,7 @@ class StagedTask(Task):
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if axis_size(STAGE) > 1:
-            return pipelined.evaluation(self, params, state, batch, key, train)
+            return pipelined.evaluate_pipeline(self, params, state, batch, key, train)
         context, remat = self.context(batch, key, train), self.remat if train else "none"
         x = self.enter(params, batch, context)
         x, found = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
@@ -190,7 +190,7 @@ class StagedTask(Task):
         return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})
 
     def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
-        run = pipelined.gradients if axis_size(STAGE) > 1 else accumulate_grads
+        run = pipelined.compute_pipeline_grads if axis_size(STAGE) > 1 else accumulate_grads
         found = run(self, params, state, micro_batches, key, trainable)
         return found._replace(state=self.moved_state(state, found.metrics))
 
@@ -204,13 +204,15 @@ class StagedTask(Task):
         return self.stacks(jax.eval_shape(self.init, jax.random.key(0))[0])
 
     @property
-    def pipelined(self) -> Pipelined:
+    def pipelined(self) -> PipelineRequirement:
         stacks = self.abstract_stacks
-        return Pipelined(len(units(stacks)), self.pipeline.chunks, stacks[0].repeats if len(stacks) == 1 else 0)
+        return PipelineRequirement(
+            len(list_units(stacks)), self.pipeline.chunks, stacks[0].repeats if len(stacks) == 1 else 0
+        )
 
     @property
     def row_order(self) -> AcceptedOrder:
-        orders = {layer.row_order for layer in layers_of(self.abstract_stacks)}
+        orders = {layer.row_order for layer in list_layers(self.abstract_stacks)}
         if {"zigzag", "contiguous"} <= orders:
             raise RecipeError(
                 f"{type(self).__name__} has layers that take positions in zigzag, and contiguous ones; no row has both orders"
@@ -219,9 +221,9 @@ class StagedTask(Task):
 
     @property
     def exchanges(self) -> tuple[AllToAllRequirement, ...]:
-        layers = layers_of(self.abstract_stacks)
+        layers = list_layers(self.abstract_stacks)
         return tuple(dict.fromkeys(one for layer in layers for one in layer.exchanges(self.context_attention)))
 
     def layer_flops(self, length: int) -> float:
         """Count the FLOPs of all layers' forward matmuls per position, averaged over a row of `length`."""
-        return sum(layer.flops(length) for layer in layers_of(self.abstract_stacks))
+        return sum(layer.flops(length) for layer in list_layers(self.abstract_stacks))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core.errors import RecipeError
-from ...spmd.rows import GatheredRows, is_rows, read_places
+from ...spmd.rows import GatheredRows, is_rows, read_positions
 
 Pooling = Literal["sum", "mean", "max"]
 
@@ -24,7 +24,7 @@ def embedding_rows(table: Any, ids: Int[Array, "*ids"]) -> Float[Array, "*ids ro
     if is_rows(table):
         rows: GatheredRows = table
         return rows.read(ids)
-    return read_places(table, jnp.where(ids < 0, table.shape[0], ids))
+    return read_positions(table, jnp.where(ids < 0, table.shape[0], ids))
 
 
 def embedding_bag(

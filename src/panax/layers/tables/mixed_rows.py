@@ -9,31 +9,31 @@ from jaxtyping import Array, Int
 
 from ...core.params.counter_rng import mix
 
-TWOS = 4096
+MAX_POWER_OF_TWO = 4096
 """Maximum power of two in the number of parts."""
 
-ODD = (3 * 5 * 7, 3 * 5, 3, 1)
+ODD_FACTORS = (3 * 5 * 7, 3 * 5, 3, 1)
 """Odd factors of the number of parts: a job that has lost one of 4, 6 or 8 hosts still divides them."""
 
-LEAST_TWOS = 256
+MIN_POWER_OF_TWO = 256
 """Minimum power of two that must remain for an odd factor to be used."""
 
-MOST_PARTS = TWOS * ODD[0]
+MAX_PARTS = MAX_POWER_OF_TWO * ODD_FACTORS[0]
 
 DIGIT = 1024
-"""Base in which values up to `MOST_PARTS` are multiplied as two digits, so that all intermediates fit
+"""Base in which values up to `MAX_PARTS` are multiplied as two digits, so that all intermediates fit
 int32."""
 
 
-def parts_for(rows: int) -> int:
+def choose_num_parts(rows: int) -> int:
     """Choose a number of parts for which padding costs at most a sixteenth of the rows.
 
-    >>> parts_for(10_000_000), parts_for(1000)
+    >>> choose_num_parts(10_000_000), choose_num_parts(1000)
     (430080, 32)
     """
     most = max(rows // 16, 1)
-    odd = next(odd for odd in ODD if odd * LEAST_TWOS <= most or odd == 1)
-    return odd * min(TWOS, 2 ** int(math.log2(most // odd)))
+    odd = next(odd for odd in ODD_FACTORS if odd * MIN_POWER_OF_TWO <= most or odd == 1)
+    return odd * min(MAX_POWER_OF_TWO, 2 ** int(math.log2(most // odd)))
 
 
 def pad_rows_to_parts(rows: int, parts: int) -> int:
@@ -49,7 +49,7 @@ def mix_rows(row: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, "*ro
     in vocabularies, are therefore spread over devices, as are ids with a stride.
 
     Args:
-        parts: Number of parts, at most `MOST_PARTS`; divides `rows`.
+        parts: Number of parts, at most `MAX_PARTS`; divides `rows`.
 
     >>> sorted(mix_rows(jnp.arange(24), 24, 12).tolist()) == list(range(24))
     True

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ...core import Batch
-from ...core.params.counter_rng import bits_of_places, to_centered_uniform
-from .mixed_rows import mix_rows, pad_rows_to_parts, parts_for, unmix_rows
+from ...core.params.counter_rng import element_bits, to_centered_uniform
+from .mixed_rows import choose_num_parts, mix_rows, pad_rows_to_parts, unmix_rows
 from .table_config import FeatureConfig, Growth, TableConfig
 
 
@@ -85,7 +85,7 @@ SMALL_BLOCKS = 4096
 that meshes of fewer devices divide it; the padding of a larger table is at most a sixteenth."""
 
 
-def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
+def plan_stack(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
     """Concatenate parts of tables of one width and placement."""
     starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
     total = starts[-1]
@@ -93,13 +93,13 @@ def stacked_tables(parts: tuple[TablePart, ...], placement: str) -> StackPlan:
     if growth is not None:
         # Each device holds whole blocks; no permutation is needed, since key hashes spread the rows.
         blocks = -(-total // growth.ways)
-        shares = parts_for(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
+        shares = choose_num_parts(blocks) if blocks > SMALL_BLOCKS else 2 ** int(math.log2(blocks))
         return StackPlan(parts, placement, tuple(starts[:-1]), pad_rows_to_parts(blocks, shares) * growth.ways, 1)
-    blocks = 1 if placement == "everywhere" else parts_for(total)
+    blocks = 1 if placement == "everywhere" else choose_num_parts(total)
     return StackPlan(parts, placement, tuple(starts[:-1]), pad_rows_to_parts(total, blocks), blocks)
 
 
-def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
+def init_stack(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
     """Initialize a stack, each element from a hash of its index, so that it is the same on every mesh;
     padding and free rows are zero."""
     if plan.growth is not None:
@@ -111,5 +111,5 @@ def drawn(key: jax.Array, plan: StackPlan) -> Float[Array, "row row_width"]:
     real = row < plan.offsets[-1] + plan.parts[-1].rows
     scale = jnp.where(real, jax.lax.rsqrt(sizes)[table], 0.0)
     column = jnp.arange(plan.width, dtype=jnp.int32)
-    bits = bits_of_places("table", jax.random.bits(key, (), jnp.uint32), [place[:, None], column[None, :]])
+    bits = element_bits("table", jax.random.bits(key, (), jnp.uint32), [place[:, None], column[None, :]])
     return to_centered_uniform(bits) * scale[:, None]

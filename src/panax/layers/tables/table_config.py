@@ -9,10 +9,10 @@ from .bags import Pooling
 
 Placement = Literal["auto", "rows", "columns", "everywhere"]
 
-MOST_ROWS = 2**31 - 2**19
+MAX_ROWS = 2**31 - 2**19
 """Maximum number of rows of a stack, with padding: row indices are int32."""
 
-MOST_WAYS = 4096
+MAX_WAYS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class Growth(Validated):
     idle_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > MOST_WAYS:
-            raise RecipeError(f"ways={self.ways}; expected a power of two up to {MOST_WAYS:,}, the rows of a block")
+        if self.ways < 1 or self.ways & (self.ways - 1) or self.ways > MAX_WAYS:
+            raise RecipeError(f"ways={self.ways}; expected a power of two up to {MAX_WAYS:,}, the rows of a block")
         if self.idle_steps < 0:
             raise RecipeError(f"idle_steps={self.idle_steps}; expected 0 or more")
 
@@ -108,9 +108,9 @@ class TableConfig(Validated):
             )
         if self.rows < 0 or self.width < 1:
             raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
-        if self.rows > MOST_ROWS:
+        if self.rows > MAX_ROWS:
             raise RecipeError(
-                f"the table {self.name!r} has rows={self.rows:,}; ids are int32, so at most {MOST_ROWS:,}: hash the ids to fewer "
+                f"the table {self.name!r} has rows={self.rows:,}; ids are int32, so at most {MAX_ROWS:,}: hash the ids to fewer "
                 f"rows, or split the feature into two tables. All tables together may have any number"
             )
 

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core import Batch, Module, parameter
-from ...core.batch_checks import NUMBERS, LeafRange, ids
+from ...core.batch_checks import UNCHECKED_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
-from ...core.params.growth import Growing
+from ...core.params.growth import GrowingVocab
 from ...core.params.module import name_key
 from ...core.protocols import Axes
 from ...core.validation import Validated
-from ...parallel.row_places import Lies
+from ...parallel.row_places import TablePlacement
 from ...parallel.vocabulary import ShardVocabulary, VocabularyBlocks
 from .bags import embedding_rows, pool_rows
-from .stacked_tables import StackPlan, TablePart, drawn, stacked_tables
-from .table_config import MOST_ROWS, FeatureConfig, TableConfig
+from .stacked_tables import StackPlan, TablePart, init_stack, plan_stack
+from .table_config import MAX_ROWS, FeatureConfig, TableConfig
 
 
 class RowTable(Module):
@@ -95,10 +95,10 @@ class TablesConfig(Validated):
                 groups[(*kind, -1 - len(groups))] = [part]
                 continue
             number = full.get(kind, 0)
-            if sum(each.rows for each in groups.get((*kind, number), ())) + part.rows > MOST_ROWS:
+            if sum(each.rows for each in groups.get((*kind, number), ())) + part.rows > MAX_ROWS:
                 full[kind] = number = number + 1
             groups.setdefault((*kind, number), []).append(part)
-        return tuple(stacked_tables(tuple(parts), placement) for (_, placement, _), parts in groups.items())
+        return tuple(plan_stack(tuple(parts), placement) for (_, placement, _), parts in groups.items())
 
     def _parts(self) -> Iterator[tuple[str, TablePart]]:
         for table in self.tables:
@@ -138,9 +138,11 @@ class TablesConfig(Validated):
         for table in self.tables:
             for feature in table.features:
                 if table.growth is None:
-                    found[feature.leaf] = ids(table.rows, least=-1, advice=f"give the table {table.name!r} more rows")
+                    found[feature.leaf] = id_range(
+                        table.rows, least=-1, advice=f"give the table {table.name!r} more rows"
+                    )
                 if feature.weights_leaf:
-                    found[feature.weights_leaf] = NUMBERS
+                    found[feature.weights_leaf] = UNCHECKED_RANGE
         return found
 
     @property
@@ -152,10 +154,10 @@ class TablesConfig(Validated):
         return {**dict.fromkeys(leaves, ("batch", None)), **dict.fromkeys(keys, ("batch", None, None))}
 
     @property
-    def growing(self) -> tuple[Growing, ...]:
+    def growing(self) -> tuple[GrowingVocab, ...]:
         """The growing tables, in the form of `Task.growing`; a vocabulary has its table's name."""
         return tuple(
-            Growing(
+            GrowingVocab(
                 f"{self.in_params}.stacks.{n}.table",
                 table.name,
                 tuple(feature.leaf for feature in table.features),
@@ -207,7 +209,9 @@ class TablesConfig(Validated):
             vocabulary = ShardVocabulary(
                 **{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()}
             )
-            blocks = VocabularyBlocks.of(Lies((), (), (), ()), vocabulary.keys.shape, each.ways, each.idle_steps)
+            blocks = VocabularyBlocks.of(
+                TablePlacement((), (), (), ()), vocabulary.keys.shape, each.ways, each.idle_steps
+            )
             for leaf in each.leaves:
                 keys = jnp.asarray(batch[leaf])
                 found[leaf] = blocks.found(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
@@ -245,7 +249,8 @@ class TablesConfig(Validated):
     def create(self, key: jax.Array) -> "EmbeddingTables":
         """Initialize all tables, uniformly within ±sqrt(1 / rows) of each."""
         stacks = tuple(
-            _KINDS[plan.placement](table=drawn(name_key(key, f"stack {n}"), plan)) for n, plan in enumerate(self.stacks)
+            _KINDS[plan.placement](table=init_stack(name_key(key, f"stack {n}"), plan))
+            for n, plan in enumerate(self.stacks)
         )
         return EmbeddingTables(stacks=stacks, config=self)
 

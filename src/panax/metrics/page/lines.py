@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from .blocks import Annotation
-from .svg import COLOURS, logarithmic_ticks, number, svg, text, ticks
+from .svg import COLORS, logarithmic_ticks, number, svg, text, ticks
 
 WIDTH, HEIGHT = 760, 300
 MARK_PIXELS = 19
@@ -20,10 +20,10 @@ MARK_PIXELS = 19
 MOST_POINTS = 800
 """A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
 
-FLAT = 0.04
+MIN_SPAN = 0.04
 """Of a curve's greatest value, what the y axis spans at least."""
 
-LARGEST = 1e300
+MAX_VALUE = 1e300
 """Of two values beyond it, not even the difference can be told."""
 
 Points = Float64[np.ndarray, "point 2"]
@@ -158,7 +158,7 @@ def _points(line: Line, logarithmic: bool) -> Points:
     count = min(len(x), len(y))
     points = np.stack([x[:count], y[:count]], axis=1)
     points = points[np.isfinite(points[:, 0])]
-    lacking = ~(np.abs(points[:, 1]) < LARGEST) | ((points[:, 1] <= 0) if logarithmic else False)
+    lacking = ~(np.abs(points[:, 1]) < MAX_VALUE) | ((points[:, 1] <= 0) if logarithmic else False)
     return np.where(np.stack([np.zeros_like(lacking), lacking], axis=1), np.nan, points)
 
 
@@ -177,7 +177,7 @@ def _plane(
     margin = (high - low) * 0.08
     if not logarithmic:
         # What hardly changes is drawn flat.
-        margin = max(margin, (FLAT * max(abs(low), abs(high)) - (high - low)) / 2)
+        margin = max(margin, (MIN_SPAN * max(abs(low), abs(high)) - (high - low)) / 2)
     margin = margin or 1e-3
     low, high = (0.0 if 0 <= low < margin * 2 and not logarithmic else low - margin), high + margin
     return _Plane((float(x.min()), float(x.max())), (low, high), left, right, top, bottom, logarithmic, logarithmic_x)
@@ -200,7 +200,7 @@ def _colour(line: Line, row: int) -> str:
     return (
         f'stroke="{line.colour}"'
         if line.colour
-        else f'class="s{row % len(COLOURS)}" stroke="{COLOURS[row % len(COLOURS)]}"'
+        else f'class="s{row % len(COLORS)}" stroke="{COLORS[row % len(COLORS)]}"'
     )
 
 
@@ -241,7 +241,7 @@ def _title(x: float | int, y: float | int, line: Line, row: int, points: int) ->
     return drawn + text(x + 28, y + 4, line.title)
 
 
-LETTER = 6.9
+CHARACTER_WIDTH = 6.9
 """How wide a letter is on average, in pixels."""
 
 
@@ -252,7 +252,7 @@ def _titles_above(lines: Sequence[Line], width: int) -> list[list[tuple[int, flo
     rows: list[list[tuple[int, float | int]]] = [[]]
     x = 10.0
     for n, line in enumerate(lines):
-        wide = 44 + LETTER * len(line.title)
+        wide = 44 + CHARACTER_WIDTH * len(line.title)
         if rows[-1] and x + wide > width:
             rows.append([])
             x = 10.0

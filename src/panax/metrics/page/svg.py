@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#b58900", "#4a9fd8", "#7a6a58", "#5f5fd3")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#b58900", "#4a9fd8", "#7a6a58", "#5f5fd3")
 """Told apart with any of the common kinds of colour blindness, on white; a page in the dark has lighter ones of its own."""
 
 

@@ -1,6 +1,6 @@
 """A run, or several side by side, as one page, from the files in their folders: no jax, no device, no network."""
 
-from .until import Reached, until_loss
+from .until import LossTarget, time_to_loss
 from .writing import report
 
-__all__ = ["Reached", "report", "until_loss"]
+__all__ = ["LossTarget", "report", "time_to_loss"]

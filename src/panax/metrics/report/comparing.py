@@ -3,23 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 
 from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strip, Strips, Tabs, TextTable
 from ..page.svg import number as short
 from .costs import Rate
-from .drawn import KINDS, charts_of, color_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
-from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
-from .mishaps import incident_blocks, incidents_known
-from .origin import environment_of, layout_blocks, reproduce_blocks, settings_of
+from .drawn import KINDS, curve_picture, goodput_strip, kind_color, list_kinds, other_charts, select_charts, timeline
+from .figures import HELD_OUT, LOSS, MFU, RunFigures, compute_figures
+from .mishaps import has_incident_records, incident_blocks
+from .origin import layout_blocks, read_environment, read_settings, reproduce_blocks
 from .reading import RunFiles
 from .single import NO_LEDGER
-from .wording import duration, energy, hours, loss_of, percent
+from .wording import format_duration, format_energy, format_hours, format_loss, format_percent
 
 
-def comparison_of(runs: Sequence[RunFiles], rate: Rate) -> list[Section]:
+def comparison_sections(runs: Sequence[RunFiles], rate: Rate) -> list[Section]:
     """All of the page, in order."""
-    found = [figures_of(run) for run in runs]
+    found = [compute_figures(run) for run in runs]
     return [
         Section("", (_figures(found, rate), *_bars(found))),
         Section("Curves", _curves(found)),
@@ -43,21 +43,21 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> TextTable:
         values = [each.last(name) for each in found]
         # Of runs that have come as far.
         same = len({each.run.last_step for each in found}) == 1
-        row(title, _best(values) if same else [loss_of(value) for value in values])
-    row("accuracy, held out", [percent(each.last("evaluation/accuracy")) for each in found])
+        row(title, _best(values) if same else [format_loss(value) for value in values])
+    row("accuracy, held out", [format_percent(each.last("evaluation/accuracy")) for each in found])
     row("throughput, median", [f"{short(each.speed[1])} {each.speed[0]}/s" if each.speed else "" for each in found])
-    row("MFU, median", [percent(each.median(MFU)) for each in found])
-    row("goodput", [percent(each.goodput) for each in found])
-    row("time", [duration(each.wall_seconds) for each in found])
-    row("devices", [environment_of(each.run).get("devices", "") for each in found])
-    row("device-hours", ["" if each.device_hours is None else hours(each.device_hours.total) for each in found])
+    row("MFU, median", [format_percent(each.median(MFU)) for each in found])
+    row("goodput", [format_percent(each.goodput) for each in found])
+    row("time", [format_duration(each.wall_seconds) for each in found])
+    row("devices", [read_environment(each.run).get("devices", "") for each in found])
+    row("device-hours", ["" if each.device_hours is None else format_hours(each.device_hours.total) for each in found])
     row(
         "of them in steps that count",
-        ["" if each.device_hours is None else hours(each.device_hours.training) for each in found],
+        ["" if each.device_hours is None else format_hours(each.device_hours.training) for each in found],
     )
     row("price", [each.price(rate) for each in found])
-    row("energy", ["" if each.run.energy is None else energy(each.run.energy[0]) for each in found])
-    row("incidents", [str(len(each.mishaps)) if incidents_known(each) else "" for each in found])
+    row("energy", ["" if each.run.energy is None else format_energy(each.run.energy[0]) for each in found])
+    row("incidents", [str(len(each.mishaps)) if has_incident_records(each) else "" for each in found])
     return TextTable(tuple(rows))
 
 
@@ -65,20 +65,22 @@ def _best(values: Sequence[float | int | None]) -> list[str]:
     """The least of them in bold."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     least = min(known) if len(known) > 1 else None
-    return [f"**{loss_of(value)}**" if value is not None and value == least else loss_of(value) for value in values]
+    return [
+        f"**{format_loss(value)}**" if value is not None and value == least else format_loss(value) for value in values
+    ]
 
 
 def _bars(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     totals = [_without_idle(each) for each in found]
-    longest = greatest(totals, default=0.0)
+    longest = max_finite(totals, default=0.0)
     strips = [goodput_strip(each, each.run.name, longest) for each in found]
     drawn: list[Strip] = [strip for strip in strips if strip is not None]
     lives = [timeline(each, each.run.name, row) for row, each in enumerate(found)]
     if not drawn:
         return (Paragraph(NO_LEDGER, faint=True),)
-    kinds = {kind for each in found for kind in kinds_of(each)}
+    kinds = {kind for each in found for kind in list_kinds(each)}
     ordered = sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
-    legend = tuple((color_of(kind), kind, "") for kind in ordered)
+    legend = tuple((kind_color(kind), kind, "") for kind in ordered)
     blocks: list[Block] = [Strips(tuple(drawn), legend)]
     lacking = [each.run.name for each, strip in zip(found, strips) if strip is None]
     if lacking:
@@ -95,7 +97,7 @@ def _without_idle(found: RunFigures) -> float | int:
 
 def _curves(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     runs = [each.run for each in found]
-    drawn = charts_of(runs, apart=True)
+    drawn = select_charts(runs, apart=True)
     if not drawn:
         return (
             Paragraph("There are no curves: none of these runs has a metrics.jsonl with values in it.", faint=True),
@@ -125,7 +127,7 @@ def _of_times(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     return (Paragraph(" ".join(said), faint=True),) if said else ()
 
 
-def differing(found: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+def list_differences(found: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
     """Rows of a name and its value in each mapping, where they differ."""
     names = dict.fromkeys(name for one in found for name in one)
     rows = [(name, *(one.get(name, "—") for one in found)) for name in names]
@@ -135,7 +137,7 @@ def differing(found: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
 def _settings(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     known = [run for run in runs if run.facts]
     blocks: list[Block] = []
-    rows = differing([settings_of(run) for run in known])
+    rows = list_differences([read_settings(run) for run in known])
     if rows:
         blocks.append(TextTable((("setting", *(run.name for run in known)), *rows)))
     elif len(known) > 1:
@@ -150,8 +152,8 @@ def _without_sessions(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
 
 def _environments(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     known = [run for run in runs if run.facts]
-    found = [environment_of(run) for run in known]
-    rows = differing(found)
+    found = [read_environment(run) for run in known]
+    rows = list_differences(found)
     blocks: list[Block] = []
     if rows:
         blocks.append(TextTable((("differs", *(run.name for run in known)), *rows)))
@@ -167,8 +169,8 @@ def _incidents(found: Sequence[RunFigures], rate: Rate) -> tuple[Block, ...]:
     for row, each in enumerate(found):
         if each.mishaps:
             blocks += incident_blocks(each, rate, row=row, of=each.run.name)
-    free = [each.run.name for each in found if not each.mishaps and incidents_known(each)]
-    untold = [each.run.name for each in found if not incidents_known(each)]
+    free = [each.run.name for each in found if not each.mishaps and has_incident_records(each)]
+    untold = [each.run.name for each in found if not has_incident_records(each)]
     if free:
         blocks.append(Paragraph(f"There was none in {', '.join(free)}."))
     if untold:

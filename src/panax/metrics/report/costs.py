@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ...core.errors import RecipeError
 from .reading import RunFiles
-from .wording import money
+from .wording import format_money
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rate:
         """Of device-hours; empty where it is not known."""
         if self.per_hour is None or device_hours is None:
             return ""
-        return money(device_hours * self.per_hour, self.currency)
+        return format_money(device_hours * self.per_hour, self.currency)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DeviceHours:
         return self.by_kind.get("training", 0.0)
 
 
-def device_hours_of(run: RunFiles) -> DeviceHours | None:
+def compute_device_hours(run: RunFiles) -> DeviceHours | None:
     """A run's device-hours; None where the ledger or the number of devices is lacking.
 
     The time between a session that failed and the next counts with the devices of the former: they waited.

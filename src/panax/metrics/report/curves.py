@@ -100,7 +100,7 @@ class StepTimes(NamedTuple):
         return np.interp(np.asarray(steps, np.float64), self.steps, self.seconds)
 
 
-def clock_of_steps(curves: Mapping[str, Curve]) -> StepTimes | None:
+def infer_step_times(curves: Mapping[str, Curve]) -> StepTimes | None:
     """A clock from `seconds/step`, which is the mean of the steps since the line before."""
     curve = curves.get("seconds/step")
     if curve is None:

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from panax.core.finite_stats import greatest
+from panax.core.finite_stats import max_finite
 
 from ..page.blocks import Annotation, Picture, Strip, StripSegment
 from ..page.lines import Line, line_chart
 from ..page.svg import number, ticks
 from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
-from .incidents import Mishap
+from .incidents import RunIncident
 from .reading import RunFiles
-from .wording import duration, moment, percent
+from .wording import format_duration, format_percent, format_time
 
 KINDS = {
     "training": 2,
@@ -28,9 +28,9 @@ KINDS = {
 }
 """What a run's time goes into, in the order of the bar, each with the number of its colour."""
 
-OTHER_COLOUR = 6
+OTHER_COLOR = 6
 WIDTH, HEIGHT = 460, 240
-POINTS_IN_ALL = 900
+MAX_TOTAL_POINTS = 900
 """That the lines of one chart share."""
 
 UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -46,7 +46,7 @@ class ChartSpec(NamedTuple):
     """The ratio of greatest to least value that makes the axis logarithmic; None: never."""
 
 
-def charts_of(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
+def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
     """The charts for what these runs have logged.
 
     Args:
@@ -97,14 +97,14 @@ def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int
 
 
 def curve_picture(
-    chart: ChartSpec, found: Sequence[RunFigures], *, by_time: bool = False, points: int = POINTS_IN_ALL
+    chart: ChartSpec, found: Sequence[RunFigures], *, by_time: bool = False, points: int = MAX_TOTAL_POINTS
 ) -> Picture:
     """One chart of one run or several, by step or by the time since each run began."""
     lines: list[Line] = []
     several = len(found) > 1
     unit, divisor = "step", 1.0
     if by_time:
-        longest = greatest((_seconds(run) for run in found), default=0.0)
+        longest = max_finite((_seconds(run) for run in found), default=0.0)
         divisor, unit = next((size, name) for least, size, name in UNITS if longest >= least)
         unit = f"{unit} since the run began"
     for row, figures in enumerate(found):
@@ -157,27 +157,27 @@ def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Ann
         if by_time:
             at = None if life is None else (mishap.at - life.sessions[0].began) / divisor
         if at is not None:
-            found.append(Annotation(at, str(n), incident_label(n, mishap), anchor_of(n)))
+            found.append(Annotation(at, str(n), incident_label(n, mishap), incident_anchor(n)))
     return found
 
 
-def incident_label(n: int, mishap: Mishap) -> str:
+def incident_label(n: int, mishap: RunIncident) -> str:
     """What a mark of an incident says."""
     step = "" if mishap.step is None else f" at step {mishap.step:,}"
     return f"incident {n}{step}: {mishap.cause}"
 
 
-def anchor_of(n: int, row: int = 0) -> str:
+def incident_anchor(n: int, row: int = 0) -> str:
     """The address of an incident's card on its page."""
     return f"incident-{row}-{n}"
 
 
-def color_of(kind: str) -> int:
+def kind_color(kind: str) -> int:
     """The colour of a kind of time."""
-    return KINDS.get(kind, OTHER_COLOUR)
+    return KINDS.get(kind, OTHER_COLOR)
 
 
-def kinds_of(figures: RunFigures) -> list[str]:
+def list_kinds(figures: RunFigures) -> list[str]:
     """The kinds of time that a run has spent, in the order of the bar."""
     life = figures.run.life
     if life is None:
@@ -191,20 +191,20 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     life = figures.run.life
     if life is None:
         return None
-    kinds = [kind for kind in kinds_of(figures) if kind != "idle"]
+    kinds = [kind for kind in list_kinds(figures) if kind != "idle"]
     whole = sum(life.seconds[kind] for kind in kinds)
     if whole <= 0:
         return None
     parts = tuple(
         StripSegment(
             life.seconds[kind] / whole,
-            color_of(kind),
-            f"{kind}: {duration(life.seconds[kind])}, {percent(life.seconds[kind] / whole)}",
+            kind_color(kind),
+            f"{kind}: {format_duration(life.seconds[kind])}, {format_percent(life.seconds[kind] / whole)}",
         )
         for kind in kinds
     )
     length = min(whole / longest, 1.0) if longest else 1.0
-    return Strip(title, parts, f"goodput {percent(figures.goodput)} of {duration(whole)}", length=length)
+    return Strip(title, parts, f"goodput {format_percent(figures.goodput)} of {format_duration(whole)}", length=length)
 
 
 def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
@@ -212,26 +212,30 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
     life = figures.run.life
     if life is None or not life.spans:
         return None
-    first, last = life.spans[0][1], greatest(until for _, _, until in life.spans)
+    first, last = life.spans[0][1], max_finite(until for _, _, until in life.spans)
     whole = last - first
     if whole <= 0:
         return None
     parts = tuple(
-        StripSegment((until - since) / whole, color_of(kind), f"{kind}: {duration(until - since)} from {moment(since)}")
+        StripSegment(
+            (until - since) / whole,
+            kind_color(kind),
+            f"{kind}: {format_duration(until - since)} from {format_time(since)}",
+        )
         for kind, since, until in _merged(life.spans, whole)
     )
     marks = tuple(
         Annotation(
-            min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), incident_label(n, mishap), anchor_of(n, row)
+            min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), incident_label(n, mishap), incident_anchor(n, row)
         )
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
     divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)
     scale = tuple((at * divisor / whole, f"{number(at)} {unit}" if at else "0") for at in ticks(0, whole / divisor, 6))
-    return Strip(title, parts, f"{moment(first)} to {moment(last)}", marks, scale=scale)
+    return Strip(title, parts, f"{format_time(first)} to {format_time(last)}", marks, scale=scale)
 
 
-MOST_SPANS = 400
+MAX_SPANS = 400
 
 
 def _merged(
@@ -244,18 +248,18 @@ def _merged(
             joined[-1] = (kind, joined[-1][1], until)
         elif until > since:
             joined.append((kind, since, until))
-    if len(joined) <= MOST_SPANS:
+    if len(joined) <= MAX_SPANS:
         return joined
-    first, slice_seconds = joined[0][1], whole / MOST_SPANS
-    filled: list[dict[str, float | int]] = [{} for _ in range(MOST_SPANS)]
+    first, slice_seconds = joined[0][1], whole / MAX_SPANS
+    filled: list[dict[str, float | int]] = [{} for _ in range(MAX_SPANS)]
     for kind, since, until in joined:
         n = int((since - first) / slice_seconds)
-        while n < MOST_SPANS and first + n * slice_seconds < until:
+        while n < MAX_SPANS and first + n * slice_seconds < until:
             begin, end = first + n * slice_seconds, first + (n + 1) * slice_seconds
             filled[n][kind] = filled[n].get(kind, 0.0) + max(min(until, end) - max(since, begin), 0.0)
             n += 1
     sliced = [
-        (greatest(kinds, key=lambda kind: kinds[kind]), first + n * slice_seconds, first + (n + 1) * slice_seconds)
+        (max_finite(kinds, key=lambda kind: kinds[kind]), first + n * slice_seconds, first + (n + 1) * slice_seconds)
         for n, kinds in enumerate(filled)
         if kinds
     ]

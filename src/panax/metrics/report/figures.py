@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from .costs import DeviceHours, Rate, device_hours_of
+from .costs import DeviceHours, Rate, compute_device_hours
 from .curves import Curve
-from .incidents import Mishap, mishaps_of
+from .incidents import RunIncident, list_incidents
 from .reading import RunFiles, number, text
-from .wording import plain
+from .wording import format_value
 
 LOSS, HELD_OUT, MFU, MEMORY = "train/loss", "evaluation/loss", "speed/mfu", "memory/bytes"
 PER_SECOND = "_per_second"
@@ -40,7 +40,7 @@ class RunFigures:
 
     run: RunFiles
     state: RunStatus
-    mishaps: Sequence[Mishap]
+    mishaps: Sequence[RunIncident]
     device_hours: DeviceHours | None
     goodput: float | int | None
     wall_seconds: float | int | None
@@ -61,16 +61,16 @@ class RunFigures:
         return "" if self.device_hours is None else rate.price(self.device_hours.total)
 
 
-def figures_of(run: RunFiles) -> RunFigures:
+def compute_figures(run: RunFiles) -> RunFigures:
     """A run's figures."""
     life = run.life
     speeds = speed_curves(run)
     speed = next(((unit, median) for unit, curve in speeds if (median := curve.median) is not None), None)
     return RunFigures(
         run=run,
-        state=state_of(run),
-        mishaps=mishaps_of(run),
-        device_hours=device_hours_of(run),
+        state=run_status(run),
+        mishaps=list_incidents(run),
+        device_hours=compute_device_hours(run),
         goodput=None if life is None else life.goodput,
         wall_seconds=_wall(run),
         speed=speed,
@@ -95,7 +95,7 @@ def _wall(run: RunFiles) -> float | int | None:
     return seconds
 
 
-def state_of(run: RunFiles) -> RunStatus:
+def run_status(run: RunFiles) -> RunStatus:
     """How a run is: by what holds it, by its newest session, else by its supervisor."""
     if run.alive:
         return RunStatus("running", "it is still training; this page shows its state when it was written", "busy")
@@ -108,7 +108,9 @@ def state_of(run: RunFiles) -> RunStatus:
             return RunStatus("done", "its supervisor says so", "good")
         stopped = code in (129, 130, 143)
         return RunStatus(
-            "stopped" if stopped else "failed", plain(message.removeprefix("stopped ")), "busy" if stopped else "bad"
+            "stopped" if stopped else "failed",
+            format_value(message.removeprefix("stopped ")),
+            "busy" if stopped else "bad",
         )
     if run.life is not None or run.status:
         return RunStatus("died", "its last session ended without a word", "bad")
@@ -120,5 +122,5 @@ def _ended(end: str) -> RunStatus:
     if end == "done":
         return RunStatus("done", "all steps are taken", "good")
     if end.startswith("error"):
-        return RunStatus("failed", plain(end.removeprefix("error:").strip()), "bad")
-    return RunStatus("stopped", plain(end.removeprefix("stopped").strip(" :")), "busy")
+        return RunStatus("failed", format_value(end.removeprefix("error:").strip()), "bad")
+    return RunStatus("stopped", format_value(end.removeprefix("stopped").strip(" :")), "busy")

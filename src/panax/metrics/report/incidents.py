@@ -4,21 +4,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from panax.core.finite_stats import ascending, least
+from panax.core.finite_stats import min_finite, sort_finite_first
 
 from ..goodput import Session
 from .reading import Facts, RunFiles, number, text
 
 PHASES = ("detect", "teardown", "restart", "restore", "first_step")
-UNSAID = "no word"
+NO_REASON = "no word"
 TAIL_LINES = 40
 
-OF_STEPS = ("training", "lost work")
+STEP_KINDS = ("training", "lost work")
 """On what time is spent while steps are taken."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Mishap:
+class RunIncident:
     """A session that did not end as it should, or in which the run went back to an earlier step.
 
     Attributes:
@@ -46,7 +46,7 @@ class Mishap:
     tail: Sequence[str] = ()
 
 
-def mishaps_of(run: RunFiles) -> list[Mishap]:
+def list_incidents(run: RunFiles) -> list[RunIncident]:
     """Every incident of a run, oldest first."""
     sessions = list(run.life.sessions) if run.life is not None else []
     # One that ended well to get a new layout is an incident where the supervisor says so.
@@ -56,7 +56,7 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
         at = number(one, "at") or 0.0
         before = [session for session in left.values() if session.began <= at]
         # The next session may count from the very moment of the failure: the one that ended nearest to it is meant.
-        session = least(before, key=lambda session: abs(session.ended - at), default=None)
+        session = min_finite(before, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             del left[session.number]
         started = session is not None or run.life is None
@@ -72,18 +72,18 @@ def mishaps_of(run: RunFiles) -> list[Mishap]:
     rewound = [session for session in sessions if session.rewound]
     for one in run.rewinds:
         at = number(one, "at") or 0.0
-        session = least(rewound, key=lambda session: abs(session.ended - at), default=None)
+        session = min_finite(rewound, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             rewound.remove(session)
         found.append(_rewound(run, one, at, session))
     found += map(_found_slow, run.findings)
-    return ascending(found, key=lambda mishap: mishap.at)
+    return sort_finite_first(found, key=lambda mishap: mishap.at)
 
 
-def _found_slow(one: Facts) -> Mishap:
+def _found_slow(one: Facts) -> RunIncident:
     """A host or a link that was slow, or well again: nothing failed, and no work was lost."""
     step = number(one, "step")
-    return Mishap(
+    return RunIncident(
         at=number(one, "at") or 0.0,
         step=None if step is None else int(step),
         cause=text(one, "kind") or "slow",
@@ -91,12 +91,12 @@ def _found_slow(one: Facts) -> Mishap:
     )
 
 
-def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> Mishap:
+def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> RunIncident:
     step, to = number(one, "step"), number(one, "to")
     batches = one.get("batches")
     left_out = ", ".join(str(each) for each in batches) if isinstance(batches, list) else "unknown"
     without = f" and left out batches {left_out}" if left_out else ""
-    return Mishap(
+    return RunIncident(
         at=at,
         step=None if step is None else int(step),
         cause="rewind" if left_out else "silent corruption",
@@ -109,10 +109,10 @@ def _ended_well(session: Session) -> bool:
     return bool(session.end) and not session.end.startswith("error")
 
 
-def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> Mishap:
+def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> RunIncident:
     step, process = number(one, "step"), number(one, "process")
     tail = one.get("tail")
-    return Mishap(
+    return RunIncident(
         at=at,
         step=None if step is None or step < 0 else int(step),
         cause=text(one, "cause") or "unknown",
@@ -124,12 +124,12 @@ def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> Mishap:
     )
 
 
-def _unrecorded(run: RunFiles, session: Session) -> Mishap:
+def _unrecorded(run: RunFiles, session: Session) -> RunIncident:
     end = session.end or ""
-    return Mishap(
+    return RunIncident(
         at=session.ended,
         step=session.last_step,
-        cause="error" if end else UNSAID,
+        cause="error" if end else NO_REASON,
         message=end.removeprefix("error:").strip()
         or "The process ended without a word: it was killed, or its host is gone. No supervisor followed it.",
         **_cost(run, session, session.last_step),
@@ -164,14 +164,14 @@ def _cost_of_start(run: RunFiles, at: float | int) -> dict[str, Any]:
     """Of a failure before the process had begun its part of the ledger: from there until a step was taken."""
     assert run.life is not None
     after = next((session for session in run.life.sessions if session.began > at), None)
-    again = next((begin for kind, begin, _ in run.life.spans if kind in OF_STEPS and begin >= at), None)
+    again = next((begin for kind, begin, _ in run.life.spans if kind in STEP_KINDS and begin >= at), None)
     devices = None if after is None else run.devices(after)
     seconds = None if again is None else again - at
     hours = None if devices is None or seconds is None else devices * seconds / 3600
     return {"lost_steps": 0, "lost_seconds": 0.0, "restart_seconds": seconds, "device_hours": hours}
 
 
-def _share(found: list[Mishap]) -> None:
+def _share(found: list[RunIncident]) -> None:
     """Book what lies after the last failure with it alone, where the run had not yet recovered from the one before."""
     if len(found) > 1:
         before, last = found[-2:]

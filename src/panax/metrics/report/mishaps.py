@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from ..page.blocks import Block, Card, Code, Fold, Paragraph, TextTable
 from .costs import Rate
-from .drawn import anchor_of
+from .drawn import incident_anchor
 from .figures import RunFigures
-from .incidents import Mishap
-from .wording import duration, hours, moment, plain
+from .incidents import RunIncident
+from .wording import format_duration, format_hours, format_time, format_value
 
 PHASE_WORDS = {
     "detect": "detection",
@@ -18,11 +18,11 @@ PHASE_WORDS = {
 }
 
 
-SHOWN_WHOLE = 3
+MAX_EXPANDED = 3
 """More incidents than that are a table first, and their cards are folded away."""
 
 
-def incidents_known(found: RunFigures) -> bool:
+def has_incident_records(found: RunFigures) -> bool:
     """Whether the run's files tell of incidents at all."""
     return bool(found.mishaps) or found.run.life is not None or bool(found.run.job)
 
@@ -35,14 +35,14 @@ def incident_blocks(found: RunFigures, rate: Rate, *, row: int = 0, of: str = ""
         of: The run's name on a page of several.
     """
     if not found.mishaps:
-        known = incidents_known(found)
+        known = has_incident_records(found)
         said = "There was none." if known else "None is known: without goodput.jsonl and job/, a run does not tell."
         yield Paragraph(said, faint=not known)
         return
     if found.run.life is None:
         yield Paragraph("What was lost is not known: there is no goodput.jsonl.", faint=True)
     cards = tuple(_card(mishap, n, rate, row, of) for n, mishap in enumerate(found.mishaps, start=1))
-    if len(cards) <= SHOWN_WHOLE:
+    if len(cards) <= MAX_EXPANDED:
         yield from cards
         return
     yield _table(found, rate, of)
@@ -56,43 +56,43 @@ def _table(found: RunFigures, rate: Rate, of: str) -> TextTable:
         price = (rate.price(mishap.device_hours),) if rate.per_hour is not None else ()
         step = "" if mishap.step is None else f"{mishap.step:,}"
         lost = "" if mishap.lost_steps is None else f"{mishap.lost_steps:,}"
-        when, again = moment(mishap.at), duration(mishap.restart_seconds)
-        rows.append((str(n), when, step, mishap.cause, lost, again, hours(mishap.device_hours), *price))
+        when, again = format_time(mishap.at), format_duration(mishap.restart_seconds)
+        rows.append((str(n), when, step, mishap.cause, lost, again, format_hours(mishap.device_hours), *price))
     lost = [mishap.device_hours for mishap in found.mishaps if mishap.device_hours is not None]
     if lost:
         price = (rate.price(sum(lost)),) if rate.per_hour is not None else ()
-        rows.append(("in all", "", "", "", "", "", hours(sum(lost)), *price))
+        rows.append(("in all", "", "", "", "", "", format_hours(sum(lost)), *price))
     return TextTable(tuple(rows), marked=len(rows) - 2 if lost else None)
 
 
-def _card(mishap: Mishap, n: int, rate: Rate, row: int, of: str) -> Card:
+def _card(mishap: RunIncident, n: int, rate: Rate, row: int, of: str) -> Card:
     at = "" if mishap.step is None else f" at step {mishap.step:,}"
-    facts = [("when", moment(mishap.at))]
+    facts = [("when", format_time(mishap.at))]
     if mishap.process is not None:
         facts.append(("process", str(mishap.process)))
     if mishap.lost_steps is not None:
         facts.append(("steps lost", f"{mishap.lost_steps:,}"))
-        facts.append(("work lost", duration(mishap.lost_seconds) or "none"))
+        facts.append(("work lost", format_duration(mishap.lost_seconds) or "none"))
         facts.append(
             (
                 "until it trained again",
-                "it did not" if mishap.restart_seconds is None else duration(mishap.restart_seconds),
+                "it did not" if mishap.restart_seconds is None else format_duration(mishap.restart_seconds),
             )
         )
     hours_lost = mishap.device_hours
     if hours_lost is not None:
         price = rate.price(hours_lost)
-        facts.append(("cost", f"{hours(hours_lost)} device-hours" + (f", {price}" if price else "")))
+        facts.append(("cost", f"{format_hours(hours_lost)} device-hours" + (f", {price}" if price else "")))
     elif mishap.lost_steps is not None:
         facts.append(("cost", "not known without sessions.jsonl"))
     blocks: list[Block] = []
     if mishap.phases:
-        parts = [f"{PHASE_WORDS[name]} {duration(seconds)}" for name, seconds in mishap.phases.items()]
+        parts = [f"{PHASE_WORDS[name]} {format_duration(seconds)}" for name, seconds in mishap.phases.items()]
         facts.append(("going on took", ", ".join(parts)))
     if mishap.message:
-        blocks.append(Paragraph(plain(mishap.message)))
+        blocks.append(Paragraph(format_value(mishap.message)))
     if mishap.tail:
         who = "" if mishap.process is None else f" of process {mishap.process}"
         blocks.append(Code("\n".join(mishap.tail), title=f"Last lines{who}"))
     label = f"{of}: incident {n}" if of else f"Incident {n}"
-    return Card(anchor_of(n, row), f"{label}{at}: {mishap.cause}", tuple(facts), tuple(blocks))
+    return Card(incident_anchor(n, row), f"{label}{at}: {mishap.cause}", tuple(facts), tuple(blocks))

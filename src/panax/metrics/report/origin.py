@@ -7,7 +7,7 @@ from typing import Any
 from ..facts import RunFacts
 from ..page.blocks import Block, Code, Fold, Paragraph, TextTable
 from .reading import Facts, RunFiles, mapping, number, text
-from .wording import plain
+from .wording import format_value
 
 NO_SESSIONS = "is not known: the run's folder has no sessions.jsonl, which a run of an older Panax has not written"
 
@@ -20,13 +20,13 @@ def layout_blocks(run: RunFiles) -> Iterator[Block]:
         return
     mesh = mapping(facts, "mesh")
     rows = [("", "")]
-    shape = ", ".join(f"{axis} {plain(size)}" for axis, size in mesh.items()) or "one device"
+    shape = ", ".join(f"{axis} {format_value(size)}" for axis, size in mesh.items()) or "one device"
     rows.append(("mesh", shape))
     parameters = number(facts, "parameters")
     if parameters is not None:
         rows.append(("parameters", f"{parameters:,.0f}"))
     earlier = [mapping(one, "mesh") for one in run.sessions[:-1]]
-    if changed := [plain(before) or "one device" for before in earlier if dict(before) != dict(mesh)]:
+    if changed := [format_value(before) or "one device" for before in earlier if dict(before) != dict(mesh)]:
         rows.append(("mesh of earlier sessions", ", ".join(dict.fromkeys(changed))))
     yield TextTable(tuple(rows))
     lines = facts.get("layout")
@@ -34,19 +34,19 @@ def layout_blocks(run: RunFiles) -> Iterator[Block]:
         yield Code("\n".join(str(line) for line in lines), title=f"How {len(lines):,} arrays lie on the mesh")
 
 
-def environment_of(run: RunFiles) -> dict[str, str]:
+def read_environment(run: RunFiles) -> dict[str, str]:
     """What a run ran on and with, by name."""
     facts = run.facts
     devices = mapping(facts, "devices")
     found = {
-        "devices": " x ".join(filter(None, (plain(devices.get("count")), plain(devices.get("kind"))))),
-        "platform": plain(devices.get("platform")),
-        "processes": plain(facts.get("processes")),
-        "hosts": plain(facts.get("hosts")),
-        "processor": plain(facts.get("processor")),
-        "system": plain(facts.get("system")),
-        "Python": plain(facts.get("python")),
-        **{str(name): plain(version) for name, version in mapping(facts, "versions").items()},
+        "devices": " x ".join(filter(None, (format_value(devices.get("count")), format_value(devices.get("kind"))))),
+        "platform": format_value(devices.get("platform")),
+        "processes": format_value(facts.get("processes")),
+        "hosts": format_value(facts.get("hosts")),
+        "processor": format_value(facts.get("processor")),
+        "system": format_value(facts.get("system")),
+        "Python": format_value(facts.get("python")),
+        **{str(name): format_value(version) for name, version in mapping(facts, "versions").items()},
         "launched by": text(run.job, "engine"),
     }
     return {name: value for name, value in found.items() if value}
@@ -54,7 +54,7 @@ def environment_of(run: RunFiles) -> dict[str, str]:
 
 def environment_blocks(run: RunFiles) -> Iterator[Block]:
     """Devices, hosts, versions."""
-    found = environment_of(run)
+    found = read_environment(run)
     if run.facts:
         yield TextTable((("", ""), *found.items()))
     else:
@@ -63,18 +63,18 @@ def environment_blocks(run: RunFiles) -> Iterator[Block]:
     if variables:
         yield Fold(
             "Environment variables",
-            (TextTable((("name", "value"), *((str(k), plain(v)) for k, v in variables.items()))),),
+            (TextTable((("name", "value"), *((str(k), format_value(v)) for k, v in variables.items()))),),
         )
 
 
-def settings_of(run: RunFiles) -> dict[str, str]:
+def read_settings(run: RunFiles) -> dict[str, str]:
     """The newest session's settings by their dotted names, as the command line takes them."""
     settings = mapping(run.facts, "settings")
     try:
         flat = RunFacts(run.name, "", str(run.folder), settings).flat()
     except RecursionError:
         return {}
-    return {name: plain(value) for name, value in flat.items()}
+    return {name: format_value(value) for name, value in flat.items()}
 
 
 def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
@@ -87,13 +87,13 @@ def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
         yield Code(f"$ {launched}", "console")
     else:
         yield Paragraph(f"The command {NO_SESSIONS}.", faint=True)
-    settings = settings_of(run)
+    settings = read_settings(run)
     rows: list[tuple[str, str]] = [("", "")]
     if facts:
         rows.append(("commit", _commit(facts)))
         rows.append(("seed", settings.get("seed") or "not among the settings"))
         versions = mapping(facts, "versions")
-        rows.append(("versions", plain(versions)))
+        rows.append(("versions", format_value(versions)))
         rows.append(("run id", text(facts, "run_id") or "none"))
     rows.append(("folder", str(run.folder)))
     rows.append(("data", _data(run.account)))
@@ -129,7 +129,7 @@ def _data(account: Mapping[str, Any]) -> str:
         epochs, documents = number(part, "epochs"), number(part, "documents")
         label = f"{name}: " if name else ""
         told.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
-    return plain(told) + f", after step {plain(account.get('step'))}"
+    return format_value(told) + f", after step {format_value(account.get('step'))}"
 
 
 def _given(command: list[Any]) -> set[str]:

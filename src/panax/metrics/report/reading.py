@@ -13,16 +13,16 @@ import numpy as np
 from ...core.errors import DataError
 from ...system import json_reader
 from ..goodput import Life, Session, read_life
-from .curves import Curve, StepTimes, clock_of_steps, read_curves
+from .curves import Curve, StepTimes, infer_step_times, read_curves
 
 LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
 REWINDS = "rewinds.jsonl"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
 FINDINGS = "job/findings.jsonl"
-ANY = (LOG, LEDGER, SESSIONS, JOB)
+RUN_MARKER_FILES = (LOG, LEDGER, SESSIONS, JOB)
 """A folder that has none of them is not a run's."""
 
-HELD = ".lock"
+LOCK_FILE = ".lock"
 """Locked by the process that trains, for as long as it lives."""
 
 FRESH_SECONDS, FRESH_STEPS = 90.0, 5
@@ -137,7 +137,7 @@ def read_run(folder: str | Path) -> RunFiles:
         said=said,
         counts=_counts(said, life),
         life=life,
-        times=_times(ledger, life) if life is not None else clock_of_steps(curves),
+        times=_times(ledger, life) if life is not None else infer_step_times(curves),
         energy=_energy(life),
         job=job,
         status=status,
@@ -172,13 +172,13 @@ def mapping(facts: Facts, name: str) -> Facts:
 
 def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Facts, status: Facts) -> bool:
     """Whether a run goes on, by its lock; by its supervisor; where the lock may be another host's, by its files' age."""
-    if _held(path / HELD):
+    if _held(path / LOCK_FILE):
         return True
     written = number(status, "at") or 0.0
     if "end" not in status and time.time() - written < SUPERVISED_SECONDS:
         return True
     ended = "end" in status or (life is not None and life.sessions[-1].end != "")
-    if ended or ((path / HELD).is_file() and facts.get("hosts") == [socket.gethostname()]):
+    if ended or ((path / LOCK_FILE).is_file() and facts.get("hosts") == [socket.gethostname()]):
         return False
     found = max((path / name).stat().st_mtime for name in (LOG, LEDGER, SESSIONS, JOB) if (path / name).is_file())
     step = curves["seconds/step"].median if "seconds/step" in curves else None
@@ -206,9 +206,9 @@ def _check(path: Path) -> None:
     if not path.is_dir():
         what = "it is a file" if path.exists() else "there is no such folder"
         raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
-    if not any((path / name).is_file() for name in ANY):
+    if not any((path / name).is_file() for name in RUN_MARKER_FILES):
         raise DataError(
-            f"{path} is not a run's folder: it has none of {', '.join(ANY)}; give the folder that `panax train` or `panax "
+            f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; give the folder that `panax train` or `panax "
             f"launch` has written, as runs/NAME{_runs_in(path)}"
         )
 
@@ -217,7 +217,9 @@ def _runs_in(path: Path) -> str:
     """A clause that names runs that are near."""
     try:
         found = sorted(
-            str(each) for each in path.iterdir() if each.is_dir() and any((each / name).is_file() for name in ANY)
+            str(each)
+            for each in path.iterdir()
+            if each.is_dir() and any((each / name).is_file() for name in RUN_MARKER_FILES)
         )
     except OSError:
         return ""

@@ -3,14 +3,22 @@
 from ..goodput import Session
 from ..page.blocks import Block, FigureTiles, Fold, Grid, Paragraph, Section, Strips, TextTable, Tile
 from .costs import Rate
-from .drawn import charts_of, color_of, curve_picture, goodput_strip, kinds_of, other_charts, timeline
-from .figures import HELD_OUT, LOSS, MFU, RunFigures, figures_of
-from .mishaps import incident_blocks, incidents_known
+from .drawn import curve_picture, goodput_strip, kind_color, list_kinds, other_charts, select_charts, timeline
+from .figures import HELD_OUT, LOSS, MFU, RunFigures, compute_figures
+from .mishaps import has_incident_records, incident_blocks
 from .origin import environment_blocks, layout_blocks, reproduce_blocks
 from .reading import RunFiles, mapping
-from .wording import duration, energy, hours, loss_of, moment, percent, plain
+from .wording import (
+    format_duration,
+    format_energy,
+    format_hours,
+    format_loss,
+    format_percent,
+    format_time,
+    format_value,
+)
 
-GIVE_RATE = "give --rate for a price"
+RATE_ADVICE = "give --rate for a price"
 NO_LEDGER = (
     "Where the time went is not known: this run's folder has no goodput.jsonl; a run keeps one from the version of Panax that "
     "has `panax report` on."
@@ -19,7 +27,7 @@ NO_LEDGER = (
 
 def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
     """All of the page, in order."""
-    found = figures_of(run)
+    found = compute_figures(run)
     return [
         Section("", (*_lead(found), tiles(found, rate), *_time_bars(found))),
         Section("Incidents", tuple(incident_blocks(found, rate))),
@@ -34,7 +42,7 @@ def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
 
 def _lead(found: RunFigures) -> tuple[Block, ...]:
     run = found.run
-    said = [f"{found.state.word.capitalize()}: {found.state.detail}.", on_what(run)]
+    said = [f"{found.state.word.capitalize()}: {found.state.detail}.", describe_hardware(run)]
     blocks: list[Block] = [Paragraph(" ".join(filter(None, said)))]
     if run.unread:
         lines = ", ".join(f"{count:,} of {name}" for name, count in run.unread.items())
@@ -42,15 +50,15 @@ def _lead(found: RunFigures) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def on_what(run: RunFiles) -> str:
+def describe_hardware(run: RunFiles) -> str:
     """The devices and processes of the newest session, in a sentence."""
     devices = mapping(run.facts, "devices")
     count, kind = devices.get("count"), devices.get("kind")
     if count is None:
         return ""
     processes = run.facts.get("processes")
-    at = f" in {plain(processes)} processes" if isinstance(processes, int) and processes > 1 else ""
-    return f"On {plain(count)} x {plain(kind)}{at}."
+    at = f" in {format_value(processes)} processes" if isinstance(processes, int) and processes > 1 else ""
+    return f"On {format_value(count)} x {format_value(kind)}{at}."
 
 
 def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
@@ -61,37 +69,39 @@ def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
     loss, held_out = found.last(LOSS), found.last(HELD_OUT)
     main, note = (held_out, "held out") if held_out is not None else (loss, "training")
     if held_out is not None and loss is not None:
-        note = f"held out; training {loss_of(loss)}"
+        note = f"held out; training {format_loss(loss)}"
     unit, speed = found.speed or ("", None)
     mfu = found.median(MFU)
     cost = found.device_hours
-    count, known = len(found.mishaps), incidents_known(found)
+    count, known = len(found.mishaps), has_incident_records(found)
     causes = ", ".join(dict.fromkeys(mishap.cause for mishap in found.mishaps))
     return FigureTiles(
         (
             Tile("State", found.state.word, steps, found.state.tone),
             Tile(
                 "Loss at the end",
-                loss_of(main) or "—",
+                format_loss(main) or "—",
                 note if main is not None else "none was logged",
             ),
             Tile(
                 "Throughput",
                 "—" if speed is None else f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
-                "none was logged" if speed is None else f"{unit}/s, median" + (f"; MFU {percent(mfu)}" if mfu else ""),
+                "none was logged"
+                if speed is None
+                else f"{unit}/s, median" + (f"; MFU {format_percent(mfu)}" if mfu else ""),
             ),
             Tile(
                 "Goodput",
-                percent(found.goodput) or "—",
+                format_percent(found.goodput) or "—",
                 "of the time" if found.goodput is not None else "no goodput.jsonl",
             ),
-            Tile("Time", duration(found.wall_seconds, brief=True) or "—", _time_note(found)),
+            Tile("Time", format_duration(found.wall_seconds, brief=True) or "—", _time_note(found)),
             Tile(
                 "Device-hours",
-                "—" if cost is None else hours(cost.total),
-                "not known" if cost is None else found.price(rate) or GIVE_RATE,
+                "—" if cost is None else format_hours(cost.total),
+                "not known" if cost is None else found.price(rate) or RATE_ADVICE,
             ),
-            Tile("Incidents", str(count), plain(causes), "bad" if count else "good")
+            Tile("Incidents", str(count), format_value(causes), "bad" if count else "good")
             if known
             else Tile("Incidents", "—", "not known"),
         )
@@ -106,17 +116,19 @@ def _time_note(found: RunFigures) -> str:
     return f"in {count} sessions" if count > 1 else "in one session"
 
 
-def legend_of(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
+def build_legend(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
     """The kinds of time that a run has spent."""
     life = found.run.life
     if life is None:
         return ()
-    return tuple((color_of(kind), kind, duration(life.seconds[kind]) if figures else "") for kind in kinds_of(found))
+    return tuple(
+        (kind_color(kind), kind, format_duration(life.seconds[kind]) if figures else "") for kind in list_kinds(found)
+    )
 
 
 def _time_bars(found: RunFigures) -> tuple[Block, ...]:
     strips = [strip for strip in (goodput_strip(found, "Where the time went"), timeline(found, "When")) if strip]
-    return (Strips(tuple(strips), legend_of(found)),) if strips else (Paragraph(NO_LEDGER, faint=True),)
+    return (Strips(tuple(strips), build_legend(found)),) if strips else (Paragraph(NO_LEDGER, faint=True),)
 
 
 def _curves(found: RunFigures) -> tuple[Block, ...]:
@@ -127,7 +139,7 @@ def _curves(found: RunFigures) -> tuple[Block, ...]:
                 faint=True,
             ),
         )
-    drawn = charts_of([found.run], apart=False)
+    drawn = select_charts([found.run], apart=False)
     blocks: list[Block] = [Grid(tuple(curve_picture(chart, [found]) for chart in drawn))]
     said = "Of many points the least and the greatest of each stretch are drawn; values that are not finite are gaps."
     if found.mishaps:
@@ -152,13 +164,21 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
         *((f"at {rate.per_hour:g} {rate.currency}",) if rate.per_hour is not None else ()),
     )
     rows: list[tuple[str, ...]] = [heads]
-    for kind in kinds_of(found):
+    for kind in list_kinds(found):
         spent = None if cost is None else cost.by_kind.get(kind, 0.0)
         price = (rate.price(spent),) if rate.per_hour is not None else ()
-        rows.append((kind, duration(life.seconds[kind]), percent(life.seconds[kind] / whole), hours(spent), *price))
+        rows.append(
+            (
+                kind,
+                format_duration(life.seconds[kind]),
+                format_percent(life.seconds[kind] / whole),
+                format_hours(spent),
+                *price,
+            )
+        )
     total = None if cost is None else cost.total
     price = (rate.price(total),) if rate.per_hour is not None else ()
-    rows.append(("in all", duration(whole), "", hours(total), *price))
+    rows.append(("in all", format_duration(whole), "", format_hours(total), *price))
     blocks: list[Block] = [TextTable(tuple(rows), marked=len(rows) - 2)]
     if cost is None:
         blocks.append(
@@ -187,7 +207,7 @@ def _energy(found: RunFigures) -> Block:
     if found.run.energy is None:
         return Paragraph("Energy is not known: no device has told it.", faint=True)
     joules, of = found.run.energy
-    return Paragraph(f"**Energy:** {energy(joules)}, of {of}.")
+    return Paragraph(f"**Energy:** {format_energy(joules)}, of {of}.")
 
 
 def _sessions(found: RunFigures) -> tuple[Block, ...]:
@@ -204,14 +224,14 @@ def _sessions(found: RunFigures) -> tuple[Block, ...]:
         rows.append(
             (
                 str(session.number),
-                moment(session.began),
-                duration(session.ended - session.began),
+                format_time(session.began),
+                format_duration(session.ended - session.began),
                 _steps(session),
-                f"{count} x {plain(devices.get('kind'))}" if count else "",
-                plain(session.end) or (found.state.word if newest else "without a word"),
+                f"{count} x {format_value(devices.get('kind'))}" if count else "",
+                format_value(session.end) or (found.state.word if newest else "without a word"),
                 f"{session.lost_steps:,}" if session.lost_steps else "",
-                duration(session.lost_seconds) if session.lost_seconds else "",
-                duration(session.restart_seconds) if session.restart_seconds else "",
+                format_duration(session.lost_seconds) if session.lost_seconds else "",
+                format_duration(session.restart_seconds) if session.restart_seconds else "",
             )
         )
     return (TextTable(tuple(rows)),)

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import RecipeError
-from ...core.finite_stats import least
-from .costs import device_hours_of
+from ...core.finite_stats import min_finite
+from .costs import compute_device_hours
 from .figures import HELD_OUT, speed_curves
 from .reading import RunFiles
-from .wording import duration, hours, loss_of, money
+from .wording import format_duration, format_hours, format_loss, format_money
 from .writing import read_runs
 
 SECONDS_PER_STEP = "seconds/step"
 
 
 @dataclasses.dataclass(frozen=True)
-class Reached:
+class LossTarget:
     """A run on its way to a loss.
 
     Attributes:
@@ -45,9 +45,9 @@ class Reached:
     note: str = ""
 
 
-def until_loss(
+def time_to_loss(
     *runs: str | Path, loss: float | int, price_per_hour: float | int | None = None, interpolate: bool = False
-) -> tuple[Reached, ...]:
+) -> tuple[LossTarget, ...]:
     """What each run took to a held-out loss, from the files in its folder.
 
     Args:
@@ -71,14 +71,14 @@ def until_loss(
     return tuple(_reached(run, loss, price_per_hour, interpolate) for run in read_runs(runs))
 
 
-def _reached(run: RunFiles, loss: float | int, price: float | int | None, interpolate: bool) -> Reached:
+def _reached(run: RunFiles, loss: float | int, price: float | int | None, interpolate: bool) -> LossTarget:
     evaluated = [(step, value) for step, value in _curve(run, HELD_OUT) if math.isfinite(value)]
-    found = Reached(run.name, str(run.folder), None, least((value for _, value in evaluated), default=None))
+    found = LossTarget(run.name, str(run.folder), None, min_finite((value for _, value in evaluated), default=None))
     if not evaluated:
         return dataclasses.replace(found, note="never evaluated: set evaluate.every, and give held-out data")
     at = next((n for n, (_, value) in enumerate(evaluated) if value <= loss), None)
     if at is None:
-        lowest, where = least((value, step) for step, value in evaluated)
+        lowest, where = min_finite((value, step) for step, value in evaluated)
         ends = ", and it continues" if run.alive else ""
         return dataclasses.replace(found, note=f"not reached: {lowest:.4f} at best, at step {where:,.0f}{ends}")
     step, value = evaluated[at]
@@ -128,12 +128,12 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
     until = run.life.sessions[0].began + passed
     spans = tuple((kind, begin, min(end, until)) for kind, begin, end in run.life.spans if begin < until)
     cut = dataclasses.replace(run, life=dataclasses.replace(run.life, spans=spans))
-    spent = device_hours_of(cut)
+    spent = compute_device_hours(cut)
     seconds = sum(end - begin for kind, begin, end in spans if kind != "idle")
     return seconds, None if spent is None else float(spent.total)
 
 
-def format_until(found: Sequence[Reached], loss: float | int, currency: str = "USD") -> list[str]:
+def format_time_to_loss(found: Sequence[LossTarget], loss: float | int, currency: str = "USD") -> list[str]:
     """A row for each run, for a terminal; then what is to be known of some."""
     units = {each.unit for each in found if each.unit}
     priced = any(each.cost is not None for each in found)
@@ -141,10 +141,10 @@ def format_until(found: Sequence[Reached], loss: float | int, currency: str = "U
     for each in found:
         counted = "" if each.units is None else f"{each.units:,.0f}" + (f" {each.unit}" if len(units) > 1 else "")
         steps = "" if each.step is None else f"{each.step:,.0f}"
-        row = [steps, counted, duration(each.seconds), hours(each.device_hours), loss_of(each.loss)]
+        row = [steps, counted, format_duration(each.seconds), format_hours(each.device_hours), format_loss(each.loss)]
         rows.append([each.name, *(cell or "—" for cell in row)])
     if priced:
-        costs = ["—" if each.cost is None else money(each.cost, currency) for each in found]
+        costs = ["—" if each.cost is None else format_money(each.cost, currency) for each in found]
         rows = [[*row[:-1], cost, row[-1]] for row, cost in zip(rows, ["cost", *costs])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [

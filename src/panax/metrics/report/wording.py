@@ -7,16 +7,16 @@ from typing import Any
 
 from ..page.svg import number
 
-SHOWN = 400
+MAX_SHOWN_CHARACTERS = 400
 """Characters of a value from a file that are shown in a table."""
 
 
-def duration(seconds: float | int | None, *, brief: bool = False) -> str:
+def format_duration(seconds: float | int | None, *, brief: bool = False) -> str:
     """Seconds in words; in fewer where they are to be brief.
 
-    >>> [duration(seconds) for seconds in (None, 0.25, 12.34, 125.0, 7300.0, 200000.0)]
+    >>> [format_duration(seconds) for seconds in (None, 0.25, 12.34, 125.0, 7300.0, 200000.0)]
     ['', '0.25 s', '12.3 s', '2 min 5 s', '2 h 2 min', '2 d 8 h']
-    >>> duration(754.0, brief=True)
+    >>> format_duration(754.0, brief=True)
     '13 min'
     """
     if seconds is None or not math.isfinite(seconds):
@@ -35,10 +35,10 @@ def duration(seconds: float | int | None, *, brief: bool = False) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def hours(device_hours: float | int | None) -> str:
+def format_hours(device_hours: float | int | None) -> str:
     """Device-hours.
 
-    >>> [hours(value) for value in (None, 5e-7, 0.00123, 12.345, 12345.6)]
+    >>> [format_hours(value) for value in (None, 5e-7, 0.00123, 12.345, 12345.6)]
     ['', 'below 0.001', '0.00123', '12.3', '12,346']
     """
     if device_hours is None:
@@ -48,10 +48,10 @@ def hours(device_hours: float | int | None) -> str:
     return f"{device_hours:,.0f}" if device_hours >= 1000 else f"{device_hours:.3g}"
 
 
-def money(amount: float | int | None, currency: str) -> str:
+def format_money(amount: float | int | None, currency: str) -> str:
     """A price.
 
-    >>> money(1234.5, "USD"), money(0.0012, "EUR"), money(0.0, "EUR")
+    >>> format_money(1234.5, "USD"), format_money(0.0012, "EUR"), format_money(0.0, "EUR")
     ('1,234.50 USD', '0.0012 EUR', '0.00 EUR')
     """
     if amount is None:
@@ -59,10 +59,10 @@ def money(amount: float | int | None, currency: str) -> str:
     return f"{amount:,.2f} {currency}" if amount >= 0.1 or amount == 0 else f"{amount:.2g} {currency}"
 
 
-def energy(joules: float | int) -> str:
+def format_energy(joules: float | int) -> str:
     """Energy in the unit that fits it.
 
-    >>> energy(500.0), energy(90000.0), energy(7.2e9)
+    >>> format_energy(500.0), format_energy(90000.0), format_energy(7.2e9)
     ('500 J', '25 Wh', '2,000 kWh')
     """
     if joules < 3600:
@@ -70,10 +70,10 @@ def energy(joules: float | int) -> str:
     return f"{joules / 3600:.3g} Wh" if joules < 3.6e6 else f"{number(joules / 3.6e6)} kWh"
 
 
-def loss_of(value: float | int | None) -> str:
+def format_loss(value: float | int | None) -> str:
     """A loss.
 
-    >>> loss_of(2.58431), loss_of(1.5e9), loss_of(0.0000123), loss_of(None)
+    >>> format_loss(2.58431), format_loss(1.5e9), format_loss(0.0000123), format_loss(None)
     ('2.5843', '1.5e+09', '1.23e-05', '')
     """
     if value is None:
@@ -81,10 +81,10 @@ def loss_of(value: float | int | None) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
 
 
-def percent(share: float | int | None) -> str:
+def format_percent(share: float | int | None) -> str:
     """A share of one.
 
-    >>> percent(0.1234), percent(0.0005), percent(None)
+    >>> format_percent(0.1234), format_percent(0.0005), format_percent(None)
     ('12.3 %', '0.05 %', '')
     """
     if share is None or not math.isfinite(share):
@@ -92,25 +92,25 @@ def percent(share: float | int | None) -> str:
     return f"{share:.1%}".replace("%", " %") if share >= 0.001 or share == 0 else f"{share * 100:.2g} %"
 
 
-def moment(seconds: float | int | None) -> str:
+def format_time(seconds: float | int | None) -> str:
     """A time of day in UTC."""
     if seconds is None or not 0 < seconds < 2**36:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value from a file in a few words; long ones are cut.
 
-    >>> plain({"fsdp": 8, "tensor": 2}), plain(["a", "b"]), plain(None), plain(True)
+    >>> format_value({"fsdp": 8, "tensor": 2}), format_value(["a", "b"]), format_value(None), format_value(True)
     ('fsdp 8, tensor 2', 'a, b', '', 'True')
     """
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        text = ", ".join(f"{key} {plain(inner)}" for key, inner in list(value.items())[:64])
+        text = ", ".join(f"{key} {format_value(inner)}" for key, inner in list(value.items())[:64])
     elif isinstance(value, list | tuple):
-        text = ", ".join(plain(inner) for inner in value[:64])
+        text = ", ".join(format_value(inner) for inner in value[:64])
     else:
         text = str(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ...core.errors import DataError, RecipeError
 from ..page.html import page
-from .comparing import comparison_of
+from .comparing import comparison_sections
 from .costs import Rate
 from .reading import RunFiles, read_run
 from .single import sections_of
 
 PAGE, COMPARISON = "report.html", "comparison.html"
-MOST_RUNS = 16
+MAX_RUNS = 16
 """More lines than that on one chart can't be told apart."""
 
 
@@ -44,7 +44,7 @@ def report(
     if len(found) == 1:
         text = page(f"Run {found[0].name}", sections_of(found[0], priced))
     else:
-        text = page(f"Runs {' · '.join(run.name for run in found)}", comparison_of(found, priced))
+        text = page(f"Runs {' · '.join(run.name for run in found)}", comparison_sections(found, priced))
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="replace")
@@ -60,8 +60,8 @@ def report(
 def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
     if not folders:
         raise RecipeError("expected the folder of a run, as runs/NAME, and got none")
-    if len(folders) > MOST_RUNS:
-        raise RecipeError(f"{len(folders)} runs; expected at most {MOST_RUNS}, or their curves can't be told apart")
+    if len(folders) > MAX_RUNS:
+        raise RecipeError(f"{len(folders)} runs; expected at most {MAX_RUNS}, or their curves can't be told apart")
     places = [Path(folder).resolve() for folder in folders]
     for n, place in enumerate(places):
         if place in places[:n]:

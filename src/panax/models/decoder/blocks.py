@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from .config import DecoderConfig, LayerKind
 
 
-def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind") -> TransformerBlock:
+def build_transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind") -> TransformerBlock:
     """Initialize one layer of the given kind."""
     keys = iter(jax.random.split(key, 8))
     # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
     output_gain = (2 * config.num_layers) ** -0.5
-    norm = norm_of(config)
+    norm = norm_builder(config)
     attention = _attention(keys, config, kind.window, output_gain)
-    feed_forward = feed_forward_of(next(keys), config, kind, output_gain)
+    feed_forward = build_feed_forward(next(keys), config, kind, output_gain)
     return TransformerBlock(
         attention_norm=norm(next(keys), config.embed),
         attention=attention,
@@ -32,14 +32,14 @@ def transformer_block(key: jax.Array, config: "DecoderConfig", kind: "LayerKind"
     )
 
 
-def norm_of(config: "DecoderConfig") -> Callable[..., Norm]:
+def norm_builder(config: "DecoderConfig") -> Callable[..., Norm]:
     """Return a function that builds the decoder's kind of norm from a key and a size."""
     return functools.partial(
         Norm.build, kind=config.norm, epsilon=config.norm_epsilon, unit_offset=config.norm_unit_offset
     )
 
 
-def feed_forward_of(
+def build_feed_forward(
     key: jax.Array, config: "DecoderConfig", kind: "LayerKind", output_gain: float
 ) -> FeedForward | MixtureOfExperts:
     """Initialize the feed-forward of a layer: dense, or a mixture of experts if its kind has one."""
@@ -65,7 +65,7 @@ def _attention(
             scale=scale,
             output_gain=output_gain,
         )
-    norm = functools.partial(norm_of(config), size=config.head_size)
+    norm = functools.partial(norm_builder(config), size=config.head_size)
     sizes = {
         "embed": config.embed,
         "norm": config.embed,

@@ -13,7 +13,7 @@ from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
 from ...layers.feed_forward import Activation
 from ...layers.moe.moe_config import MoE
-from .blocks import transformer_block
+from .blocks import build_transformer_block
 
 
 class LayerKind(NamedTuple):
@@ -201,7 +201,7 @@ class DecoderConfig(Validated):
 
     def block(self, key: jax.Array, kind: LayerKind) -> Block:
         """Initialize one layer of the given kind."""
-        return transformer_block(key, self, kind)
+        return build_transformer_block(key, self, kind)
 
     @property
     def mixture_layers(self) -> tuple[int, ...]:

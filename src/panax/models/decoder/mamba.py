@@ -10,19 +10,19 @@ from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
 from ...layers.mixers.state_space import StateSpace
 from ...layers.mixers.state_space_block import StateSpaceBlock
-from .blocks import feed_forward_of, norm_of
+from .blocks import build_feed_forward, norm_builder
 from .config import DecoderConfig, LayerKind, require
 
 STATE_SPACE = "state_space"
 """The `LayerKind.mixer` of state-space layers."""
 
-OF_ATTENTION = (
+ATTENTION_SETTINGS = (
     "heads", "kv_heads", "head_dim", "latent", "qk_norm", "attention_bias", "attention_output_bias", "rotary", "windows",
     "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
 """Fields that have no effect if no layer attends."""
 
-OF_FEED_FORWARD = ("gated", "activation", "feed_forward_bias", "feed_forward")
+FEED_FORWARD_SETTINGS = ("gated", "activation", "feed_forward_bias", "feed_forward")
 """Fields that have no effect if no layer has a feed-forward."""
 
 
@@ -85,13 +85,13 @@ class HybridConfig(DecoderConfig):
         if self.ffn or self.attention_layers:
             super().check_feed_forward()
         else:
-            self._require_unset(OF_FEED_FORWARD, "without a feed-forward; set model.ffn")
+            self._require_unset(FEED_FORWARD_SETTINGS, "without a feed-forward; set model.ffn")
 
     def check_attention(self) -> None:
         if self.attention_layers:
             super().check_attention()
         else:
-            self._require_unset(OF_ATTENTION, "without attention; set model.attention_layers")
+            self._require_unset(ATTENTION_SETTINGS, "without attention; set model.attention_layers")
 
     def _require_unset(self, names: tuple[str, ...], why: str) -> None:
         for field in dataclasses.fields(self):
@@ -126,7 +126,7 @@ class HybridConfig(DecoderConfig):
         return _shortest(self.kinds)
 
     def block(self, key: jax.Array, kind: LayerKind) -> Block:
-        return state_space_block(key, self, kind) if kind.mixer == STATE_SPACE else super().block(key, kind)
+        return build_state_space_block(key, self, kind) if kind.mixer == STATE_SPACE else super().block(key, kind)
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,12 +149,12 @@ def _shortest(kinds: tuple[LayerKind, ...]) -> tuple[tuple[tuple[LayerKind, ...]
     return best[0][2]
 
 
-def state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> StateSpaceBlock:
+def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> StateSpaceBlock:
     """Initialize one state-space layer."""
     mixer_key, feed_key, norm_key = jax.random.split(key, 3)
     # The sum of all layers' outputs keeps its scale at any depth.
     output_gain = ((2 if config.ffn else 1) * config.num_layers) ** -0.5
-    norm = norm_of(config)
+    norm = norm_builder(config)
     mixer = StateSpace.build(
         mixer_key,
         config.embed,
@@ -172,7 +172,7 @@ def state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> 
         mixer_norm=norm(norm_key, config.embed),
         mixer=mixer,
         feed_forward_norm=norm(norm_key, config.embed) if config.ffn else None,
-        feed_forward=feed_forward_of(feed_key, config, kind, output_gain) if config.ffn else None,
+        feed_forward=build_feed_forward(feed_key, config, kind, output_gain) if config.ffn else None,
         dropout=config.dropout,
     )
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 from ...core.errors import DataError, RecipeError
 from ...core.layout.layout import current_layout
 from ...layers import Context
-from ...layers.stack import states_by_stack
+from ...layers.stack import split_state_by_stack
 from ...spmd import all_gather_sequence, contract
 from ...spmd.collectives import all_gather
 from .model import Decoder, layer_state
@@ -99,10 +99,10 @@ def _sample(
         context = Context(jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape))
         x = model.embed(tokens, context.position, dtype)
         new = []
-        for stack, cache, own in zip(model.stacks, caches, states_by_stack(model.stacks, layer_state(state))):
+        for stack, cache, own in zip(model.stacks, caches, split_state_by_stack(model.stacks, layer_state(state))):
             x, cache = stack.extend(x, context, cache, start, own)
             new.append(cache)
-        return logits_of(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
+        return compute_logits(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
 
     def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
         likeliest = jnp.argmax(logits, axis=-1)
@@ -126,7 +126,7 @@ def _sample(
     return jax.lax.fori_loop(0, num_tokens, one, (logits, caches, room))[2].T
 
 
-def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq vocab"]:
+def gather_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -> Float[Array, "batch seq vocab"]:
     """Return the logits of this device's positions in float32, gathered over a sharded vocabulary; not
     differentiable.
     """
@@ -141,7 +141,7 @@ def whole_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) -
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def logits_of(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
+def compute_logits(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
     """Return all logits in float32, for small inputs: the computation is not chunked."""
     logits = contract(
         "batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32

@@ -10,24 +10,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum
-from ...core.batch_checks import MASK, WEIGHTS, LeafRange, ids
+from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
-from ...layers import Context, ExpertWatch, RouterTerms, StagedTask, router_measures, router_weights, token_loss
+from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights, token_loss
 from ...layers.stages.staged import ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
-from ...parallel.context import sequence_places
+from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
-from ..leaf_names import OTHER_NAMES
-from ..task_metrics import TokenMetric, check_names, measured_by, own_metrics
+from ..leaf_names import LEAF_ALIASES
+from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
 from .model import Decoder, layer_state
-from .sampling import sample, whole_logits
-from .transformers_batch import own_axes, own_batch
+from .sampling import gather_logits, sample
+from .transformers_batch import to_decoder_axes, to_decoder_batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,15 +59,15 @@ class DecoderTask(Validated, StagedTask):
     remat: RematPolicy = "none"
     z_loss: float = 0.0
     label_smoothing: float = 0.0
-    metrics: Mapping[str, TokenMetric] = own_metrics()
+    metrics: Mapping[str, TokenMetric] = metrics_field()
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
     base: BaseWidth | None = None
 
     generates = True
-    other_names = OTHER_NAMES
+    other_names = LEAF_ALIASES
 
-    required_leaves = frozenset({"tokens", "targets", MASK})
+    required_leaves = frozenset({"tokens", "targets", MASK_LEAF})
     batch_axes = MappingProxyType(
         dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
     )
@@ -96,18 +96,18 @@ class DecoderTask(Validated, StagedTask):
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         words, length = "raise task.model.vocab_size", "raise task.model.max_length"
         return {
-            MASK: WEIGHTS,
-            "tokens": ids(self.model.vocab_size, advice=words),
-            "targets": ids(self.model.vocab_size, counted_by=MASK, advice=words),
+            MASK_LEAF: WEIGHT_RANGE,
+            "tokens": id_range(self.model.vocab_size, advice=words),
+            "targets": id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words),
             "segment": LeafRange(0, whole=True),
-            "position": ids(self.model.max_length, advice=length),
+            "position": id_range(self.model.max_length, advice=length),
         }
 
     def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        return own_batch(batch)
+        return to_decoder_batch(batch)
 
     def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
-        return own_axes(axes, self.batch_axes)
+        return to_decoder_axes(axes, self.batch_axes)
 
     def adapted(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
@@ -125,8 +125,8 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
-    def watch(self) -> ExpertWatch | None:
-        return ExpertWatch(self.model.mixture_layers) if self.model.mixture_layers else None
+    def watch(self) -> ExpertLoadMonitor | None:
+        return ExpertLoadMonitor(self.model.mixture_layers) if self.model.mixture_layers else None
 
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
@@ -190,8 +190,8 @@ class DecoderTask(Validated, StagedTask):
         losses = {"cross_entropy": Loss(sums.loss, weight)}
         metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
         if self.metrics and not train:
-            logits = whole_logits(params, params.normalised(items))
-            metrics |= measured_by(self.metrics, logits, targets["targets"], mask)
+            logits = gather_logits(params, params.normalised(items))
+            metrics |= compute_token_metrics(self.metrics, logits, targets["targets"], mask)
         return losses, metrics
 
     def layer_state(self, state: Any) -> Any:
@@ -207,14 +207,14 @@ class DecoderTask(Validated, StagedTask):
         return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
     def count(self, batch: Batch) -> jax.Array:
-        return teaching_positions(batch).sum(dtype=jnp.float32)
+        return contributing_positions(batch).sum(dtype=jnp.float32)
 
     def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
         """Return the routers' losses (in training only) and metrics."""
         moe = self.model.feed_forward
         if moe is None or found is None:
             return {}, {}
-        losses, metrics = router_measures(moe, found, count)
+        losses, metrics = router_metrics(moe, found, count)
         return (losses if train else {}), metrics
 
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:
@@ -224,10 +224,10 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(_too_long(length, self.model.max_length))
         position = batch.get("position")
         if position is None:
-            place = sequence_places(tokens.shape[1], context=axis_size("context"))
+            place = sequence_positions(tokens.shape[1], context=axis_size("context"))
             position = jnp.broadcast_to(place[None], tokens.shape)
         parts, tensor = axis_size("context"), axis_size("tensor")
-        place = sequence_places(tokens.shape[1] // tensor, context=parts, tensor=tensor)
+        place = sequence_positions(tokens.shape[1] // tensor, context=parts, tensor=tensor)
         moe, segment = self.model.feed_forward, batch.get("segment")
         drawn = train and (self.model.dropout > 0 or (moe is not None and moe.jitter > 0))
         return Context(
@@ -237,21 +237,21 @@ class DecoderTask(Validated, StagedTask):
             key if drawn else None,
             place,
             self.context_attention,
-            valid=None if moe is None else local_sequence(teaching_positions(batch)),
+            valid=None if moe is None else local_sequence(contributing_positions(batch)),
             train=train,
         )
 
 
-def teaching_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
+def contributing_positions(batch: Batch) -> Bool[Array, "... batch seq"]:
     """Return True for the positions that can affect the loss: up to the last unmasked target, without
     padding.
 
     Attention is causal, so all positions after that target are padding, whether or not `segment` marks them;
     a row without unmasked targets is padding throughout. Routers skip padding.
     """
-    mask, segment = batch[MASK], batch.get("segment")
+    mask, segment = batch[MASK_LEAF], batch.get("segment")
     parts = axis_size("context")
-    place = jnp.broadcast_to(sequence_places(mask.shape[-1], context=parts), mask.shape)
+    place = jnp.broadcast_to(sequence_positions(mask.shape[-1], context=parts), mask.shape)
     last = jnp.where(mask > 0, place, -1).max(axis=-1, keepdims=True)
     last = jax.lax.pmax(last, "context") if parts > 1 else last
     # Each device of the context axis has only its local positions.

@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ...core.batch_checks import MASK
+from ...core.batch_checks import MASK_LEAF
 from ...core.errors import DataError
 from ...core.protocols import Axes
 
 IGNORED = -100
 _THEIRS = {
     "input_ids": ("tokens",),
-    "labels": ("targets", MASK),
+    "labels": ("targets", MASK_LEAF),
     "attention_mask": ("segment",),
     "position_ids": ("position",),
 }
 _OURS = frozenset(name for names in _THEIRS.values() for name in names)
 
 
-def own_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str, Axes]:
+def to_decoder_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str, Axes]:
     """Return the axes of a decoder's leaves from those of an unconverted batch.
 
     Args:
@@ -38,7 +38,7 @@ def own_axes(axes: Mapping[str, Axes], known: Mapping[str, Axes]) -> Mapping[str
     return {new: known[new] if new in known else axes[name] for name in axes for new in _THEIRS.get(name, (name,))}
 
 
-def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+def to_decoder_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a batch to `tokens`, `targets`, `loss_mask`, and, if possible, `segment` and `position`.
 
     Raises:
@@ -46,7 +46,7 @@ def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
             predicted from a position masked by `attention_mask`.
 
     >>> batch = {"input_ids": np.array([[5, 6, 7]]), "labels": np.array([[-100, 6, 7]])}
-    >>> {name: leaf.tolist() for name, leaf in own_batch(batch).items()}
+    >>> {name: leaf.tolist() for name, leaf in to_decoder_batch(batch).items()}
     {'tokens': [[5, 6, 7]], 'targets': [[6, 7, 0]], 'loss_mask': [[1.0, 1.0, 0.0]]}
     """
     if not _is_theirs(batch):
@@ -66,7 +66,7 @@ def own_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     # The last position has no target within the row.
     following = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORED)], axis=1)
     counts = following != IGNORED
-    found |= {"tokens": tokens, "targets": np.where(counts, following, 0), MASK: counts.astype(np.float32)}
+    found |= {"tokens": tokens, "targets": np.where(counts, following, 0), MASK_LEAF: counts.astype(np.float32)}
     if "attention_mask" in batch:
         found["segment"] = _segments(np.asarray(batch["attention_mask"]), counts)
     if "position_ids" in batch:
@@ -86,11 +86,11 @@ def _is_theirs(names: Mapping[str, Any]) -> bool:
 
 def _check_names(names: Mapping[str, Any]) -> None:
     theirs = [name for name in _THEIRS if name in names]
-    ours = [name for name in ("tokens", "targets", MASK, "segment", "position") if name in names and name in _OURS]
+    ours = [name for name in ("tokens", "targets", MASK_LEAF, "segment", "position") if name in names and name in _OURS]
     if ours:
         raise DataError(
             f"the batch has {', '.join(theirs)} beside {', '.join(ours)}, and only one can be meant; give either input_ids and "
-            f"labels (unshifted, {IGNORED} ignored), or tokens, targets (shifted by one) and {MASK}"
+            f"labels (unshifted, {IGNORED} ignored), or tokens, targets (shifted by one) and {MASK_LEAF}"
         )
     if not {"input_ids", "labels"} <= names.keys():
         raise DataError(

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, RocHistogram, Sum, Task, logical_axes
-from ...core.batch_checks import MASK, NUMBERS, WEIGHTS, LeafRange
+from ...core.batch_checks import MASK_LEAF, UNCHECKED_RANGE, WEIGHT_RANGE, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import Metrics
-from ...core.params.growth import Growing
+from ...core.params.growth import GrowingVocab
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
-from ...kernels.compute_dtype import resolve
+from ...kernels.compute_dtype import resolve_dtype
 from ...layers.stages.staged import ComputeType
 from ...spmd import split_cotangent
-from ..leaf_names import OTHER_NAMES
+from ..leaf_names import LEAF_ALIASES
 from .dlrm import Dlrm, DlrmConfig
 
 AUC_BINS = 2**18
-FURTHEST_LOGIT = 16.0
+MAX_LOGIT = 16.0
 """Logits beyond ± this value share the outermost bins: probabilities below 1e-7, or as close to 1."""
 
 
@@ -47,7 +47,7 @@ class DlrmTask(Validated, Task):
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
     names_axes = True
     splits_residual = False
-    other_names = OTHER_NAMES
+    other_names = LEAF_ALIASES
 
     def __post_init__(self) -> None:
         if self.compute_dtype == "float16":
@@ -63,17 +63,17 @@ class DlrmTask(Validated, Task):
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         advice = "a label is a probability: 0 or 1, or between; data.label_above makes one of ratings"
-        numeric = {"numeric": NUMBERS} if self.model.numeric else {}
-        label = {"label": LeafRange(0.0, 1.0, counted_by=MASK, advice=advice)}
-        return {MASK: WEIGHTS, **label, **numeric, **self.model.tables.leaf_ranges}
+        numeric = {"numeric": UNCHECKED_RANGE} if self.model.numeric else {}
+        label = {"label": LeafRange(0.0, 1.0, counted_by=MASK_LEAF, advice=advice)}
+        return {MASK_LEAF: WEIGHT_RANGE, **label, **numeric, **self.model.tables.leaf_ranges}
 
     @property
     def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return frozenset(self.batch_axes) - {MASK}
+        return frozenset(self.batch_axes) - {MASK_LEAF}
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolve(self.compute_dtype))
+        return jnp.dtype(resolve_dtype(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "DlrmTask":
         tables = self.model.tables.adapted(facts.num_ids)
@@ -89,7 +89,7 @@ class DlrmTask(Validated, Task):
         return self.model.tables.vocabulary_axes()
 
     @property
-    def growing(self) -> tuple[Growing, ...]:
+    def growing(self) -> tuple[GrowingVocab, ...]:
         return self.model.tables.growing
 
     def parameter_axes(self, params: Any) -> Any:
@@ -133,6 +133,6 @@ def click_metrics(
     probability = jax.nn.sigmoid(logits)
     return {
         # Bins of the logit, not of the probability: clicks are rare, so most probabilities are close to 0.
-        "auc": RocHistogram.of((logits / FURTHEST_LOGIT + 1) / 2, label, mask, AUC_BINS),
+        "auc": RocHistogram.of((logits / MAX_LOGIT + 1) / 2, label, mask, AUC_BINS),
         "calibration": Mean((probability * mask).sum(), (label * mask).sum()),
     }

@@ -8,10 +8,10 @@ import jax
 from ...layers.attention.pointwise_attention import PointwiseAttention
 from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
-from ..decoder.blocks import norm_of
+from ..decoder.blocks import norm_builder
 from ..decoder.config import DecoderConfig, LayerKind, require
 
-UNUSED = (
+UNUSED_SETTINGS = (
     "kv_heads", "latent", "ffn", "feed_forward", "gated", "activation", "post_norms", "qk_norm", "attention_bias",
     "attention_output_bias", "feed_forward_bias", "windows", "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
@@ -33,7 +33,7 @@ class HstuConfig(DecoderConfig):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             require(
-                field.name not in UNUSED or value == field.default,
+                field.name not in UNUSED_SETTINGS or value == field.default,
                 f"model.{field.name}={value!r} has no effect in HSTU's layers; leave it {field.default!r}",
             )
         require(self.rotary is None, f"model.rotary={self.rotary!r} has no effect in HSTU's layers; leave it None")
@@ -46,7 +46,7 @@ class HstuConfig(DecoderConfig):
             self.heads,
             self.head_size,
             self.max_length,
-            norm=norm_of(self),
+            norm=norm_builder(self),
             epsilon=self.norm_epsilon,
             dropout=self.dropout,
             output_gain=self.num_layers**-0.5,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...core import Batch, DataFacts, Evaluation, Loss, Sum, name_key
-from ...core.batch_checks import MASK, WEIGHTS, LeafRange, ids
+from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
@@ -21,11 +21,11 @@ from ...layers import Context, StagedTask, run_stacks, token_loss
 from ...layers.stages.staged import ComputeType, FloatType
 from ...layers.tables.ranking import ranking_metrics, target_ranks
 from ...parallel import Pipeline, RematPolicy
-from ...parallel.context import sequence_places
+from ...parallel.context import sequence_positions
 from ...spmd import all_gather_sequence, split_cotangent
 from ..decoder.config import DecoderConfig
 from ..decoder.model import Decoder
-from ..leaf_names import OTHER_NAMES
+from ..leaf_names import LEAF_ALIASES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class SequenceTask(Validated, StagedTask):
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
-    other_names = OTHER_NAMES
+    other_names = LEAF_ALIASES
     batch_axes = MappingProxyType(
         {**dict.fromkeys(("items", "targets", "times"), ("batch", "seq")), "loss_mask": ("batch",)}
     )
@@ -75,9 +75,9 @@ class SequenceTask(Validated, StagedTask):
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
-        items = ids(self.model.vocab_size, least=-1, advice="raise task.model.vocab_size")
+        items = id_range(self.model.vocab_size, least=-1, advice="raise task.model.vocab_size")
         return {
-            MASK: WEIGHTS,
+            MASK_LEAF: WEIGHT_RANGE,
             "items": items,
             "targets": items,
             **dict.fromkeys(("times", "target_times"), LeafRange(whole=True)),
@@ -124,7 +124,7 @@ class SequenceTask(Validated, StagedTask):
             )
         tensor = axis_size("tensor")
         position = jnp.broadcast_to(jnp.arange(items.shape[1])[None], items.shape)
-        place = sequence_places(items.shape[1] // tensor, context=1, tensor=tensor)
+        place = sequence_positions(items.shape[1] // tensor, context=1, tensor=tensor)
         drawn = key if train and self.model.dropout > 0 else None
         # Padding follows all events, so causal attention never sees it.
         times, following = batch.get("times"), batch.get("target_times")

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ...core import Axes, Batch, DataFacts, Evaluation, Loss, Mean, Sum, Task, logical_axes
-from ...core.batch_checks import MASK, NUMBERS, WEIGHTS, LeafRange
-from ...core.params.growth import Growing
+from ...core.batch_checks import MASK_LEAF, UNCHECKED_RANGE, WEIGHT_RANGE, LeafRange
+from ...core.params.growth import GrowingVocab
 from ...core.validation import Validated
-from ...kernels.compute_dtype import resolve
+from ...kernels.compute_dtype import resolve_dtype
 from ...layers.stages.staged import UnscaledType
 from ...spmd import all_gather_sum, split_cotangent, token_axes
 from ...spmd.collectives import all_gather, axis_index
-from ..leaf_names import OTHER_NAMES
+from ..leaf_names import LEAF_ALIASES
 from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
 
 
@@ -41,7 +41,7 @@ class TwoTowerTask(Validated, Task):
     names_axes = True
     splits_residual = False
     sums_over_rows = False
-    other_names = OTHER_NAMES
+    other_names = LEAF_ALIASES
 
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -51,16 +51,16 @@ class TwoTowerTask(Validated, Task):
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
-        log_q = {self.log_q_leaf: NUMBERS} if self.log_q_leaf else {}
-        return {MASK: WEIGHTS, **log_q, **self.model.query.leaf_ranges, **self.model.item.leaf_ranges}
+        log_q = {self.log_q_leaf: UNCHECKED_RANGE} if self.log_q_leaf else {}
+        return {MASK_LEAF: WEIGHT_RANGE, **log_q, **self.model.query.leaf_ranges, **self.model.item.leaf_ranges}
 
     @property
     def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return frozenset(self.batch_axes) - {MASK}
+        return frozenset(self.batch_axes) - {MASK_LEAF}
 
     @property
     def weight_dtype(self) -> Any:
-        return jnp.dtype(resolve(self.compute_dtype))
+        return jnp.dtype(resolve_dtype(self.compute_dtype))
 
     def adapted(self, facts: DataFacts) -> "TwoTowerTask":
         model = self.model
@@ -75,7 +75,7 @@ class TwoTowerTask(Validated, Task):
         return {**self.model.query.vocabulary_axes(), **self.model.item.vocabulary_axes()}
 
     @property
-    def growing(self) -> tuple[Growing, ...]:
+    def growing(self) -> tuple[GrowingVocab, ...]:
         model = self.model.placed()
         return (*model.query.growing, *model.item.growing)
 

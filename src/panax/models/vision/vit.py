@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from ...core import Module, constant, dropout, normal, parameter, scope, stack, stacked
+from ...core import Module, constant, dropout, normal, parameter, scope, stack, stacked_modules
 from ...core.errors import RecipeError
 from ...layers import Attention, Context, FeedForward, Norm, Stack, TransformerBlock, run_stacks
 from ...parallel import RematPolicy
@@ -16,7 +16,7 @@ from ...spmd import add_bias, contract, gather
 from .vit_config import VitConfig
 
 
-def vit_block(key: jax.Array, config: VitConfig) -> TransformerBlock:
+def build_vit_block(key: jax.Array, config: VitConfig) -> TransformerBlock:
     """Initialize one layer."""
     keys = iter(jax.random.split(key, 4))
     # Each layer adds two branches; their sum keeps its scale at any depth.
@@ -98,7 +98,7 @@ class Vit(Module):
     final_norm: Norm
     head: ClassHead
     config: VitConfig = eqx.field(static=True)
-    blocks: TransformerBlock | None = stacked("layer")
+    blocks: TransformerBlock | None = stacked_modules("layer")
     class_token: Float[Array, " norm"] | None = parameter(normal(std=0.02))
     positions: Float[Array, "position embed"] = parameter(normal("embed"))
 
@@ -126,7 +126,7 @@ class Vit(Module):
             own_key,
             sizes,
             patches=Patches.create(patch_key, sizes),
-            blocks=stack(layer_key, config.num_layers, functools.partial(vit_block, config=config)),
+            blocks=stack(layer_key, config.num_layers, functools.partial(build_vit_block, config=config)),
             final_norm=Norm.build(key, config.embed, kind="layer", epsilon=config.norm_epsilon),
             head=ClassHead.create(head_key, sizes),
             config=config,

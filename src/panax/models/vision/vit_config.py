@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, suggest_name
 from ...core.validation import Validated
 from ...layers.feed_forward import Activation
 
@@ -112,7 +112,7 @@ class VitConfig(Validated):
         (197, 256)
         """
         if size not in _SIZES:
-            raise RecipeError(f"size={size!r} is not a vision transformer's; {nearest(size, _SIZES)}")
+            raise RecipeError(f"size={size!r} is not a vision transformer's; {suggest_name(size, _SIZES)}")
         embed, num_layers, heads = _SIZES[size]
         return cls(
             num_classes=num_classes,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core import Batch, DataFacts, Loss, Mean, Metrics, Sum
-from ...core.batch_checks import MASK, WEIGHTS, LeafRange, ids
+from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.measures import Losses
 from ...core.task import MatmulPrecision
@@ -18,8 +18,8 @@ from ...layers import Context, Stack, StagedTask
 from ...layers.stages.staged import ComputeType, FloatType
 from ...parallel import Pipeline, RematPolicy
 from ...spmd import split_cotangent
-from ..leaf_names import OTHER_NAMES
-from ..task_metrics import TokenMetric, check_names, measured_by, own_metrics
+from ..leaf_names import LEAF_ALIASES
+from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .vit import Vit, shared_context
 from .vit_config import VitConfig
 
@@ -50,14 +50,14 @@ class VitTask(Validated, StagedTask):
     matmul_precision: MatmulPrecision | None = None
     remat: RematPolicy = "none"
     label_smoothing: float = 0.0
-    metrics: Mapping[str, TokenMetric] = own_metrics()
+    metrics: Mapping[str, TokenMetric] = metrics_field()
 
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
     mesh_axes = frozenset({"replica", "stage", "fsdp", "expert", "tensor"})
     splits_residual = False
     unit = "images"
-    other_names = OTHER_NAMES
+    other_names = LEAF_ALIASES
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
@@ -67,8 +67,13 @@ class VitTask(Validated, StagedTask):
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
-        classes = ids(self.model.num_classes, counted_by=MASK, advice="raise task.model.num_classes")
-        return {MASK: WEIGHTS, "label": classes, MIXED_LABEL: classes, MIX: LeafRange(0.0, 1.0, counted_by=MASK)}
+        classes = id_range(self.model.num_classes, counted_by=MASK_LEAF, advice="raise task.model.num_classes")
+        return {
+            MASK_LEAF: WEIGHT_RANGE,
+            "label": classes,
+            MIXED_LABEL: classes,
+            MIX: LeafRange(0.0, 1.0, counted_by=MASK_LEAF),
+        }
 
     required_leaves = frozenset({"image", "label"})
 
@@ -127,17 +132,17 @@ class VitTask(Validated, StagedTask):
         scores = params.head(items)
         label, mixed, share, mask = targets["label"], targets.get(MIXED_LABEL), targets.get(MIX), targets["loss_mask"]
         smoothing = self.label_smoothing if train else 0.0
-        surprise = class_surprise(split_cotangent(scores), label, mixed, share, smoothing)
+        surprise = mixed_cross_entropy(split_cotangent(scores), label, mixed, share, smoothing)
         if mixed is not None and share is not None:
             # The class with the larger share counts as a mixed image's label.
             label = jnp.where(share < 0.5, mixed, label)
         metrics = _metrics(scores, label, mask)
         if not train:
-            metrics |= measured_by(self.metrics, scores.astype(jnp.float32), label, mask)
+            metrics |= compute_token_metrics(self.metrics, scores.astype(jnp.float32), label, mask)
         return {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}, metrics
 
 
-def class_surprise(
+def mixed_cross_entropy(
     scores: Float[Array, "batch class"],
     label: Int[Array, " batch"],
     mixed: Int[Array, " batch"] | None = None,
@@ -153,7 +158,7 @@ def class_surprise(
         share: The first class's share, in [0, 1].
         smoothing: Share of the target that is spread evenly over all classes.
 
-    >>> class_surprise(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1).tolist() == [jnp.log(4.0)]
+    >>> mixed_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1).tolist() == [jnp.log(4.0)]
     True
     """
     log_shares = jax.nn.log_softmax(scores, axis=-1)

@@ -14,7 +14,7 @@ from ..sharded.sharded_optimizer import ShardedOptimizer, StateSpec, UpdateInput
 ROW, COLUMN = "square_row", "square_column"
 FLOOR = 1e-30
 """Added to squares, so that the root of a zero gradient can be divided by."""
-LEAST_SCALE = 1e-3
+MIN_SCALE = 1e-3
 """Minimum scale of a parameter, so that one initialized with zeros moves."""
 
 
@@ -74,7 +74,7 @@ class Adafactor(ShardedOptimizer):
             along = jax.lax.rsqrt(after[ROW] / shard.mean(after[ROW], (row,)))
             update = taken.gradient * along * jax.lax.rsqrt(after[COLUMN])
         update = update / jnp.maximum(1, _size(shard, update) / self.clipping)
-        scale = jnp.maximum(_size(shard, taken.value), LEAST_SCALE)
+        scale = jnp.maximum(_size(shard, taken.value), MIN_SCALE)
         return -(taken.rate * update * scale + taken.decay * taken.value), after
 
 

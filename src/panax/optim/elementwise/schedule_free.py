@@ -15,7 +15,7 @@ from ...kernels.quantized import QuantizedArray
 from ..moments import SQUARE, bias_correction, check_decay_rates
 from ..optimizer import check_epsilon
 from ..parameter import Parameter
-from ..schedule import OwnSchedule, Schedule
+from ..schedule import CustomSchedule, Schedule
 from ..sharded.codes import decode_state
 from ..sharded.shard import ParameterShard
 from ..sharded.sharded_optimizer import ShardedOptimizer, StateSpec, UpdateInputs
@@ -38,7 +38,7 @@ class ScheduleFreeAdamW(ShardedOptimizer):
 
     steps_as_adam = True
 
-    schedule: Schedule | OwnSchedule = Schedule(peak=2.5e-3, decay="constant")  # noqa: RUF009
+    schedule: Schedule | CustomSchedule = Schedule(peak=2.5e-3, decay="constant")  # noqa: RUF009
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8

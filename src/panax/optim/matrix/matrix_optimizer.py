@@ -10,12 +10,12 @@ from ...core.errors import RecipeError
 from ...core.protocols import Axes
 from ..moments import Moments, adamw_step, check_decay_rates
 from ..optimizer import check_epsilon
-from ..parameter import Parameter, check_excluded, matrix_of
+from ..parameter import Parameter, check_excluded, matrix_dims
 from ..sharded.owner_shards import OwnedArray
 from ..sharded.shard import ParameterShard
 from ..sharded.sharded_optimizer import ShardedOptimizer, StateSpec, UpdateInputs
 
-NO_MATRICES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
+NON_MATRIX_AXES = ("vocab", "position", "class", "tap", "router", "patch_row", "patch_column")
 """Logical axes of tables, filters, and a model's first and last layers."""
 
 STATISTIC = "statistic"
@@ -31,7 +31,7 @@ class MatrixOptimizer(ShardedOptimizer):
         b1: AdamW's decay rate of the mean; `b2` and `epsilon` are AdamW's too.
     """
 
-    excluded: tuple[str, ...] = NO_MATRICES
+    excluded: tuple[str, ...] = NON_MATRIX_AXES
     weight_decay: float = 0.1
     b1: float = 0.9
     b2: float = 0.95
@@ -53,7 +53,7 @@ class MatrixOptimizer(ShardedOptimizer):
 
     def takes(self, axes: Axes) -> bool:
         """Return whether a parameter with these logical axes is updated as a matrix."""
-        return matrix_of(axes) is not None and not any(axis in self.excluded for axis in axes)
+        return matrix_dims(axes) is not None and not any(axis in self.excluded for axis in axes)
 
     def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
         return self.keeps_of_matrix(parameter) if self.takes(parameter.kinds) else Moments.keeps(parameter)
@@ -99,6 +99,6 @@ def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> di
     }
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
+def matmul_float32(a: jax.Array, b: jax.Array) -> jax.Array:
     """Multiply float32 matrices at full precision, regardless of the platform's default."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

@@ -70,10 +70,10 @@ def _power(x: jax.Array, power: int) -> jax.Array:
     return found
 
 
-def products_of(power: int, iterations: int = ITERATIONS) -> int:
+def count_products(power: int, iterations: int = ITERATIONS) -> int:
     """Count the matmuls of one inverse root.
 
-    >>> products_of(4)
+    >>> count_products(4)
     120
     """
     return iterations * (power.bit_length() - 1 + power.bit_count() - 1 + 2)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from ...core.errors import RecipeError
 from ..moments import Moments, check_decay_rates
 from ..parameter import Parameter
-from ..sharded.owner_shards import OwnedArray, map_to_owners, one_by_one
+from ..sharded.owner_shards import OwnedArray, map_one_by_one, map_to_owners
 from ..sharded.shard import ParameterShard
-from ..sharded.sharded_optimizer import KeptOf, StateSpec, UpdateInputs
+from ..sharded.sharded_optimizer import StateByKind, StateSpec, UpdateInputs
 from .blocks import MatrixBlocks
-from .matrix_optimizer import MatrixOptimizer, matrix_statistic, product, statistic_shards
+from .matrix_optimizer import MatrixOptimizer, matmul_float32, matrix_statistic, statistic_shards
 from .orientation import TransposedView
 from .roots import inverse_root
 
@@ -123,9 +123,9 @@ class Shampoo(MatrixOptimizer):
             _, rows, columns = gradient.shape
             blocks = MatrixBlocks.of((rows, columns), self.block)
             cut, share = blocks.cut(gradient), 1 - self.b_statistics
-            left = self.b_statistics * left + share * product(cut, cut.mT)
-            right = self.b_statistics * right + share * product(cut.mT, cut)
-            towards = product(product(roots[0], blocks.cut(mean)), roots[1])
+            left = self.b_statistics * left + share * matmul_float32(cut, cut.mT)
+            right = self.b_statistics * right + share * matmul_float32(cut.mT, cut)
+            towards = matmul_float32(matmul_float32(roots[0], blocks.cut(mean)), roots[1])
             return [blocks.joined(towards), left, right]
 
         given, arrays, returned = {}, {}, {}
@@ -138,7 +138,7 @@ class Shampoo(MatrixOptimizer):
                 *(taken[name].kept[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
             returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
-        return map_to_owners(one_by_one(work), given, arrays, returned)
+        return map_to_owners(map_one_by_one(work), given, arrays, returned)
 
     def renewal_due(self, number: int) -> bool:
         return number % self.precondition_frequency == 0
@@ -148,7 +148,7 @@ class Shampoo(MatrixOptimizer):
         delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
         return f"after every {self.precondition_frequency} steps{delayed}"
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(*statistics: jax.Array) -> list[jax.Array]:
             return [inverse_root(each, POWER, self.ridge) for each in statistics]
 
@@ -160,7 +160,7 @@ class Shampoo(MatrixOptimizer):
                 arrays[name] = [kept[name][kind] for kind in STATISTICS]
         return {
             name: dict(zip(self._renews, roots))
-            for name, roots in map_to_owners(one_by_one(work), parts, arrays, parts).items()
+            for name, roots in map_to_owners(map_one_by_one(work), parts, arrays, parts).items()
         }
 
     def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:

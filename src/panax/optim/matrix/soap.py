@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from ...core.errors import RecipeError
 from ..moments import MEAN, SQUARE, Moments, bias_correction, check_decay_rates
 from ..parameter import Parameter
-from ..sharded.owner_shards import OwnedArray, map_to_owners, one_by_one
+from ..sharded.owner_shards import OwnedArray, map_one_by_one, map_to_owners
 from ..sharded.shard import ParameterShard
-from ..sharded.sharded_optimizer import KeptOf, StateSpec, UpdateInputs
-from .matrix_optimizer import MatrixOptimizer, matrix_statistic, product, statistic_shards
+from ..sharded.sharded_optimizer import StateByKind, StateSpec, UpdateInputs
+from .matrix_optimizer import MatrixOptimizer, matmul_float32, matrix_statistic, statistic_shards
 from .orientation import TransposedView
 
 STATISTICS = ("left", "right")
@@ -104,7 +104,9 @@ class Soap(MatrixOptimizer):
             arrays[name] = [gradient, means[name], square, *(now.kept[kind] for kind in kinds)]
             returned[name] = [matrix, matrix, *(kept[STATISTICS[side]] for side in sides)]
         found = {}
-        for name, (towards, square, *statistics) in map_to_owners(one_by_one(work), given, arrays, returned).items():
+        for name, (towards, square, *statistics) in map_to_owners(
+            map_one_by_one(work), given, arrays, returned
+        ).items():
             now, sides = taken[name], self.sides(shards[name].parameter)
             kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
@@ -119,7 +121,7 @@ class Soap(MatrixOptimizer):
     def renewal_when(self) -> str:
         return f"after the first step, and every {self.precondition_frequency} steps"
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(square: jax.Array, *both: jax.Array) -> list[jax.Array]:
             sides = self._sides(square.shape[1:])
             bases = []
@@ -141,20 +143,20 @@ class Soap(MatrixOptimizer):
                 kinds[name] = (SQUARE, *bases)
         return {
             name: dict(zip(kinds[name], new))
-            for name, new in map_to_owners(one_by_one(work), parts, arrays, returned).items()
+            for name, new in map_to_owners(map_one_by_one(work), parts, arrays, returned).items()
         }
 
 
 def _statistic(matrices: jax.Array, side: int) -> jax.Array:
-    return product(matrices.mT, matrices) if side else product(matrices, matrices.mT)
+    return matmul_float32(matrices.mT, matrices) if side else matmul_float32(matrices, matrices.mT)
 
 
 def _turned(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False) -> jax.Array:
     """Rotate matrices into the bases of their sides, or back; a side without a basis is not rotated."""
     if 0 in bases:
-        x = product(bases[0] if back else bases[0].mT, x)
+        x = matmul_float32(bases[0] if back else bases[0].mT, x)
     if 1 in bases:
-        x = product(x, bases[1].mT if back else bases[1])
+        x = matmul_float32(x, bases[1].mT if back else bases[1])
     return x
 
 
@@ -174,7 +176,7 @@ def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax
     statistics = statistics / jnp.where(known, most, 1)
     identity = jnp.broadcast_to(jnp.eye(statistics.shape[-1], dtype=statistics.dtype), statistics.shape)
     begins = ~jnp.any(basis != 0, (1, 2), keepdims=True)
-    ahead = product(statistics, jnp.where(begins, identity, basis))
+    ahead = matmul_float32(statistics, jnp.where(begins, identity, basis))
     order = jnp.argsort(-jnp.sum(basis * ahead, 1), axis=1)
     turned = jnp.linalg.qr(jnp.take_along_axis(ahead, order[:, None], 2))[0]
     # The full eigendecomposition costs ten times as much, and runs only once.

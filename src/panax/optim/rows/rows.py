@@ -19,7 +19,7 @@ from ...core.protocols import Axes
 from ...core.validation import Validated
 from ..moments import check_decay_rates
 from ..optimizer import check_epsilon
-from ..schedule import OwnSchedule, Schedule
+from ..schedule import CustomSchedule, Schedule
 
 RowState = Mapping[str, Array]
 """The state of each row, by name: a scalar per row, or one value per element."""
@@ -35,7 +35,7 @@ class RowOptimizer(Validated, abc.ABC):
         schedule: The learning-rate schedule; constant by default, since a row is updated at irregular steps.
     """
 
-    schedule: Schedule | OwnSchedule = Schedule(peak=0.01, decay="constant")  # noqa: RUF009
+    schedule: Schedule | CustomSchedule = Schedule(peak=0.01, decay="constant")  # noqa: RUF009
 
     takes_means: ClassVar[bool] = False
     """True if `step` calls `mean`, which reduces over devices if columns are sharded."""
@@ -134,7 +134,7 @@ class LazyAdam(RowOptimizer):
         weight_decay: Decoupled; applied to a row when it is touched.
     """
 
-    schedule: Schedule | OwnSchedule = Schedule(peak=1e-3, decay="constant")  # noqa: RUF009
+    schedule: Schedule | CustomSchedule = Schedule(peak=1e-3, decay="constant")  # noqa: RUF009
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8

@@ -13,7 +13,7 @@ import jax
 from ...core.errors import RecipeError
 from ...core.layout.layout import current_layout
 from ...core.layout.quant_blocks import quant_block_shape
-from ...core.params.logical import is_copies
+from ...core.params.logical import is_stack_axis
 from ...core.protocols import Axes
 from ...kernels.quantized import DYNAMIC, DYNAMIC_UNSIGNED, QuantizedArray
 
@@ -22,29 +22,29 @@ LEAST, BLOCK = 4096, 256
 AdamW8bit."""
 
 
-def block_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
+def block_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     """Return the block's size along each dimension of a state array; None if it is not quantized.
 
-    >>> block_of((12, 512, 384), ("layer", "embed", "kv_latent")), block_of((12, 4096, 14336), ("layer", "embed", "ffn"))
+    >>> block_shape((12, 512, 384), ("layer", "embed", "kv_latent")), block_shape((12, 4096, 14336), ("layer", "embed", "ffn"))
     ((1, 2, 128), (1, 8, 32))
-    >>> block_of((512, 256), ("embed", "kv_latent")), block_of((12, 64), ("layer", "norm"))
+    >>> block_shape((512, 256), ("embed", "kv_latent")), block_shape((12, 64), ("layer", "norm"))
     ((1, 256), None)
     """
-    own = [dim for dim, axis in enumerate(axes) if not is_copies(axis)]
+    own = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
     if math.prod(shape[dim] for dim in own) < LEAST:
         return None
     box = quant_block_shape(shape, axes, own, BLOCK)
     return box if math.prod(box) == BLOCK else None
 
 
-def zeros_in_codes(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> QuantizedArray | None:
+def quantized_zeros(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str) -> QuantizedArray | None:
     """Create an 8-bit array of zeros; None if an array of this shape is not quantized.
 
     Args:
         signed: True if values may be negative.
         dtype: Dtype of the decoded values.
     """
-    block = block_of(shape, axes)
+    block = block_shape(shape, axes)
     return None if block is None else QuantizedArray.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
 
 
@@ -53,7 +53,7 @@ def decode_state(kept: Any, dtype: Any) -> jax.Array:
     return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept.astype(dtype)
 
 
-def axes_of_parts(kept: Any, axes: Axes) -> Any:
+def state_leaf_axes(kept: Any, axes: Axes) -> Any:
     """Return the logical axes of each leaf of a state array: codes and scales both have those of the
     array."""
     return jax.tree.map(lambda _: axes, kept)

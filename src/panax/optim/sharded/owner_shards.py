@@ -30,7 +30,7 @@ from ..matrix.orientation import TransposedView
 from .shard import ParameterShard
 
 
-class Lying(NamedTuple):
+class ShardPlacement(NamedTuple):
     """Layout of one matrix (or of its state), without the stacking dimensions.
 
     Attributes:
@@ -80,10 +80,10 @@ class OwnedArray(NamedTuple):
         return cls(shard, parameter.copies, parameter.own, tuple(parameter.shape[dim] for dim in parameter.own))
 
     @property
-    def lying(self) -> Lying:
+    def lying(self) -> ShardPlacement:
         shape = self.shard.parameter.shape
         places = self.shard.places
-        return Lying(tuple(shape[dim] for dim in self.own), tuple(places[dim] for dim in self.own), self.shape)
+        return ShardPlacement(tuple(shape[dim] for dim in self.own), tuple(places[dim] for dim in self.own), self.shape)
 
     @property
     def apart(self) -> MeshAxes:
@@ -114,8 +114,8 @@ class OwnedMatrices(NamedTuple):
         over: All mesh axes of more than one device that hold shards or replicas of the matrices.
     """
 
-    given: tuple[Lying, ...]
-    returned: tuple[Lying, ...]
+    given: tuple[ShardPlacement, ...]
+    returned: tuple[ShardPlacement, ...]
     over: MeshAxes
 
     @classmethod
@@ -144,12 +144,14 @@ class OwnedMatrices(NamedTuple):
 
 
 Arrays = Mapping[str, Sequence[jax.Array]]
-Parts = Mapping[str, Sequence[OwnedArray]]
-Work = Callable[..., Sequence[jax.Array]]
+ArraysToOwn = Mapping[str, Sequence[OwnedArray]]
+MatrixFunction = Callable[..., Sequence[jax.Array]]
 """Takes arrays of (matrices, *shape), one per input; returns one per result."""
 
 
-def map_to_owners(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> dict[str, list[jax.Array]]:
+def map_to_owners(
+    work: MatrixFunction, given: ArraysToOwn, arrays: Arrays, returned: ArraysToOwn
+) -> dict[str, list[jax.Array]]:
     """Run `work` on every matrix of some parameters, each matrix on one device.
 
     Args:
@@ -176,7 +178,7 @@ def map_to_owners(work: Work, given: Parts, arrays: Arrays, returned: Parts) -> 
     return found
 
 
-def one_by_one(work: Work) -> Work:
+def map_one_by_one(work: MatrixFunction) -> MatrixFunction:
     """Run `work` on one matrix at a time, with `jax.lax.map`.
 
     Intermediates take the memory of a single matrix, and rounding does not depend on how many matrices a
@@ -192,7 +194,7 @@ def one_by_one(work: Work) -> Work:
     return lambda *stacks: jax.lax.map(each, stacks)
 
 
-def _worked(work: Work, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
+def _worked(work: MatrixFunction, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
     if layout is None or not group.over:
         whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.given, stacks)]
@@ -205,7 +207,9 @@ def _worked(work: Work, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> li
     return [_from_owners(lying, group.over, x, sizes)[:count] for lying, x in zip(group.returned, done)]
 
 
-def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]) -> jax.Array:
+def _to_owners(
+    lying: ShardPlacement, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]
+) -> jax.Array:
     """Send shards to owners: (count, dims of a shard) of all matrices to (owned, whole dims) of this device's
     matrices.
 
@@ -232,7 +236,7 @@ def _to_owners(lying: Lying, over: MeshAxes, stack: jax.Array, owned: int, sizes
     return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
 
 
-def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
     """Invert `_to_owners`: (owned, whole dims) to (owners x owned, dims of a shard)."""
     owned, split = len(whole), lying.split
     copied = tuple(axis for axis in over if axis not in split)
@@ -260,7 +264,7 @@ def _from_owners(lying: Lying, over: MeshAxes, whole: jax.Array, sizes: Mapping[
     return parts.transpose(*found, *range(len(over), parts.ndim)).reshape(-1, *local)
 
 
-def _interleaved(lying: Lying) -> list[int]:
+def _interleaved(lying: ShardPlacement) -> list[int]:
     """Return the permutation of (each splitting mesh axis, owned, each dimension) to (owned, then each
     dimension preceded by its mesh axes)."""
     split = lying.split

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec
 
 from ...core.layout.declarations import tag_comm
 from ...core.layout.layout import MeshAxes, current_layout
-from ...core.params.counter_rng import bits_of_places
+from ...core.params.counter_rng import element_bits
 from ...core.protocols import Axes
 from ...kernels.precision import accumulation_dtype
-from ...mesh.placement import as_spec
+from ...mesh.placement import partition_entries
 from ...spmd.collectives import all_reduce
 from ...spmd.manual import map_over_shards
 from ..parameter import Parameter
@@ -77,13 +77,13 @@ class ParameterShard:
             if axes:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(whole // parts)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.places)))))
-        return bits_of_places(f"{self.parameter.name} {what}", count, places)
+        return element_bits(f"{self.parameter.name} {what}", count, places)
 
 
 def partition_spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
     """Return the storage sharding of an array with these logical axes, under the current layout."""
     layout = current_layout()
-    return PartitionSpec() if layout is None else PartitionSpec(*as_spec(layout.storage(axes, shape)))
+    return PartitionSpec() if layout is None else PartitionSpec(*partition_entries(layout.storage(axes, shape)))
 
 
 def shard_map_over_params(function: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:

@@ -28,15 +28,15 @@ from ..decay import uses_weight_decay
 from ..factors import factor_by_layer, select_factors
 from ..optimizer import Optimizer, check_epsilon
 from ..parameter import Parameter
-from ..transformation import Described, Renewal, Transformation
-from .codes import BLOCK, LEAST, axes_of_parts, check_blocks, zeros_in_codes
+from ..transformation import ParameterSpecs, Renewal, Transformation
+from .codes import BLOCK, LEAST, check_blocks, quantized_zeros, state_leaf_axes
 from .shard import ParameterShard, partition_spec, shard_map_over_params
 
 Arrays = Mapping[str, Any]
 Factors = Mapping[str, Any]
 """Parameter name to a factor: a scalar, or an array with one factor per stacked layer."""
 
-KeptOf = dict[str, dict[str, jax.Array]]
+StateByKind = dict[str, dict[str, jax.Array]]
 """Parameter name to its optimizer state, by state name."""
 
 COUNT = "count"
@@ -160,7 +160,7 @@ class ShardedOptimizer(Optimizer):
         """The renewal schedule as text."""
         return ""
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> KeptOf:
+    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         """Recompute the part of the state that is renewed only every few steps, in a separate program.
 
         Args:
@@ -214,12 +214,12 @@ class ShardedOptimizer(Optimizer):
             self._check_types(params, state)
             return state
 
-        def state_axes(state: Any, params: Described) -> Any:
+        def state_axes(state: Any, params: ParameterSpecs) -> Any:
             found: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
                 # The sharding does not depend on the dtype.
                 for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))).items():
-                    found.setdefault(kind, {})[name] = axes_of_parts(state[kind][name], kept.axes)
+                    found.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], kept.axes)
             return found
 
         def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
@@ -325,7 +325,7 @@ class ShardedOptimizer(Optimizer):
     def _zeros(self, kept: StateSpec) -> Any:
         """Create the initial state array."""
         if kept.moment and self.moments == "int8":
-            codes = zeros_in_codes(kept.shape, kept.axes, kept.signed, kept.dtype)
+            codes = quantized_zeros(kept.shape, kept.axes, kept.signed, kept.dtype)
             return jnp.zeros(kept.shape, kept.dtype) if codes is None else codes
         return jnp.zeros(kept.shape, self.moments if kept.moment and self.moments != "same" else kept.dtype)
 

@@ -1,12 +1,12 @@
 """Goodput at any number of devices, from a run's stage times and a failure rate: no jax, no device, no network."""
 
 from .fleet import Fleet
-from .lives import Lives, live_many
+from .lives import Lives, simulate_lives
 from .model import Forecast, best_every, forecast, young_daly_seconds
 from .simulation import Simulation, simulate
 from .stages import StageTimes
 
 __all__ = [
-    "Fleet", "Forecast", "Lives", "Simulation", "StageTimes", "best_every", "forecast", "live_many", "simulate",
+    "Fleet", "Forecast", "Lives", "Simulation", "StageTimes", "best_every", "forecast", "simulate_lives", "simulate",
     "young_daly_seconds",
 ]  # fmt: skip

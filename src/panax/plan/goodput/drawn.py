@@ -22,15 +22,15 @@ from ...metrics.page.blocks import (
 )
 from ...metrics.page.html import page
 from ...metrics.page.lines import Line, line_chart
-from ...metrics.report.drawn import HEIGHT, WIDTH, color_of
-from ...metrics.report.wording import duration, percent
+from ...metrics.report.drawn import HEIGHT, WIDTH, kind_color
+from ...metrics.report.wording import format_duration, format_percent
 from .fleet import SECONDS_PER_DAY
-from .model import FEWER, Forecast, best_every, forecast
-from .shown import SHOWN_KINDS, advice, interval_in_words, theory_in_words, times_of
+from .model import FEWER_DEVICES, Forecast, best_every, forecast
+from .shown import SHOWN_KINDS, advice, describe_interval, describe_theory, list_stage_times
 from .simulation import COUNTS, Simulation
 
-POINTS = 60
-FEWER_COLOUR = 5
+MAX_POINTS = 60
+FEWER_COLOR = 5
 
 
 def write_page(found: Simulation, output: str | Path) -> Path:
@@ -64,7 +64,7 @@ def sections_of(found: Simulation) -> list[Section]:
         Section("How often to save, on how many devices", (Grid((*_by_interval(found), _by_devices(found))),)),
         Section("Numbers of devices", (_table_of_devices(found),)),
         Section("Intervals", (_table_of_intervals(found),)),
-        Section("Stage times", (TextTable((("stage", "time", "from"), *times_of(found))),)),
+        Section("Stage times", (TextTable((("stage", "time", "from"), *list_stage_times(found))),)),
         Section("Assumed", (Points(found.assumptions),)),
     ]
 
@@ -73,26 +73,28 @@ def _tiles(found: Simulation) -> FigureTiles:
     now, best, lives = found.now, found.best, found.lives
     between = now.seconds_between_failures
     tone = "good" if now.goodput >= 0.9 else "busy" if now.advances else "bad"
-    spread = f"{percent(lives.low)} to {percent(lives.high)} in nine of ten lives"
+    spread = f"{format_percent(lives.low)} to {format_percent(lives.high)} in nine of ten lives"
     return FigureTiles(
         (
-            Tile("Goodput", percent(now.goodput), spread if now.advances else "the run never advances", tone),
-            Tile("At the best interval", percent(best.goodput), interval_in_words(best)),
+            Tile("Goodput", format_percent(now.goodput), spread if now.advances else "the run never advances", tone),
+            Tile("At the best interval", format_percent(best.goodput), describe_interval(best)),
             Tile(
-                "Interval by theory", theory_in_words(found) if math.isfinite(found.theory) else "—", "Young and Daly"
+                "Interval by theory", describe_theory(found) if math.isfinite(found.theory) else "—", "Young and Daly"
             ),
-            Tile("ETTR", percent(now.ettr), "the run makes progress"),
+            Tile("ETTR", format_percent(now.ettr), "the run makes progress"),
             Tile("Failures", f"{now.failures_per_day:.3g}", "a day"),
-            Tile("Between failures", duration(between) or "—", "on average"),
+            Tile("Between failures", format_duration(between) or "—", "on average"),
             Tile(
-                "A failure costs", duration(now.recovery + now.lost_per_failure, brief=True), "recovery and lost work"
+                "A failure costs",
+                format_duration(now.recovery + now.lost_per_failure, brief=True),
+                "recovery and lost work",
             ),
         )
     )
 
 
 def _colour(kind: str) -> int:
-    return FEWER_COLOUR if kind == FEWER else color_of(kind)
+    return FEWER_COLOR if kind == FEWER_DEVICES else kind_color(kind)
 
 
 def _strips(found: Simulation) -> Block:
@@ -101,15 +103,17 @@ def _strips(found: Simulation) -> Block:
         Strip(
             title,
             tuple(
-                StripSegment(each.shares[kind], _colour(kind), f"{kind}: {percent(each.shares[kind])}")
+                StripSegment(each.shares[kind], _colour(kind), f"{kind}: {format_percent(each.shares[kind])}")
                 for kind in kinds
                 if each.shares.get(kind, 0) > 0
             ),
-            f"goodput {percent(each.goodput)}, {interval_in_words(each)}",
+            f"goodput {format_percent(each.goodput)}, {describe_interval(each)}",
         )
         for title, each in (("Now", found.now), ("At the best interval", found.best))
     )
-    return Strips(strips, tuple((_colour(kind), kind, percent(found.now.shares.get(kind, 0.0))) for kind in kinds))
+    return Strips(
+        strips, tuple((_colour(kind), kind, format_percent(found.now.shares.get(kind, 0.0))) for kind in kinds)
+    )
 
 
 def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
@@ -117,7 +121,7 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
     unit = stages.copy_every or 1
     most = max(int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits)), 1)
     low, high = max(found.best.every / unit / 10, 1), min(max(found.best.every, stages.every) / unit * 3, most)
-    counts = sorted({round(low * (max(high, low) / low) ** (n / POINTS)) for n in range(POINTS + 1)})
+    counts = sorted({round(low * (max(high, low) / low) ** (n / MAX_POINTS)) for n in range(MAX_POINTS + 1)})
     made = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
     minutes = [each.interval / 60 for each in made]
     below = f"minutes between checkpoints, on {fleet.devices:,} devices"
@@ -141,7 +145,9 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
 def _by_devices(found: Simulation) -> Picture:
     host, most = found.fleet.devices_per_host, max(COUNTS[-1], found.fleet.devices)
     least = 2 * host
-    counts = sorted({max(round(least * (most / least) ** (n / POINTS) / host), 2) * host for n in range(POINTS + 1)})
+    counts = sorted(
+        {max(round(least * (most / least) ** (n / MAX_POINTS) / host), 2) * host for n in range(MAX_POINTS + 1)}
+    )
     now: list[Forecast] = []
     best: list[Forecast] = []
     for count in counts:
@@ -169,15 +175,15 @@ def _table_of_devices(found: Simulation) -> TextTable:
     for now, best in found.by_devices:
         if now.devices == found.fleet.devices:
             marked = len(rows) - 1
-        between = duration(now.seconds_between_failures)
-        interval = interval_in_words(best) if best.advances else "none: it never advances"
+        between = format_duration(now.seconds_between_failures)
+        interval = describe_interval(best) if best.advances else "none: it never advances"
         rows.append(
             (
                 f"{now.devices:,}",
                 f"{now.failures_per_day:.3g}",
                 between,
-                percent(now.goodput),
-                percent(best.goodput),
+                format_percent(now.goodput),
+                format_percent(best.goodput),
                 interval,
             )
         )
@@ -191,8 +197,15 @@ def _table_of_intervals(found: Simulation) -> TextTable:
         notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
         if "now" in notes:
             marked = len(rows) - 1
-        waiting, lost = percent(each.shares["checkpoint wait"]), percent(each.shares["lost work"])
+        waiting, lost = format_percent(each.shares["checkpoint wait"]), format_percent(each.shares["lost work"])
         rows.append(
-            (duration(each.interval), f"{each.every:,}", percent(each.goodput), waiting, lost, ", ".join(notes))
+            (
+                format_duration(each.interval),
+                f"{each.every:,}",
+                format_percent(each.goodput),
+                waiting,
+                lost,
+                ", ".join(notes),
+            )
         )
     return TextTable(tuple(rows), marked=marked)

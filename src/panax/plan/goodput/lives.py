@@ -13,8 +13,8 @@ from ...core.errors import RecipeError
 from .fleet import SECONDS_PER_DAY, Fleet, check_together
 from .stages import StageTimes
 
-MOST_LIVES = 10_000
-MOST_FAILURES = 30_000
+MAX_LIVES = 10_000
+MAX_FAILURES = 30_000
 """In all lives together: lives with more are shorter than the run."""
 
 
@@ -42,7 +42,7 @@ class Lives:
     failures_per_day: float
 
 
-def live_many(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: int = 0) -> Lives:
+def simulate_lives(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: int = 0) -> Lives:
     """Simulate lives of a run.
 
     Args:
@@ -52,13 +52,13 @@ def live_many(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: int = 
         RecipeError: The interval is longer than the run; or the count or the seed can't be used.
     """
     check_together(stages, fleet)
-    if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= MOST_LIVES:
-        raise RecipeError(f"lives={count!r}: expected a whole number from 2 to {MOST_LIVES}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= MAX_LIVES:
+        raise RecipeError(f"lives={count!r}: expected a whole number from 2 to {MAX_LIVES}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise RecipeError(f"seed={seed!r}: expected a whole number from 0")
     # Where hundreds of failures come before the first checkpoint, nothing is lost by a shorter life.
     rate = fleet.failures_per_second
-    end = min(fleet.days * SECONDS_PER_DAY, MOST_FAILURES / count / rate if rate else math.inf)
+    end = min(fleet.days * SECONDS_PER_DAY, MAX_FAILURES / count / rate if rate else math.inf)
     lives = [_Life(stages, fleet, end, np.random.default_rng([seed, number])) for number in range(count)]
     for life in lives:
         life.run()

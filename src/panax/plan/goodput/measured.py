@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import DataError
-from ...metrics.report.incidents import PHASES, Mishap, mishaps_of
+from ...metrics.report.incidents import PHASES, RunIncident, list_incidents
 from ...metrics.report.reading import RunFiles, mapping, number, read_run
 
 STEP_CURVE = "seconds/step"
 
-ASSUMED = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0, "first_step": 90.0}
+DEFAULT_SECONDS = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0, "first_step": 90.0}
 """Default seconds for stages that a run without failures or saves has not measured."""
 
-BY_ASSUMPTION = "assumed"
+ASSUMED_SOURCE = "assumed"
 """Where such a time is from."""
 
 
@@ -49,9 +49,9 @@ def read_stage_times(folder: str | Path) -> GoodputFigures:
         )
     _add_steps(run, steps, found)
     _add_checkpoints(run, steps, found, notes)
-    _add_recovery(mishaps_of(run), found, notes)
+    _add_recovery(list_incidents(run), found, notes)
     _add_devices(run, found)
-    found |= {name: (seconds, BY_ASSUMPTION) for name, seconds in ASSUMED.items() if name not in found}
+    found |= {name: (seconds, ASSUMED_SOURCE) for name, seconds in DEFAULT_SECONDS.items() if name not in found}
     return GoodputFigures(
         {name: value for name, (value, _) in found.items()},
         {name: source for name, (_, source) in found.items()},
@@ -105,7 +105,7 @@ def _add_checkpoints(
         notes.append("The ledger does not tell copies in memory from checkpoints: both are given the same stall.")
 
 
-def _add_recovery(mishaps: Sequence[Mishap], found: dict[str, tuple[float | int, str]], notes: list[str]) -> None:
+def _add_recovery(mishaps: Sequence[RunIncident], found: dict[str, tuple[float | int, str]], notes: list[str]) -> None:
     recorded = [mishap for mishap in mishaps if mishap.phases]
     for name in PHASES:
         seconds = [mishap.phases[name] for mishap in recorded if name in mishap.phases]

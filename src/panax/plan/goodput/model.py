@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from .fleet import SECONDS_PER_DAY, Fleet, check_together
 from .stages import StageTimes
 
-FEWER = "fewer devices"
-PRODUCTIVE = ("training", "data wait", "evaluation", FEWER)
-LEAST_CHECKPOINTS = 0.5
+FEWER_DEVICES = "fewer devices"
+PRODUCTIVE_KINDS = ("training", "data wait", "evaluation", FEWER_DEVICES)
+MIN_CHECKPOINTS = 0.5
 """A run that commits fewer of them than that in all its days does not advance."""
 
 
@@ -59,7 +59,7 @@ class Forecast:
     @property
     def ettr(self) -> float:
         """Effective training time ratio: the share of the time in which the run makes progress, on however many devices."""
-        return sum(self.shares[kind] for kind in PRODUCTIVE)
+        return sum(self.shares[kind] for kind in PRODUCTIVE_KINDS)
 
     @property
     def seconds_between_failures(self) -> float:
@@ -88,16 +88,16 @@ def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
         "evaluation": steps * stages.evaluation,
         "lost work": lost,
         "restart": 1.0 - training_time,
-        FEWER: 0.0,
+        FEWER_DEVICES: 0.0,
     }
     if fleet.shrinks:
         _shrink(shares, stages, fleet, rate * training_time)
     planned = fleet.planned_stops_per_day * fleet.planned(stages) / SECONDS_PER_DAY
     shares = {kind: share * (1 - planned) for kind, share in shares.items()}
     shares["start"] += planned
-    advances = steps * (1 - planned) * fleet.days * SECONDS_PER_DAY >= LEAST_CHECKPOINTS * stages.every
+    advances = steps * (1 - planned) * fleet.days * SECONDS_PER_DAY >= MIN_CHECKPOINTS * stages.every
     if not advances:
-        kept = (*PRODUCTIVE, "checkpoint wait")
+        kept = (*PRODUCTIVE_KINDS, "checkpoint wait")
         shares["lost work"] += sum(shares[kind] for kind in kept)
         shares |= dict.fromkeys(kept, 0.0)
     return Forecast(
@@ -175,7 +175,7 @@ def _shrink(shares: dict[str, float], stages: StageTimes, fleet: Fleet, recoveri
     away = fleet.replacement + stages.interval / 2
     missing = min(recoveries * away * fleet.devices_per_host / fleet.devices, 1.0)
     for kind in ("training", "data wait", "evaluation"):
-        shares[FEWER] += shares[kind] * missing
+        shares[FEWER_DEVICES] += shares[kind] * missing
         shares[kind] *= 1 - missing
 
 

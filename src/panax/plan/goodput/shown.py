@@ -5,11 +5,11 @@ import textwrap
 from collections.abc import Sequence
 
 from ...metrics.goodput import KINDS
-from ...metrics.report.wording import duration, percent
-from .model import FEWER, Forecast
+from ...metrics.report.wording import format_duration, format_percent
+from .model import FEWER_DEVICES, Forecast
 from .simulation import STAGE_FIELDS, Simulation
 
-SHOWN_KINDS = (*KINDS[:-1], FEWER)
+SHOWN_KINDS = (*KINDS[:-1], FEWER_DEVICES)
 STEPS = ("every", "copy_every", "measured_devices")
 
 
@@ -36,9 +36,9 @@ def wrap_sentence(sentence: str, indent: str = "") -> list[str]:
     return textwrap.wrap(sentence, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def interval_in_words(found: Forecast) -> str:
+def describe_interval(found: Forecast) -> str:
     """The interval of a forecast."""
-    return f"every {found.every:,} step{'s' if found.every > 1 else ''} ({duration(found.interval)})"
+    return f"every {found.every:,} step{'s' if found.every > 1 else ''} ({format_duration(found.interval)})"
 
 
 def advice(found: Simulation) -> str:
@@ -50,35 +50,42 @@ def advice(found: Simulation) -> str:
             "commit faster, use fewer devices, or keep copies in memory."
         )
     if not now.advances:
-        return f"With a checkpoint {interval_in_words(now)} the run never advances. Save {interval_in_words(best)}."
+        return f"With a checkpoint {describe_interval(now)} the run never advances. Save {describe_interval(best)}."
     gain = best.goodput - now.goodput
     if best.every == now.every or gain < 5e-4:
-        return f"The present interval, {interval_in_words(now)}, is as good as the best."
-    return f"Save {interval_in_words(best)} in place of {interval_in_words(now)}: {gain * 100:.2g} points more goodput."
+        return f"The present interval, {describe_interval(now)}, is as good as the best."
+    return f"Save {describe_interval(best)} in place of {describe_interval(now)}: {gain * 100:.2g} points more goodput."
 
 
-def theory_in_words(found: Simulation) -> str:
+def describe_theory(found: Simulation) -> str:
     """The interval by theory."""
     if not math.isfinite(found.theory):
         return "as rarely as possible: nothing fails"
-    return duration(found.theory) if found.theory > 0 else "after each step: a stall costs nothing"
+    return format_duration(found.theory) if found.theory > 0 else "after each step: a stall costs nothing"
 
 
 def _answer(found: Simulation) -> list[str]:
     now, best, lives = found.now, found.best, found.lives
     between = now.seconds_between_failures
-    failures = f"{now.failures_per_day:.3g} a day" + (f", one in {duration(between)}" if math.isfinite(between) else "")
-    spread = f"{percent(lives.low)} to {percent(lives.high)} in nine of ten lives of {lives.days:.3g} days"
+    failures = f"{now.failures_per_day:.3g} a day" + (
+        f", one in {format_duration(between)}" if math.isfinite(between) else ""
+    )
+    spread = (
+        f"{format_percent(lives.low)} to {format_percent(lives.high)} in nine of ten lives of {lives.days:.3g} days"
+    )
     rows = [
         ("devices", f"{now.devices:,} for {found.fleet.days:g} days"),
-        ("goodput", percent(now.goodput) + ("" if now.advances else ": the run never advances")),
+        ("goodput", format_percent(now.goodput) + ("" if now.advances else ": the run never advances")),
         *([("simulated", spread)] if now.advances else ()),
-        ("ETTR", percent(now.ettr)),
+        ("ETTR", format_percent(now.ettr)),
         ("failures", failures),
-        ("a failure costs", f"{duration(now.recovery)} of recovery, {duration(now.lost_per_failure)} of lost work"),
-        ("checkpoints", f"{interval_in_words(now)}, goodput {percent(now.goodput)}"),
-        ("best", f"{interval_in_words(best)}, goodput {percent(best.goodput)}" if best.advances else "none"),
-        *([("by theory", theory_in_words(found))] if best.advances else ()),
+        (
+            "a failure costs",
+            f"{format_duration(now.recovery)} of recovery, {format_duration(now.lost_per_failure)} of lost work",
+        ),
+        ("checkpoints", f"{describe_interval(now)}, goodput {format_percent(now.goodput)}"),
+        ("best", f"{describe_interval(best)}, goodput {format_percent(best.goodput)}" if best.advances else "none"),
+        *([("by theory", describe_theory(found))] if best.advances else ()),
     ]
     return [*(f"{name:<16}{value}" for name, value in rows), "", *wrap_sentence(advice(found))]
 
@@ -88,7 +95,7 @@ def _kinds(found: Simulation) -> list[str]:
     for kind in SHOWN_KINDS:
         now, best = (each.shares.get(kind, 0.0) for each in (found.now, found.best))
         if now > 0 or best > 0:
-            rows.append((kind, percent(now), percent(best)))
+            rows.append((kind, format_percent(now), format_percent(best)))
     return table(rows)
 
 
@@ -99,9 +106,9 @@ def _devices(found: Simulation) -> list[str]:
             (
                 f"{now.devices:,}",
                 f"{now.failures_per_day:.3g}",
-                percent(now.goodput),
-                percent(best.goodput),
-                duration(best.interval) if best.advances else "none",
+                format_percent(now.goodput),
+                format_percent(best.goodput),
+                format_duration(best.interval) if best.advances else "none",
             )
         )
     return table(rows)
@@ -111,24 +118,31 @@ def _intervals(found: Simulation) -> list[str]:
     rows = [("checkpoint every", "steps", "goodput", "waiting", "lost work", "")]
     for each in found.by_interval:
         notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
-        waiting, lost = percent(each.shares["checkpoint wait"]), percent(each.shares["lost work"])
+        waiting, lost = format_percent(each.shares["checkpoint wait"]), format_percent(each.shares["lost work"])
         rows.append(
-            (duration(each.interval), f"{each.every:,}", percent(each.goodput), waiting, lost, ", ".join(notes))
+            (
+                format_duration(each.interval),
+                f"{each.every:,}",
+                format_percent(each.goodput),
+                waiting,
+                lost,
+                ", ".join(notes),
+            )
         )
     return table(rows)
 
 
 def _times(found: Simulation) -> list[str]:
-    return table([("stage", "time", "from"), *((*row[:2], row[2]) for row in times_of(found))], left=(0, 2))
+    return table([("stage", "time", "from"), *((*row[:2], row[2]) for row in list_stage_times(found))], left=(0, 2))
 
 
-def times_of(found: Simulation) -> list[tuple[str, str, str]]:
+def list_stage_times(found: Simulation) -> list[tuple[str, str, str]]:
     """(stage, its time, where that is from) for each stage time that was used."""
     rows = []
     for name in STAGE_FIELDS:
         if name in found.sources:
             value = getattr(found.stages, name)
-            shown = f"{value:,}" if name in STEPS else duration(value)
+            shown = f"{value:,}" if name in STEPS else format_duration(value)
             unit = {"every": " steps", "copy_every": " steps"}.get(name, "")
             rows.append((name.replace("_", " "), shown + unit, found.sources[name]))
     return rows

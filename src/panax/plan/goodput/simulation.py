@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError, RecipeError, nearest
+from ...core.errors import DataError, RecipeError, suggest_name
 from .fleet import SECONDS_PER_DAY, Fleet
-from .lives import Lives, live_many
-from .measured import BY_ASSUMPTION, GoodputFigures, read_stage_times
+from .lives import Lives, simulate_lives
+from .measured import ASSUMED_SOURCE, GoodputFigures, read_stage_times
 from .model import Forecast, best_every, forecast, young_daly_seconds
 from .stages import StageTimes
 
@@ -111,7 +111,7 @@ def simulate(
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in STAGE_FIELDS and name not in FLEET_FIELDS:
-            raise RecipeError(f"there is no stage time {name!r}; {nearest(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
+            raise RecipeError(f"there is no stage time {name!r}; {suggest_name(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
     _check_place(output)
     read = GoodputFigures({}, {}, ()) if run is None else read_stage_times(run)
     times = {**read.times, **{name: value for name, value in given.items() if name in STAGE_FIELDS}}
@@ -120,7 +120,7 @@ def simulate(
     _check_complete(times, run)
     stages = StageTimes(**times)  # pyright: ignore[reportArgumentType]
     fleet = Fleet(devices=devices, **{name: value for name, value in given.items() if name in FLEET_FIELDS})  # pyright: ignore[reportArgumentType]
-    now, lived = forecast(stages, fleet), live_many(stages, fleet, count=lives, seed=seed)
+    now, lived = forecast(stages, fleet), simulate_lives(stages, fleet, count=lives, seed=seed)
     found = Simulation(
         run="" if run is None else str(run),
         stages=stages,
@@ -188,7 +188,7 @@ def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
 def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: Mapping[str, Any]) -> Sequence[str]:
     """What the figures rest on, beside what was measured."""
     found = list(read.notes)
-    assumed = [name for name, source in read.sources.items() if source == BY_ASSUMPTION and name not in given]
+    assumed = [name for name, source in read.sources.items() if source == ASSUMED_SOURCE and name not in given]
     if assumed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
         found.append(f"The measured run has not gone through every stage: {flags} are assumed; give your own.")

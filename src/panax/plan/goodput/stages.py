@@ -6,12 +6,12 @@ import math
 from ...core.errors import RecipeError
 from ...core.validation import Validated
 
-LONGEST = 1e9
+MAX_SECONDS = 1e9
 """Seconds; no stage of a run takes thirty years."""
 
 
 def check_amount(
-    owner: object, name: str, *, least: float | int = 0.0, most: float | int = LONGEST, above: bool = False
+    owner: object, name: str, *, least: float | int = 0.0, most: float | int = MAX_SECONDS, above: bool = False
 ) -> None:
     """Check that a number lies between two bounds.
 

@@ -22,28 +22,28 @@ from typing import Any
 from ...core import Axes, Task, pair_axes
 from ...core.errors import LayoutError
 from ...mesh import MeshShape, Placement, Rules
-from ...mesh.legality import MeshRequirements, fitted_rules, meshes, problem
+from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, fit_rules
 from ...mesh.rules import MESH_AXES, assign, divisors
 from ...mesh.topology import data_parallel_size
 from ...train import CompiledStep, Program
-from ...train.compiled import needs_of
+from ...train.compiled import mesh_requirements
 from ..walk.walk import StepCost, walk_step
 
 Sizes = Mapping[str, int]
 
-MARGIN = 1.15
+MEMORY_MARGIN = 1.15
 """A layout fits if so many times its estimated bytes do."""
 
-BUBBLE = 0.2
+MAX_BUBBLE = 0.2
 """The largest share of a step in which a stage may wait."""
 
-SLACK = 1.15
+TRAFFIC_SLACK = 1.15
 """How many times the fewest bytes a layout may send that loses less time otherwise."""
 
-WALKS = 32
+MAX_WALKS = 32
 """The most steps that are traced for one choice."""
 
-AGAIN = {"none": 1.0, "products": 1.05, "full": 4 / 3}
+REMAT_FACTORS = {"none": 1.0, "products": 1.05, "full": 4 / 3}
 """The work of a step by policy: a backward pass is two forward ones, `full` computes one more."""
 
 FLOAT32 = 4
@@ -70,7 +70,7 @@ class LayoutChoice:
     @property
     def time(self) -> float:
         """Of a step, were communication free; the least possible is 1."""
-        return AGAIN.get(self.remat or "none", 1.0) / (1.0 - bubble(self.mesh.stage, self.micro_batches))
+        return REMAT_FACTORS.get(self.remat or "none", 1.0) / (1.0 - bubble_share(self.mesh.stage, self.micro_batches))
 
     def __str__(self) -> str:
         sizes = "·".join(f"{axis}={n}" for axis in MESH_AXES if (n := getattr(self.mesh, axis)) > 1) or "one device"
@@ -139,19 +139,19 @@ class _Search:
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}
         leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
-        self.needs: MeshRequirements = dataclasses.replace(needs_of(self.program), batch=leaves)
+        self.needs: MeshRequirements = dataclasses.replace(mesh_requirements(self.program), batch=leaves)
         self.rows = next(iter(batch.values())).shape[0]
         self.computed = {
             axis for _, axes, _ in self.needs.arrays for name in axes for axis in self.rules.compute.get(name or "", ())
         }
-        self.legal = [mesh for mesh in meshes(len(devices)) if self._is_candidate(mesh)]
+        self.legal = [mesh for mesh in enumerate_meshes(len(devices)) if self._is_candidate(mesh)]
         self.walked = 0
         # Bytes over an axis for activations, for each place along it but the first.
         self.rates: dict[str, float] = {}
 
     def _is_candidate(self, mesh: Sizes) -> bool:
         useful = all(mesh[axis] == 1 or axis in self.computed for axis in ("expert", "tensor", "stage"))
-        return useful and problem(self.needs, self.rules, mesh) is None and bool(self.counts(mesh))
+        return useful and find_problem(self.needs, self.rules, mesh) is None and bool(self.counts(mesh))
 
     def kind(self, mesh: Sizes) -> str | None:
         """What `tensor` shares the fast network with; None where it would leave it."""
@@ -169,24 +169,26 @@ class _Search:
         each, rest = divmod(self.rows, data_parallel_size(mesh))
         if rest or not each:
             return []
-        return [count for count in divisors(each) if bubble(mesh["stage"], count) <= BUBBLE]
+        return [count for count in divisors(each) if bubble_share(mesh["stage"], count) <= MAX_BUBBLE]
 
     def best(self, candidates: list[dict[str, int]]) -> LayoutChoice | None:
         """Of these the one to take; None where none fits."""
         waiting = {
-            tuple(mesh.values()): mesh for mesh in candidates if self.state_bytes(mesh) * MARGIN < self.memory_bytes
+            tuple(mesh.values()): mesh
+            for mesh in candidates
+            if self.state_bytes(mesh) * MEMORY_MARGIN < self.memory_bytes
         }
         found: list[LayoutChoice] = []
-        while waiting and self.walked < WALKS:
+        while waiting and self.walked < MAX_WALKS:
             key = min(waiting, key=lambda key: self.floor(waiting[key]))
             least = min((choice.wire_bytes for choice in found), default=math.inf)
-            if self.floor(waiting[key]) > SLACK * least:
+            if self.floor(waiting[key]) > TRAFFIC_SLACK * least:
                 break
             found += self.tried(waiting.pop(key))
         if not found:
             return None
         least = min(choice.wire_bytes for choice in found)
-        near = [choice for choice in found if choice.wire_bytes <= SLACK * least]
+        near = [choice for choice in found if choice.wire_bytes <= TRAFFIC_SLACK * least]
         best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
         return dataclasses.replace(best, walked=self.walked)
 
@@ -207,12 +209,12 @@ class _Search:
     def fitting(self, mesh: dict[str, int], remat: str | None) -> LayoutChoice | None:
         counts = self.counts(mesh)
         place = 0
-        while place < len(counts) and self.walked < WALKS:
+        while place < len(counts) and self.walked < MAX_WALKS:
             cost = self.walk(mesh, counts[place], remat)
-            if cost.memory * MARGIN <= self.memory_bytes:
-                return LayoutChoice(as_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
+            if cost.memory * MEMORY_MARGIN <= self.memory_bytes:
+                return LayoutChoice(to_mesh_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
             # As many parts more as would be needed were all temporaries activations.
-            over = cost.temporaries / max(self.memory_bytes / MARGIN - cost.arguments, 1)
+            over = cost.temporaries / max(self.memory_bytes / MEMORY_MARGIN - cost.arguments, 1)
             wanted = counts[place] * max(over, 1.0)
             place = max(place + 1, next((i for i, count in enumerate(counts) if count >= wanted), len(counts) - 1))
         return None
@@ -224,7 +226,7 @@ class _Search:
             self.programs[remat, count] = self.program_of(task, count)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            placement = Placement.create(as_shape(mesh), self.rules, self.devices)
+            placement = Placement.create(to_mesh_shape(mesh), self.rules, self.devices)
         cost = walk_step(CompiledStep(self.programs[remat, count], placement, self.batch_axes), dict(self.batch))
         activations = max(_wire_bytes(cost) - self.weight_bytes(mesh, count), 0)
         for axis in ("tensor", "expert", "context", "stage"):
@@ -241,11 +243,11 @@ class _Search:
 
     def state_bytes(self, mesh: Sizes) -> int:
         """Of a device's part of the state."""
-        return state_bytes(self.program, fitted_rules(self.rules, self.needs, mesh), mesh)
+        return state_bytes(self.program, fit_rules(self.rules, self.needs, mesh), mesh)
 
     def weight_bytes(self, mesh: Sizes, count: int) -> float:
         """What a device sends for weights and their gradients, by their axes alone; scattered gradients in float32."""
-        rules, total = fitted_rules(self.rules, self.needs, mesh), 0.0
+        rules, total = fit_rules(self.rules, self.needs, mesh), 0.0
         once = self.rules.zero == "1" or (self.rules.zero == "auto" and mesh["stage"] > 1)
         turns = 1 if once else count
         width = self.task.weight_dtype.itemsize
@@ -282,15 +284,15 @@ def _wire_bytes(cost: StepCost) -> int:
     return sum(one.wire_bytes for one in cost.traffic)
 
 
-def as_shape(mesh: Sizes) -> MeshShape:
+def to_mesh_shape(mesh: Sizes) -> MeshShape:
     replica, stage, fsdp, expert, context, tensor = (mesh.get(axis, 1) for axis in MESH_AXES)
     return MeshShape(replica=replica, stage=stage, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
 
 
-def bubble(stages: int, micro_batches: int) -> float:
+def bubble_share(stages: int, micro_batches: int) -> float:
     """The share of a 1F1B step in which a stage waits.
 
-    >>> bubble(4, 12)
+    >>> bubble_share(4, 12)
     0.2
     """
     return (stages - 1) / (micro_batches + stages - 1)

@@ -214,11 +214,11 @@ class HardwareProfile(Validated):
         Raises:
             OSError: It can't be written.
         """
-        from ...kernels.cache import put_whole
+        from ...kernels.cache import write_atomically
 
         path = expand_user(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(path, self.to_json().encode())
+        write_atomically(path, self.to_json().encode())
 
 
 def read_profile(path: str | Path) -> HardwareProfile:

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any
 
-from ...core.errors import RecipeError, nearest
+from ...core.errors import RecipeError, suggest_name
 from ...core.install_hints import install_command
 from ...core.layout.target import Target
 from .gpu_descriptions import DESCRIPTIONS
@@ -134,7 +134,7 @@ def parse_target(name: str) -> Hardware:
     found = re.fullmatch(r"([a-z]+\d+[a-z]*?)(?:(x)(\d+)|-(\d+)(?:x(\d+))?)", name.strip().lower())
     kind = found.group(1) if found else re.split(r"[-x]", name.strip().lower())[0]
     if kind not in CHIPS:
-        raise RecipeError(f"there is no target {name!r}; {nearest(kind, CHIPS)} (a target is h100x64 or v5p-64)")
+        raise RecipeError(f"there is no target {name!r}; {suggest_name(kind, CHIPS)} (a target is h100x64 or v5p-64)")
     if found is None:
         example = f"{kind}x64" if kind in DESCRIPTIONS else f"{kind}-64"
         raise RecipeError(f"the target {name!r} has no number of devices; expected for example {example}")

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from .program import Operation, OperationBlock, Value
-from .value_uses import FUSED, IN_PLACE, REDUCED, SAME_MEMORY, LivenessInfo
+from .value_uses import FUSED, IN_PLACE_OPS, REDUCED, SAME_MEMORY, LivenessInfo
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
     due = needs.first_readers()
     passes: list[_Pass] = []
     for operation in block.operations:
-        if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE or len(operation.outputs) != 1:
+        if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE_OPS or len(operation.outputs) != 1:
             continue
         value = operation.outputs[0]
         if id(value) not in needs.written or id(value) in needs.origin:

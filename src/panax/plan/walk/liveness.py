@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from ...core.jax_primitives import contracted_dims, gathered_dim, scan_arity, scattered_dim, while_arity
 from .fusion import group_passes
-from .program import Operation, OperationBlock, Value, shape_of
+from .program import Operation, OperationBlock, Value, operand_shape
 from .schedule_order import reschedule
-from .value_uses import FUSED, IN_PLACE, SAME_MEMORY, LivenessInfo
+from .value_uses import FUSED, IN_PLACE_OPS, SAME_MEMORY, LivenessInfo
 
 _TURNED = frozenset({"all_gather", "reduce_scatter"})
 
@@ -34,10 +34,10 @@ class LiveRange:
 
 def peak_bytes(block: OperationBlock) -> int:
     """The memory that the arrays made inside of a block take, in bytes; its inputs are the caller's."""
-    return packed_bytes(buffers_of(block))
+    return packed_bytes(list_buffers(block))
 
 
-def buffers_of(block: OperationBlock) -> list[LiveRange]:
+def list_buffers(block: OperationBlock) -> list[LiveRange]:
     """What a block writes down."""
     timeline = _Timeline()
     timeline.lay(block, ())
@@ -191,7 +191,7 @@ class _Timeline:
             # Rows are received into what stands where they arrive.
             base = needs.base(operation.arrays[1])
             return base if base in free else None
-        if operation.name not in FUSED and operation.name not in IN_PLACE:
+        if operation.name not in FUSED and operation.name not in IN_PLACE_OPS:
             return None
         return next((v for v in free if v.bytes == value.bytes), None)
 
@@ -219,7 +219,7 @@ def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessI
     given = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
     if not given:
         sides = [
-            len(shape_of(operation, number)) - len(summed) - len(left_batch)
+            len(operand_shape(operation, number)) - len(summed) - len(left_batch)
             for number, summed in enumerate((left, right))
         ]
         groups = [0] * len(left_batch) + [1] * sides[0] + [2] * sides[1]

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 
 from ...core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, read_kernel
-from ...kernels.cost import cost_of
-from .program import ALIASES, Operation, OperationBlock, read_block, shape_of
+from ...kernels.cost import lookup_cost
+from .program import ALIASES, Operation, OperationBlock, operand_shape, read_block
 from .trip_counts import count_executions
 
 _FOREIGN = "ffi_call"
@@ -30,11 +30,11 @@ class StepWork:
     unknown: tuple[str, ...]
 
 
-def work_of(program: OperationBlock) -> StepWork:
+def measure_work(program: OperationBlock) -> StepWork:
     """The work of a program."""
     total, touched, unknown = 0.0, 0.0, {}
     for operation, times in count_executions(program):
-        flops, touched = flops_of(operation), touched + bytes_touched(operation) * times.expected
+        flops, touched = operation_flops(operation), touched + bytes_touched(operation) * times.expected
         if flops is None:
             unknown[_name(operation)] = None
         else:
@@ -42,12 +42,12 @@ def work_of(program: OperationBlock) -> StepWork:
     return StepWork(total, touched, tuple(unknown))
 
 
-def flops_of(operation: Operation) -> float | None:
+def operation_flops(operation: Operation) -> float | None:
     """Of one execution; 0.0 of what is no multiplication of matrices, None where it is not known."""
     counted = _COUNTED.get(operation.name)
     if counted is not None:
         return counted(operation)
-    cost = cost_of(_name(operation))
+    cost = lookup_cost(_name(operation))
     if cost is not None:
         given = [value for value in operation.inputs if value is not None]
         return cost(given, operation.outputs, operation.params) * (
@@ -62,19 +62,19 @@ def _name(operation: Operation) -> str:
 
 def _dot(operation: Operation) -> float:
     (left, _), _ = contracted_dims(operation.eqn)
-    shape = shape_of(operation, 0)
+    shape = operand_shape(operation, 0)
     return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * math.prod(shape[dim] for dim in left)
 
 
 def _convolution(operation: Operation) -> float:
     numbers = dimension_numbers(operation.eqn)
-    kernel = shape_of(operation, 1)
+    kernel = operand_shape(operation, 1)
     each = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
     return 2.0 * operation.outputs[0].elements * operation.outputs[0].share * each
 
 
 def _ragged(operation: Operation) -> float:
-    return 2.0 * math.prod(shape_of(operation, 0)) * shape_of(operation, 1)[-1]
+    return 2.0 * math.prod(operand_shape(operation, 0)) * operand_shape(operation, 1)[-1]
 
 
 def _pallas(operation: Operation) -> float | None:
@@ -82,7 +82,7 @@ def _pallas(operation: Operation) -> float | None:
     kernel = read_kernel(operation.eqn)
     if kernel.flops is not None:
         return kernel.flops
-    found = work_of(read_block(kernel.jaxpr))
+    found = measure_work(read_block(kernel.jaxpr))
     return None if found.unknown else found.flops * math.prod(kernel.grid)
 
 
@@ -90,7 +90,7 @@ def _factorised(times: float) -> Callable[[Operation], float]:
     """Of a factorisation of square matrices: so many times the cube of the side (Golub and Van Loan, Matrix Computations)."""
 
     def counted(operation: Operation) -> float:
-        *stack, _, side = shape_of(operation, 0)
+        *stack, _, side = operand_shape(operation, 0)
         return times * math.prod(stack) * side**3
 
     return counted

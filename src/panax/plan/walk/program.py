@@ -127,7 +127,7 @@ def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> 
     return OperationBlock(inputs, _read_by(outputs, reader.operations), outputs)
 
 
-def shape_of(operation: Operation, number: int) -> tuple[int, ...]:
+def operand_shape(operation: Operation, number: int) -> tuple[int, ...]:
     """Of an operand, a constant or not."""
     aval: Any = operation.eqn.invars[number].aval
     return tuple(aval.shape)

@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from .program import Operation, OperationBlock, Value
-from .value_uses import FUSED, IN_PLACE, SAME_MEMORY, LivenessInfo
+from .value_uses import FUSED, IN_PLACE_OPS, SAME_MEMORY, LivenessInfo
 
-PRODUCTS = frozenset({"dot_general", "pallas_call", "ragged_dot_general"})
+MATMUL_OPS = frozenset({"dot_general", "pallas_call", "ragged_dot_general"})
 
-LARGE = 16
+LARGE_DIVISOR = 16
 """Operations whose results are smaller than this share of the largest array stay where they are."""
 
 
@@ -23,16 +23,16 @@ def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBloc
         carried: Of its inputs, those whose memory its results take. Only products are added to one as soon as they are there.
     """
     held = {id(value) for value in carried}
-    products = {id(v) for operation in block.operations if operation.name in PRODUCTS for v in operation.outputs}
+    products = {id(v) for operation in block.operations if operation.name in MATMUL_OPS for v in operation.outputs}
     largest = max((v.bytes for operation in block.operations for v in operation.outputs), default=0)
-    large = [one for one in block.operations if sum(v.bytes for v in one.outputs) * LARGE >= largest]
+    large = [one for one in block.operations if sum(v.bytes for v in one.outputs) * LARGE_DIVISOR >= largest]
     order = _Order(block)
     for operation in large:
-        if operation.name in PRODUCTS:
+        if operation.name in MATMUL_OPS:
             order = order.postponed(operation)
     for operation in large:
         read = set(map(id, operation.arrays))
-        if operation.name in FUSED - IN_PLACE and (read & products or not read & held):
+        if operation.name in FUSED - IN_PLACE_OPS and (read & products or not read & held):
             order = order.advanced(operation)
     return order.block
 

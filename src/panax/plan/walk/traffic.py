@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ...core.jax_primitives import collective_axes
-from ...core.layout.declarations import cargo_of_stack
+from ...core.layout.declarations import find_comm_tag
 from ...mesh.rules import MESH_AXES, MeshAxes
 from .program import Operation, OperationBlock
 from .trip_counts import ExecutionCount, count_executions
@@ -54,7 +54,7 @@ class Traffic:
     def purpose(self) -> str:
         """What moves, where that was declared, such as `weights`; else the part of the model that sends."""
         parts = [part for part in _PART.findall(self.scope) if part not in _WRAPPERS and not part.startswith("layers.")]
-        return cargo_of_stack(self.scope) or (parts[-1] if parts else "the step")
+        return find_comm_tag(self.scope) or (parts[-1] if parts else "the step")
 
     @property
     def wire_bytes(self) -> int:
@@ -62,7 +62,7 @@ class Traffic:
         return round(self.sent * self.times.expected)
 
 
-def traffic_of(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traffic]:
+def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traffic]:
     """Every collective of a program that leaves its device.
 
     Args:

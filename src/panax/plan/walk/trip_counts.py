@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...core.jax_primitives import scan_length
-from ...core.layout.declarations import branch_probs_of_stack, trip_count_of_stack
+from ...core.layout.declarations import find_branch_probs, find_trip_count
 from .program import Operation, OperationBlock
 
 
@@ -40,7 +40,7 @@ def count_executions(
 
 def undeclared_loops(program: OperationBlock) -> tuple[str, ...]:
     """Where the loops are of which nothing says how often they turn: what is in them is counted once."""
-    found = (o for o in program.walk() if o.name == "while" and trip_count_of_stack(_own(o)) is None)
+    found = (o for o in program.walk() if o.name == "while" and find_trip_count(_own(o)) is None)
     return tuple(dict.fromkeys(f"a while loop in {operation.scope or 'the step'}" for operation in found))
 
 
@@ -50,10 +50,10 @@ def _inside(operation: Operation, times: ExecutionCount) -> list[ExecutionCount]
         length = float(scan_length(operation.eqn))
         return [times.times(length, length)]
     if operation.name == "while":
-        declared = trip_count_of_stack(_own(operation))
+        declared = find_trip_count(_own(operation))
         expected, most = (1.0, None) if declared is None else map(float, declared)
         return [times.times(expected + 1, None if most is None else most + 1), times.times(expected, most)]
-    each = branch_probs_of_stack(_own(operation)) or [1.0] * len(operation.blocks)
+    each = find_branch_probs(_own(operation)) or [1.0] * len(operation.blocks)
     return [times.times(share, 1.0) for share in each]
 
 

@@ -20,7 +20,7 @@ SAME_MEMORY = ALIASES | frozenset(_SAME.split())
 """Operations whose result is their operand, in another order at most."""
 
 FUSED, REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
-IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+IN_PLACE_OPS = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 class LivenessInfo:
@@ -116,9 +116,9 @@ class LivenessInfo:
         for operation in self.block.operations:
             if operation.name in SAME_MEMORY:
                 continue
-            if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE:
+            if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE_OPS:
                 found |= {id(self.base(value)) for value in operation.arrays}
-            if operation.name not in FUSED or operation.name in IN_PLACE:
+            if operation.name not in FUSED or operation.name in IN_PLACE_OPS:
                 found |= {id(value) for value in operation.outputs}
         return found | {id(self.base(value)) for value in self.block.outputs if value is not None}
 

@@ -10,9 +10,9 @@ import jax
 from ...comms.fragments import OuterSync
 from ...train import CompiledStep
 from .liveness import peak_bytes
-from .operations import StepWork, work_of
+from .operations import StepWork, measure_work
 from .program import read_program
-from .traffic import Traffic, traffic_of
+from .traffic import Traffic, list_traffic
 from .trip_counts import undeclared_loops
 
 
@@ -77,9 +77,9 @@ def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> St
     shardings = jax.tree.leaves(placed)
     shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]
     program = read_program(traced.jaxpr, shares)
-    work = work_of(program)
+    work = measure_work(program)
     return StepCost(
-        traffic=tuple(traffic_of(program, mesh)),
+        traffic=tuple(list_traffic(program, mesh)),
         work=work,
         arguments=sum(value.bytes for value in program.inputs),
         temporaries=peak_bytes(program),
@@ -95,7 +95,7 @@ def traffic_of_trace(traced: Any, mesh: Mapping[str, int]) -> list[Traffic]:
         mesh: Mesh axis to size.
     """
     # Collectives stand inside of a `shard_map`, where arrays are a device's own.
-    return traffic_of(read_program(traced.jaxpr, [1.0] * len(traced.jaxpr.in_avals)), mesh)
+    return list_traffic(read_program(traced.jaxpr, [1.0] * len(traced.jaxpr.in_avals)), mesh)
 
 
 def _share(shape: tuple[int, ...], sharding: Any) -> float:

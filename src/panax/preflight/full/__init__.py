@@ -1,7 +1,7 @@
 """`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the devices here."""
 
-from .parts import Case, CheckOutcome, CheckResult, Differs, FullCheck, LeftOut, run_case
-from .running import cases, chip_name, full_check, refuse_several
+from .parts import Case, CaseSkipped, CheckOutcome, CheckResult, FullCheck, ResultMismatch, run_case
+from .running import cases, check_single_process, chip_name, full_check
 from .sizes import ACCELERATOR, CPU, Sizes, sizes_for
 from .writing import format_markdown, part_lines, result_file, write_result
 
@@ -11,16 +11,16 @@ __all__ = [
     "Case",
     "CheckOutcome",
     "CheckResult",
-    "Differs",
+    "ResultMismatch",
     "FullCheck",
-    "LeftOut",
+    "CaseSkipped",
     "Sizes",
     "cases",
     "chip_name",
     "format_markdown",
     "full_check",
     "part_lines",
-    "refuse_several",
+    "check_single_process",
     "result_file",
     "run_case",
     "sizes_for",

@@ -19,8 +19,15 @@ from ...kernels.attention.reference import reference_attention
 from ...kernels.product import MatmulCase
 from ...parallel.context import zigzag_order
 from ...parallel.context_choice import ContextCase
-from .comparing import evaluate_definition, here, made_by, precise, refuse_beyond, worst_share
-from .parts import Figures, LeftOut
+from .comparing import (
+    evaluate_definition,
+    full_precision,
+    local_target,
+    run_kernel,
+    select_supported,
+    worst_error_share,
+)
+from .parts import CaseSkipped, Figures
 from .sizes import Sizes
 
 NAMES = ("output", "gradient by q", "gradient by k", "gradient by v")
@@ -54,7 +61,7 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
             head_dim=sizes.head_dim, dtype=dtype, packed=options.packed, **options.static,
         )  # fmt: skip
 
-    target = here()
+    target = local_target()
     run = functools.partial(attention, target=target, implementation=kernel.name)
 
     def attend(options: Options) -> Callable[..., Any]:
@@ -73,7 +80,7 @@ def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
             mask=MaskRule(causal=options.causal, window=options.window),
             soft_cap=options.soft_cap,
             scale=_scale(sizes),
-            target=here(),
+            target=local_target(),
         )
 
     return _compared(kernel, dtype, sizes, cases, VARIANTS, attend, {kernel.work: kernel.name})
@@ -103,12 +110,12 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     """A kernel for "context attention": rows split over two devices."""
     devices = jax.local_devices()[:WAYS]
     if len(devices) < WAYS:
-        raise LeftOut(f"it takes {WAYS} devices, and there is 1")
+        raise CaseSkipped(f"it takes {WAYS} devices, and there is 1")
     # As many key-value heads as devices, or there is nothing to exchange.
     kv_heads = max(sizes.heads // 4, WAYS)
     case = ContextCase(heads=sizes.heads, kv_heads=kv_heads, axis_size=WAYS)
-    target = dataclasses.replace(here(), devices=WAYS)
-    refuse_beyond(kernel, [case], target)
+    target = dataclasses.replace(local_target(), devices=WAYS)
+    select_supported(kernel, [case], target)
     mesh = jax.make_mesh((WAYS,), ("context",), axis_types=(AxisType.Auto,), devices=devices)
     options = VARIANTS[1]
     arrays = inputs(sizes, dtype, kv_heads)
@@ -123,11 +130,11 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
 
     rows = P(None, "context")
     split = jax.shard_map(on_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows,) * 4, check_vma=False)
-    with precise(dtype):
+    with full_precision(dtype):
         found = jax.jit(split)(*(np.asarray(x)[:, order] for x in (*arrays, segments)))
     found = [np.asarray(x.astype(jnp.float32))[:, np.argsort(order)] for x in found]
     wanted = _definition(options, arrays, segments, sizes)
-    share = worst_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes))
+    share = worst_error_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes))
     return {"of the allowed error": f"{share:.0%}", "devices": str(WAYS)}
 
 
@@ -164,7 +171,7 @@ def _compared(
             it returns the gradients too.
         named: As for `made_by`.
     """
-    able = refuse_beyond(kernel, cases, here())
+    able = select_supported(kernel, cases, local_target())
     worst, figures = 0.0, {}
     for number in able:
         options = variants[number]
@@ -180,9 +187,9 @@ def _compared(
             return out, *pull(d_out)
 
         given = (*arrays, segments) if segments is not None else arrays
-        found, made = made_by(kernel, run, given, dtype, named=named)
+        found, made = run_kernel(kernel, run, given, dtype, named=named)
         wanted = _definition(options, arrays, segments, sizes)
-        worst = max(worst, worst_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes)))
+        worst = max(worst, worst_error_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes)))
         # The first one that it can do is the plain one, whose time is comparable.
         figures = figures or made
     return {"of the allowed error": f"{worst:.0%}", "cases": f"{len(able)} of {len(variants)}", **figures}

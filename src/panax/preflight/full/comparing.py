@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.layout.target import Target, target_of
+from ...core.layout.target import Target, device_target
 from ...kernels import Kernel, use_kernels
 from ...plan.report import duration
-from .parts import Differs, Figures, LeftOut
+from .parts import CaseSkipped, Figures, ResultMismatch
 
 CUSTOM = frozenset({"cudnn", "pallas", "triton", "megablox", "c", "mkl"})
 """Panax's kernels that are custom calls in a compiled program: without one, something else would have run."""
@@ -24,9 +24,9 @@ PARTITIONING = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "ann
 REPEATS = 3
 
 
-def here() -> Target:
+def local_target() -> Target:
     """The target of the device that the parts run on."""
-    return target_of(jax.local_devices()[0])
+    return device_target(jax.local_devices()[0])
 
 
 @contextlib.contextmanager
@@ -41,12 +41,12 @@ def evaluate_definition() -> Iterator[None]:
         yield
 
 
-def precise(dtype: str) -> contextlib.AbstractContextManager[Any]:
+def full_precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Multiply float32 operands with whole products, where a device would shorten them by default."""
     return jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext()
 
 
-def made_by(
+def run_kernel(
     kernel: Kernel,
     function: Callable[..., Any],
     arrays: Sequence[Any],
@@ -70,21 +70,23 @@ def made_by(
     """
     device, names = jax.local_devices()[0], named or {}
     arrays = [jax.device_put(each, device) for each in arrays]
-    with precise(dtype), use_kernels(names) as taken:
+    with full_precision(dtype), use_kernels(names) as taken:
         compiled = jax.jit(function).lower(*arrays).compile()
     for work in names:
         noted = [line for line, of in taken.items() if of == work]
         if not any(f"runs {kernel.name!r}" in line for line in noted):
-            raise Differs(f"{work} was to run {kernel.name!r}; what was traced ran {'; '.join(noted) or 'none of it'}")
+            raise ResultMismatch(
+                f"{work} was to run {kernel.name!r}; what was traced ran {'; '.join(noted) or 'none of it'}"
+            )
     calls = sorted({*re.findall(r'custom_call_target="([^"]+)"', compiled.as_text() or "")} - {*PARTITIONING})
     if kernel.name in CUSTOM and kernel.platforms and not calls:
-        raise Differs(
+        raise ResultMismatch(
             f"{kernel.name!r} was named, and the compiled program has no custom call: something else would run"
         )
     outputs = jax.block_until_ready(compiled(*arrays))
     for each in jax.tree.leaves(outputs):
         if {other.platform for other in each.devices()} != {device.platform}:
-            raise Differs(f"the result is on {each.devices()}, expected {device}")
+            raise ResultMismatch(f"the result is on {each.devices()}, expected {device}")
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -97,7 +99,7 @@ def made_by(
     return wide, figures
 
 
-def worst_share(
+def worst_error_share(
     names: Sequence[str],
     found: Sequence[np.ndarray],
     wanted: Sequence[np.ndarray],
@@ -114,13 +116,13 @@ def worst_share(
     worst = 0.0
     for name, left, right, most in zip(names, found, wanted, allowed, strict=True):
         if left.shape != right.shape:
-            raise Differs(f"{name} has shape {left.shape}; its definition has {right.shape}")
+            raise ResultMismatch(f"{name} has shape {left.shape}; its definition has {right.shape}")
         distance = np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64))
         share = distance / np.maximum(np.asarray(most, np.float64), np.finfo(np.float64).tiny)
         largest = float(share.max(initial=0.0))
         if not largest <= 1.0:
             bad = int((~(share <= 1.0)).sum())
-            raise Differs(
+            raise ResultMismatch(
                 f"{name} is {float(distance.max()):.3g} from its definition, {largest:.3g} times what rounding may make, in "
                 f"{bad:,} of {distance.size:,} entries"
             )
@@ -128,15 +130,15 @@ def worst_share(
     return worst
 
 
-def refuse_beyond(kernel: Kernel, cases: Sequence[Any], target: Target) -> list[int]:
+def select_supported(kernel: Kernel, cases: Sequence[Any], target: Target) -> list[int]:
     """The numbers of the cases that a kernel can do.
 
     Raises:
         LeftOut: It can do none of them, or something that it needs is missing here; the message says what.
     """
     if missing := kernel.missing():
-        raise LeftOut(missing)
+        raise CaseSkipped(missing)
     limits = [kernel.limit(case, target) for case in cases]
     if all(limits):
-        raise LeftOut("; ".join(dict.fromkeys(str(limit) for limit in limits)))
+        raise CaseSkipped("; ".join(dict.fromkeys(str(limit) for limit in limits)))
     return [number for number, limit in enumerate(limits) if not limit]

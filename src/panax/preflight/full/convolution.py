@@ -8,7 +8,7 @@ import numpy as np
 from ...kernels import Kernel
 from ...kernels.convolution import ConvolutionCase, ConvolutionGeometry
 from ...kernels.product import MatmulCase
-from .comparing import here, made_by, refuse_beyond, worst_share
+from .comparing import local_target, run_kernel, select_supported, worst_error_share
 from .parts import Figures
 from .sizes import Sizes
 
@@ -18,10 +18,10 @@ PLACES, TAPS, STRIDE, PADDING = 19, 3, 2, 1
 def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """Run a kernel for "convolution" on images with a stride and padding, or, if it is depthwise alone, on that."""
     channels = min(sizes.width, 64)
-    depthwise = bool(kernel.limit(_case(channels), here())) and not kernel.limit(_case(1), here())
+    depthwise = bool(kernel.limit(_case(channels), local_target())) and not kernel.limit(_case(1), local_target())
     groups = channels if depthwise else 1
     inputs = channels // groups
-    refuse_beyond(kernel, [_case(inputs)], here())
+    select_supported(kernel, [_case(inputs)], local_target())
     geometry = ConvolutionGeometry(
         stride=(STRIDE,) * 2, padding=((PADDING, PADDING),) * 2, dilation=(1, 1), input_dilation=(1, 1), groups=groups
     )
@@ -42,7 +42,7 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
             functions.by_weights(x, d_out, w.shape, geometry),
         )
 
-    found, figures = made_by(kernel, run, (x, w, d_out), dtype)
+    found, figures = run_kernel(kernel, run, (x, w, d_out), dtype)
     x, w, d_out = (_round(each, dtype) for each in (x, w, d_out))
     wanted = _define(x, w, d_out, groups)
     terms = (inputs * TAPS**2, inputs * TAPS**2, d_out[:, 0].size)
@@ -51,7 +51,7 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     if dtype == "bfloat16":
         # A kernel may round its result to the operands' dtype.
         allowed = [each + 2.0**-8 * np.abs(value) for each, value in zip(allowed, wanted, strict=True)]
-    share = worst_share(("output", "gradient by the input", "gradient by the weights"), found, wanted, allowed)
+    share = worst_error_share(("output", "gradient by the input", "gradient by the weights"), found, wanted, allowed)
     return {"of the allowed error": f"{share:.0%}", "taps": f"{TAPS} x {TAPS}, stride {STRIDE}", **figures}
 
 

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.layout.target import Target
-from ...kernels import Kernel, kernels_of
-from ...kernels.grouped.grouped import GroupedCase, Groups, aligned_rows, choose_tile
-from ...kernels.product import MatmulCase, product, sum_of_rows
+from ...kernels import Kernel, list_kernels
+from ...kernels.grouped.grouped import GroupedCase, Groups, aligned_row_count, choose_tile
+from ...kernels.product import MatmulCase, product, sum_rows
 from ...kernels.quantized import INT8
-from ...kernels.quantized.rest import WORK, RestCase
-from ...kernels.registry import works
+from ...kernels.quantized.rest import WORK, ResidualCase
+from ...kernels.registry import list_works
 from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
-from .comparing import here, made_by, refuse_beyond, worst_share
+from .comparing import local_target, run_kernel, select_supported, worst_error_share
 from .convolution import check_convolution
-from .parts import Case, Figures, LeftOut
-from .scanned import others
+from .parts import Case, CaseSkipped, Figures
+from .scanned import scan_cases
 from .sizes import Sizes
 
 DTYPES = ("float32", "bfloat16")
@@ -38,15 +38,15 @@ def kernel_cases(sizes: Sizes, target: Target | None = None) -> list[Case]:
     """
     found = []
     with_torch = _load_adapted()
-    for work in works():
+    for work in list_works():
         check = CHECKS.get(work, _undefined)
-        for kernel in kernels_of(work, target or here()):
+        for kernel in list_kernels(work, target or local_target()):
             for dtype in DTYPES:
                 run = functools.partial(check, kernel, dtype, sizes)
                 found.append(Case("kernel", f"{work}, {kernel.name}, {dtype}", run))
     if not with_torch:
         found.append(Case("kernel", "adapted attention", _without_torch))
-    return [*found, *others(sizes)]
+    return [*found, *scan_cases(sizes)]
 
 
 def _load_adapted() -> bool:
@@ -58,22 +58,22 @@ def _load_adapted() -> bool:
 
 
 def _without_torch() -> Figures:
-    raise LeftOut("PyTorch is not installed (the extra `torch`), and its kernels are for traced PyTorch models")
+    raise CaseSkipped("PyTorch is not installed (the extra `torch`), and its kernels are for traced PyTorch models")
 
 
 def _undefined(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    raise LeftOut(f"no definition of {kernel.work!r} is known here to compare it with")
+    raise CaseSkipped(f"no definition of {kernel.work!r} is known here to compare it with")
 
 
 def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums over rows."""
-    target, count, width = here(), 8, sizes.width
+    target, count, width = local_target(), 8, sizes.width
     # A group without rows, one of a single row, one that has most of them.
     shares = [0, 1, sizes.rows // 2, sizes.rows // 16, 3, sizes.rows // 8]
     counts = [*shares, sizes.rows // 16, sizes.rows - sum(shares) - sizes.rows // 16]
     tile = choose_tile(target, rows=sizes.rows, groups=count)
-    refuse_beyond(kernel, [GroupedCase(tile=tile, dtype=dtype)], target)
-    total = aligned_rows(sizes.rows, count, tile)
+    select_supported(kernel, [GroupedCase(tile=tile, dtype=dtype)], target)
+    total = aligned_row_count(sizes.rows, count, tile)
     numbers = np.asarray(counts, np.int32)
     starts = np.concatenate([[0], np.cumsum(-(-numbers // tile) * tile)])[:-1]
     generator = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         outer = kernel.run.outer(x, y, groups, out_dtype=jnp.float32)
         return jnp.where(used, forward, 0.0), jnp.where(used, back, 0.0), outer
 
-    found, figures = made_by(kernel, run, (x, y, w, numbers), dtype)
+    found, figures = run_kernel(kernel, run, (x, y, w, numbers), dtype)
     wide = [np.zeros((total, width)), np.zeros((total, width)), np.zeros((count, width, width))]
     sums = [np.zeros_like(each) for each in wide]
     x, y, w = (np.asarray(each, np.float64) for each in (x, y, w))
@@ -101,13 +101,13 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
             into[2][group] = left[rows].T @ right[rows]
     terms = (width, width, sizes.rows)
     allowed = [_allowed(each, number) for each, number in zip(sums, terms)]
-    share = worst_share(("product", "transposed product", "sum over rows"), found, wide, allowed)
+    share = worst_error_share(("product", "transposed product", "sum over rows"), found, wide, allowed)
     return {"of the allowed error": f"{share:.0%}", "rows": f"{sizes.rows} in tiles of {tile}", **figures}
 
 
 def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "matmul": two matrices, each as it is and transposed."""
-    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+    select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     generator = np.random.default_rng(0)
     a = _rounded(generator.normal(size=(sizes.rows, sizes.width)), dtype)
     b = _rounded(generator.normal(size=(sizes.width, sizes.rows // 2)), dtype)
@@ -123,51 +123,51 @@ def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
                 found.append(kernel.run(left, right, turned))
         return tuple(found)
 
-    found, figures = made_by(kernel, run, (a, b), dtype, named=_named(kernel))
+    found, figures = run_kernel(kernel, run, (a, b), dtype, named=_named(kernel))
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     allowed = _allowed(np.abs(a) @ np.abs(b), sizes.width)
     names = ("product", "of b transposed", "of a transposed", "of both transposed")
-    share = worst_share(names, found, [a @ b] * 4, [allowed] * 4)
+    share = worst_error_share(names, found, [a @ b] * 4, [allowed] * 4)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
 def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "row sums"."""
-    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+    select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
-    found, figures = made_by(kernel, kernel.run or sum_of_rows, (x,), dtype, named=_named(kernel))
+    found, figures = run_kernel(kernel, kernel.run or sum_rows, (x,), dtype, named=_named(kernel))
     wide = np.asarray(x, np.float64)
-    share = worst_share(("sum",), found, [wide.sum(0)], [_allowed(np.abs(wide).sum(0), sizes.rows)])
+    share = worst_error_share(("sum",), found, [wide.sum(0)], [_allowed(np.abs(wide).sum(0), sizes.rows)])
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
 def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "wall": what goes in comes out, bit by bit."""
     if kernel.run is None:
-        raise LeftOut("XLA has no wall, so that there is nothing to run")
-    refuse_beyond(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], here())
+        raise CaseSkipped("XLA has no wall, so that there is nothing to run")
+    select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
-    found, figures = made_by(kernel, kernel.run, (x,), dtype)
-    worst_share(("value",), found, [np.asarray(x, np.float32)], [0.0])
+    found, figures = run_kernel(kernel, kernel.run, (x,), dtype)
+    worst_error_share(("value",), found, [np.asarray(x, np.float32)], [0.0])
     return {"of the allowed error": "bitwise", **figures}
 
 
 def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """A kernel for "codes and rest": no number is further from what its code stands for than half a step, and nothing is lost."""
     if dtype != "float32":
-        raise LeftOut("gradients are added up in float32")
-    refuse_beyond(kernel, [RestCase(INT8, 256)], here())
+        raise CaseSkipped("gradients are added up in float32")
+    select_supported(kernel, [ResidualCase(INT8, 256)], local_target())
     x, owed = np.random.default_rng(0).normal(size=(2, sizes.rows, 256)).astype(np.float32)
 
     def run(x: Any, owed: Any) -> tuple[Any, ...]:
         codes, rest = kernel.run(x, owed, INT8)
         return codes.dequantize(jnp.float32) + rest, rest
 
-    found, figures = made_by(kernel, run, (x, owed), dtype)
+    found, figures = run_kernel(kernel, run, (x, owed), dtype)
     total = x.astype(np.float64) + owed
     steps = np.abs(total).max(1, keepdims=True) / 127
     allowed = [np.abs(total).max() * 4 * _ROUNDING, 0.5001 * steps]
-    share = worst_share(("codes and rest", "rest"), found, [total, np.zeros_like(total)], allowed)
+    share = worst_error_share(("codes and rest", "rest"), found, [total, np.zeros_like(total)], allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 

@@ -11,8 +11,8 @@ from ...data.text.token_source import TEXT_AXES
 from ...layers import MoE
 from ...models import DecoderConfig, DecoderTask
 from ...testing.layouts import STEPS, LayoutComparison, layout_name
-from .comparing import precise
-from .parts import Case, Differs, Figures, LeftOut
+from .comparing import full_precision
+from .parts import Case, CaseSkipped, Figures, ResultMismatch
 
 ROWS, LENGTH, VOCABULARY = 8, 64, 256
 
@@ -60,10 +60,10 @@ def _comparison(task: DecoderTask) -> LayoutComparison:
 
 
 def _alone(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int]) -> Figures:
-    with precise("float32"):
+    with full_precision("float32"):
         losses = comparison().alone(1).losses
     if not all(np.isfinite(losses)) or not losses[-1] < losses[0]:
-        raise Differs(f"the losses of {STEPS} steps on one batch are {losses}; expected finite ones that fall")
+        raise ResultMismatch(f"the losses of {STEPS} steps on one batch are {losses}; expected finite ones that fall")
     return {"loss": " -> ".join(f"{loss:.5f}" for loss in losses)}
 
 
@@ -71,10 +71,10 @@ def _compared(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, in
     found = comparison()
     reason = found.unfit(sizes)
     if reason is not None:
-        raise LeftOut(reason)
-    with precise("float32"):
+        raise CaseSkipped(reason)
+    with full_precision("float32"):
         try:
             found.compare(sizes)
         except AssertionError as error:
-            raise Differs(str(error)) from error
+            raise ResultMismatch(str(error)) from error
     return {"compared": f"parameters, gradient and losses of {STEPS} steps", "tolerance": f"{found.tolerance:.1g}"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 Figures = Mapping[str, str]
 """Name to a value with its unit."""
 
-MOST_CHARACTERS = 4000
+MAX_CHARACTERS = 4000
 """Of an error that is kept: a compiler's may be a whole program."""
 
 
@@ -20,11 +20,11 @@ class CheckOutcome(enum.Enum):
     LEFT_OUT = "left out"
 
 
-class LeftOut(Exception):
+class CaseSkipped(Exception):
     """A part can't be run here; the message says why."""
 
 
-class Differs(Exception):
+class ResultMismatch(Exception):
     """Something ran, and gave other numbers than its definition."""
 
 
@@ -100,7 +100,7 @@ def run_case(case: Case) -> CheckResult:
     outcome, why = CheckOutcome.PASSED, ""
     try:
         figures = case.run()
-    except LeftOut as reason:
+    except CaseSkipped as reason:
         outcome, why = CheckOutcome.LEFT_OUT, str(reason)
     except Exception as error:
         outcome, why = CheckOutcome.FAILED, _said(error)
@@ -109,5 +109,5 @@ def run_case(case: Case) -> CheckResult:
 
 def _said(error: Exception) -> str:
     text = str(error).strip() or "without a message"
-    said = text if isinstance(error, Differs) else f"{type(error).__name__}: {text}"
-    return said if len(said) <= MOST_CHARACTERS else f"{said[:MOST_CHARACTERS]} [...]"
+    said = text if isinstance(error, ResultMismatch) else f"{type(error).__name__}: {text}"
+    return said if len(said) <= MAX_CHARACTERS else f"{said[:MAX_CHARACTERS]} [...]"

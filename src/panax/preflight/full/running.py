@@ -9,16 +9,16 @@ from pathlib import Path
 import jax
 
 from ...core.errors import RecipeError
-from ...core.layout.target import Target, target_of
-from ...system.cpu_info import processor
-from ..versions import versions_here
+from ...core.layout.target import Target, device_target
+from ...system.cpu_info import describe_processor
+from ..versions import local_versions
 from .kernels import kernel_cases
 from .layouts import layout_cases
 from .parts import Case, FullCheck, run_case
 from .sizes import Sizes, sizes_for
 from .training import training_cases
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 def cases(sizes: Sizes | None = None, folder: Path = Path(), target: Target | None = None) -> list[Case]:
@@ -29,13 +29,13 @@ def cases(sizes: Sizes | None = None, folder: Path = Path(), target: Target | No
         sizes: By default those for its platform.
         folder: Where the checkpoint is written and removed.
     """
-    sizes = sizes or sizes_for((target or target_of(jax.local_devices()[0])).platform)
+    sizes = sizes or sizes_for((target or device_target(jax.local_devices()[0])).platform)
     return [*kernel_cases(sizes, target), *layout_cases(), *training_cases(sizes, folder)]
 
 
 def full_check(
     version: str,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
     *,
     sizes: Sizes | None = None,
     folder: Path = Path(),
@@ -51,17 +51,17 @@ def full_check(
     Raises:
         RecipeError: There are several processes; each part is of one.
     """
-    refuse_several()
+    check_single_process()
     start, day = time.perf_counter(), datetime.datetime.now(datetime.UTC).date().isoformat()
     device, found = jax.local_devices()[0], []
     chosen = [each for each in cases(sizes, folder) if only(each)]
     for number, case in enumerate(chosen):
         say(f"{case} ({number + 1} of {len(chosen)})")
         found.append(run_case(case))
-    facts = {"devices": f"{jax.local_device_count()} x {device.device_kind}", **versions_here(version, device)}
+    facts = {"devices": f"{jax.local_device_count()} x {device.device_kind}", **local_versions(version, device)}
     return FullCheck(
         day=day,
-        platform=target_of(device).platform,
+        platform=device_target(device).platform,
         chip=chip_name(),
         facts=facts,
         parts=tuple(found),
@@ -69,7 +69,7 @@ def full_check(
     )
 
 
-def refuse_several() -> None:
+def check_single_process() -> None:
     """See that this process is alone.
 
     Raises:
@@ -85,8 +85,8 @@ def refuse_several() -> None:
 def chip_name() -> str:
     """The chip as a part of a file's name: its architecture, or what a CPU calls itself."""
     device = jax.local_devices()[0]
-    name = target_of(device).architecture
+    name = device_target(device).architecture
     if not name:
-        name = processor().partition(";")[0] if device.platform == "cpu" else device.device_kind
+        name = describe_processor().partition(";")[0] if device.platform == "cpu" else device.device_kind
     words = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*", " ", name.lower())
     return "-".join(re.findall(r"[a-z0-9.]+", words))[:40] or "unknown"

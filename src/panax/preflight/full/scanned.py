@@ -12,7 +12,7 @@ from ...kernels import Kernel, linear_cross_entropy
 from ...kernels.state_space.reference import reference_state_space_scan
 from ...kernels.state_space.state_space import state_space_scan
 from .attention import BATCH, documents
-from .comparing import evaluate_definition, here, made_by, worst_share
+from .comparing import evaluate_definition, local_target, run_kernel, worst_error_share
 from .parts import Case, Figures
 from .sizes import Sizes
 
@@ -22,7 +22,7 @@ SCAN_TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
 """Of an output's or a gradient's norm: float32 as in the scan's own tests; in bfloat16 four roundings of 2**-8."""
 
 
-def others(sizes: Sizes) -> list[Case]:
+def scan_cases(sizes: Sizes) -> list[Case]:
     """A part for each of them in each dtype."""
     found = []
     for name, check in (("cross-entropy, chunked", check_cross_entropy), ("state-space scan, chunked", check_scan)):
@@ -41,7 +41,7 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
     mask = (generator.random(sizes.rows) < 0.8).astype(np.float32)
 
     def chunked(x: Any, head: Any, targets: Any, mask: Any) -> Any:
-        options = {"target": here(), "chunk_tokens": sizes.rows // 4, "z_loss": 1e-3}
+        options = {"target": local_target(), "chunk_tokens": sizes.rows // 4, "z_loss": 1e-3}
         return linear_cross_entropy(x, head, targets, mask, **options).loss_sum
 
     def whole(x: Any, head: Any, targets: Any, mask: Any) -> Any:
@@ -51,7 +51,7 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
         return (mask * (total - wanted + jnp.float32(1e-3) * total * total)).sum()
 
     kernel = Kernel(work="cross-entropy", name="chunked", run=chunked)
-    made, figures = made_by(kernel, jax.value_and_grad(chunked, (0, 1)), (x, head, targets, mask), dtype)
+    made, figures = run_kernel(kernel, jax.value_and_grad(chunked, (0, 1)), (x, head, targets, mask), dtype)
     with evaluate_definition():
         wide = (np.asarray(x, np.float32), np.asarray(head, np.float32), targets, mask)
         loss, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(*wide)
@@ -60,7 +60,7 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
     terms = max(embed, sizes.rows, vocab)
     units = 4 * math.sqrt(terms) if dtype == "float32" else 4
     allowed = [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in wanted]
-    share = worst_share(("loss", "gradient by x", "gradient by the head"), made, wanted, allowed)
+    share = worst_error_share(("loss", "gradient by x", "gradient by the head"), made, wanted, allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
@@ -86,7 +86,7 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
         return out, *pull(d_out)
 
     def chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, segments: Any, d_out: Any) -> tuple[Any, ...]:
-        scan = functools.partial(state_space_scan, segments=segments, target=here())
+        scan = functools.partial(state_space_scan, segments=segments, target=local_target())
         return with_gradients(scan, (x, dt, a, b, c), d_out)
 
     def stepwise(x: Any, dt: Any, a: Any, b: Any, c: Any, segments: Any, d_out: Any) -> tuple[Any, ...]:
@@ -94,12 +94,12 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
         return with_gradients(scan, (x, dt, a, b, c), d_out)
 
     kernel = Kernel(work="state-space scan", name="chunked", run=chunked)
-    found, figures = made_by(kernel, chunked, (*arrays, segments, d_out), dtype)
+    found, figures = run_kernel(kernel, chunked, (*arrays, segments, d_out), dtype)
     with evaluate_definition():
         wide = [np.asarray(each, np.float32) for each in arrays]
         wanted = [np.asarray(x) for x in jax.jit(stepwise)(*wide, segments, np.asarray(d_out, np.float32))]
     distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(found, wanted)]
     allowed = [SCAN_TOLERANCE[dtype] * float(np.linalg.norm(each)) for each in wanted]
     names = ["the output's norm", *(f"the norm of the gradient by {name}" for name in ("x", "dt", "a", "b", "c"))]
-    share = worst_share(names, distances, [np.zeros(())] * len(names), allowed)
+    share = worst_error_share(names, distances, [np.zeros(())] * len(names), allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}

@@ -16,16 +16,16 @@ from ...checkpoint import CheckpointConfig, Checkpointer, restore
 from ...core import named_leaves
 from ...data.text.token_source import TEXT_AXES, TEXT_LEAVES
 from ...mesh import MeshShape, Placement
-from ...metrics.throughput import measure_product, peak_of
+from ...metrics.throughput import find_peak_flops, measure_matmul
 from ...models import DecoderConfig, DecoderTask
 from ...optim import AdamW, Schedule
 from ...plan.report import duration
 from ...plan.step import plan_step
 from ...system.host_memory import free_bytes
 from ...train import CompiledStep, Program
-from ..devices import measured_devices
-from ..judging import flop_rate, rate
-from .parts import Case, Differs, Figures, LeftOut
+from ..devices import select_devices
+from ..judging import format_flop_rate, format_rate
+from .parts import Case, CaseSkipped, Figures, ResultMismatch
 from .sizes import Sizes
 
 DTYPE = "bfloat16"
@@ -34,7 +34,7 @@ DTYPE = "bfloat16"
 FEW_LAYERS = (1, 3)
 """Compiled to see what a layer takes."""
 
-LEAST_KEPT = 0.85
+MIN_LAYERS_KEPT = 0.85
 """Where the layers that should fit do not, this share of them is tried next."""
 
 
@@ -58,7 +58,7 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
     size = sum(leaf.nbytes for leaf in wanted.values())
     free = shutil.disk_usage(folder).free
     if free < 2 * size:
-        raise LeftOut(f"the state takes {size / 2**20:,.0f} MiB, and {folder} has {free / 2**20:,.0f} MiB free")
+        raise CaseSkipped(f"the state takes {size / 2**20:,.0f} MiB, and {folder} has {free / 2**20:,.0f} MiB free")
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     with tempfile.TemporaryDirectory(prefix="panax-check-", dir=folder) as place:
         checkpointer = Checkpointer(place, CheckpointConfig(retries=0), say=lambda line: None)
@@ -77,12 +77,12 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
     found = _words(again)
     odd = [name for name, leaf in wanted.items() if not np.array_equal(leaf, found[name])]
     if odd:
-        raise Differs(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
+        raise ResultMismatch(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
     return {
         "size": f"{size / 2**20:,.0f} MiB",
-        "copied to the host": f"{duration(copied)} ({rate(size / copied)})",
-        "written": f"{duration(written)} ({rate(size / written)})",
-        "restored": f"{duration(read)} ({rate(size / read)})",
+        "copied to the host": f"{duration(copied)} ({format_rate(size / copied)})",
+        "written": f"{duration(written)} ({format_rate(size / written)})",
+        "restored": f"{duration(read)} ({format_rate(size / read)})",
     }
 
 
@@ -93,14 +93,14 @@ def benchmark(sizes: Sizes) -> Figures:
         LeftOut: Not one layer fits.
         Differs: The loss is not finite, or does not fall on one batch.
     """
-    devices = measured_devices()
+    devices = select_devices()
     dtype = "float32" if devices[0].platform == "cpu" else DTYPE
     rows = sizes.rows_per_device * len(devices)
     free = _free_bytes(devices[0], sizes.memory_share)
-    needed = Needed.of(sizes, dtype, rows)
-    layers = largest(sizes.trained.num_layers, lambda count: needed.bytes_of(count) <= free)
+    needed = MemoryModel.of(sizes, dtype, rows)
+    layers = find_largest(sizes.trained.num_layers, lambda count: needed.bytes_of(count) <= free)
     if layers == 0:
-        raise LeftOut(
+        raise CaseSkipped(
             f"one layer of {sizes.trained_as} takes {needed.bytes_of(1) / 2**30:.1f} GiB, and there are {free / 2**30:.1f} GiB"
         )
     if sizes.seconds is not None:
@@ -115,11 +115,11 @@ def benchmark(sizes: Sizes) -> Figures:
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error) or layers == 1:
                 raise
-            layers = max(1, min(layers - 1, int(LEAST_KEPT * layers)))
+            layers = max(1, min(layers - 1, int(MIN_LAYERS_KEPT * layers)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Needed:
+class MemoryModel:
     """Bytes of a step on each device, as its compiler arranges them for a few layers; further layers take as much each.
 
     Attributes:
@@ -131,7 +131,7 @@ class Needed:
     each: float
 
     @classmethod
-    def of(cls, sizes: Sizes, dtype: str, rows: int) -> "Needed":
+    def of(cls, sizes: Sizes, dtype: str, rows: int) -> "MemoryModel":
         """Compile steps of few layers.
 
         Raises:
@@ -149,10 +149,10 @@ class Needed:
         return self.without + layers * self.each
 
 
-def largest(most: int, fits: Callable[[int], bool]) -> int:
+def find_largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `most` that fits, where all below it do; 0 where none does.
 
-    >>> largest(32, lambda count: count <= 11), largest(4, lambda count: True), largest(4, lambda count: False)
+    >>> find_largest(32, lambda count: count <= 11), find_largest(4, lambda count: True), find_largest(4, lambda count: False)
     (11, 4, 0)
     """
     low, high = 0, most + 1
@@ -165,7 +165,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> Figures:
-    devices = measured_devices()
+    devices = select_devices()
     step, batch = _step(model, dtype, rows, sizes.tokens, steps=sizes.steps + 2)
     sent = step.put(batch)
     state, losses, seconds = step.init(0), [], []
@@ -176,12 +176,12 @@ def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> Figures
         jax.block_until_ready(state)
         seconds.append(time.perf_counter() - start)
     if not all(np.isfinite(losses)) or not losses[-1] < losses[0]:
-        raise Differs(f"the losses on one batch are {losses}; expected finite ones that fall")
+        raise ResultMismatch(f"the losses on one batch are {losses}; expected finite ones that fall")
     # The first one compiles, the second one warms up.
     median = float(np.median(seconds[2:]))
     tokens = rows * sizes.tokens
     flops = DecoderTask(model=model).flops_per_token(sizes.tokens) * tokens
-    peak = peak_of(devices, dtype)
+    peak = find_peak_flops(devices, dtype)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(step.program.abstract.params))
     figures = {
         "layers": f"{model.num_layers} of {sizes.trained.num_layers}",
@@ -189,7 +189,7 @@ def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> Figures
         "batch": f"{rows} rows of {sizes.tokens} tokens, {dtype}, remat full",
         "step": f"{duration(median)} (median of {sizes.steps}; {duration(min(seconds[2:]))} to {duration(max(seconds[2:]))})",
         "tokens": f"{tokens / median:,.0f} a second",
-        "rate": flop_rate(flops / median),
+        "rate": format_flop_rate(flops / median),
         "MFU": f"{flops / median / peak.flops_per_second:.1%} of {peak.source}",
         "loss": f"{losses[0]:.3f} -> {losses[-1]:.3f}",
         "compiled in": duration(step.compile_seconds),
@@ -207,14 +207,14 @@ def _cut(sizes: Sizes, layers: int) -> DecoderConfig:
 def _in_time(sizes: Sizes, dtype: str, rows: int) -> int:
     """How many layers' steps take the seconds that there are, at half the rate of matrix multiplications; at least 1."""
     assert sizes.seconds is not None
-    affordable = sizes.seconds * measure_product(dtype) / 2
+    affordable = sizes.seconds * measure_matmul(dtype) / 2
     tokens = rows * sizes.tokens * (sizes.steps + 2)
 
     def fits(count: int) -> bool:
         # A third more for what is computed again.
         return 4 / 3 * tokens * DecoderTask(model=_cut(sizes, count)).flops_per_token(sizes.tokens) <= affordable
 
-    return max(1, largest(sizes.trained.num_layers, fits))
+    return max(1, find_largest(sizes.trained.num_layers, fits))
 
 
 def _free_bytes(device: Any, share: float) -> float:
@@ -229,7 +229,7 @@ def _step(
     model: DecoderConfig, dtype: str, rows: int, tokens: int, *, steps: int
 ) -> tuple[CompiledStep, dict[str, np.ndarray]]:
     """A step of a decoder with its state sharded over the devices, and a batch of random tokens."""
-    devices = measured_devices()
+    devices = select_devices()
     rows = -(-rows // len(devices)) * len(devices)
     task = DecoderTask(model=model, compute_dtype=dtype, remat="full")  # pyright: ignore[reportArgumentType]
     optimizer = AdamW(schedule=Schedule(peak=1e-3, decay="constant"))

@@ -9,15 +9,15 @@ from typing import Any
 
 from ...core import Task
 from ...core.errors import CheckpointError, RecipeError
-from ...core.serializable import current_name, readable, readable_names
+from ...core.serializable import current_name, find_serializable, serializable_names
 from ...system import json_reader
-from .opaque import describe_value
+from .opaque import fingerprint_value
 
 _LISTED = 32
 """The longest list that is written out where it holds more than words and numbers."""
 
 
-def describe(value: Any) -> Any:
+def serialize_config(value: Any) -> Any:
     """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`).
 
     Raises:
@@ -25,14 +25,14 @@ def describe(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
-        fields = {name: describe(getattr(value, name)) for name in saved}
+        fields = {name: serialize_config(getattr(value, name)) for name in saved}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
+        return {str(key): serialize_config(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not (len(value) > _LISTED and any(map(_is_opaque, value))):
         if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
-            return describe_value(value)
-        return [describe(item) for item in value]
+            return fingerprint_value(value)
+        return [serialize_config(item) for item in value]
     if isinstance(value, str) and not _is_text(value):
         raise RecipeError(
             f"the settings hold {value!r}, which is not UTF-8, so that a checkpoint can't tell it to whoever reads it: "
@@ -40,7 +40,7 @@ def describe(value: Any) -> Any:
         )
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return describe_value(value)
+    return fingerprint_value(value)
 
 
 def _is_text(value: str) -> bool:
@@ -55,7 +55,7 @@ def _is_opaque(value: Any) -> bool:
     return not (value is None or isinstance(value, bool | int | float | str))
 
 
-def read_task(text: str, where: str) -> Task:
+def deserialize_task(text: str, where: str) -> Task:
     """The task that a checkpoint's description names.
 
     Raises:
@@ -66,7 +66,7 @@ def read_task(text: str, where: str) -> Task:
     except ValueError as error:
         raise CheckpointError(f"{where} is not JSON: {error}") from error
     kind = described.get("type") if isinstance(described, dict) else described
-    if not isinstance(kind, str) or readable(kind) is None:
+    if not isinstance(kind, str) or find_serializable(kind) is None:
         hint = (
             ". In Python, fit of the same experiment resumes the run, and trains nothing where all steps are done; "
             "what it returns evaluates and generates"
@@ -74,7 +74,7 @@ def read_task(text: str, where: str) -> Task:
     else:
         hint = ""
     try:
-        task = _build(described, where, readable, readable_names)
+        task = _build(described, where, find_serializable, serializable_names)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{hint}") from error
     if not isinstance(task, Task):
@@ -82,7 +82,7 @@ def read_task(text: str, where: str) -> Task:
     return task
 
 
-def read_described(value: Any, where: str, classes: Mapping[str, type]) -> Any:
+def deserialize_config(value: Any, where: str, classes: Mapping[str, type]) -> Any:
     """What a description says, built of these classes alone.
 
     Raises:
@@ -126,16 +126,16 @@ def _is_renamed(old: Any, new: Any) -> bool:
     return isinstance(old, str) and isinstance(new, str) and current_name(old) == new
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """One line for each setting that differs between two descriptions.
 
-    >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
+    >>> list(diff_configs({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 -> 2']
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             if key == "type" and _is_renamed(old.get(key), new.get(key)):
                 continue
-            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+            yield from diff_configs(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
     elif not _is_same(old, new):
         yield f"{prefix}: {old} -> {new}"

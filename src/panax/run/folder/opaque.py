@@ -14,14 +14,14 @@ _MOST_NODES = 100_000
 _DEEPEST = 30
 
 
-def describe_value(value: Any) -> str:
+def fingerprint_value(value: Any) -> str:
     """The type of a value, and a digest of its numbers where it holds some that are its own.
 
     Of a function: the numbers that it closes over, its defaults and constants. Of arrays in lists and mappings: their bytes. Of
     another object: nothing, since it may hold what differs from process to process.
 
     >>> import optax
-    >>> [describe_value(optax.sgd(0.1)) == describe_value(optax.sgd(rate)) for rate in (0.1, 0.2)]
+    >>> [fingerprint_value(optax.sgd(0.1)) == fingerprint_value(optax.sgd(rate)) for rate in (0.1, 0.2)]
     [True, False]
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}"

@@ -8,28 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint import Checkpoint, step_of
+from ...checkpoint import Checkpoint, parse_step
 from ...checkpoint.record import FOLDER as RECORD
 from ...core import Position
 from ...core.errors import CheckpointError, DataError
 from ...core.serializable import current_name
-from ...data.text.token_source import RESTORE
+from ...data.text.token_source import RESTORE_ADVICE
 from ...metrics.goodput import FILE as LEDGER
 from ...optim import Optimizer
 from ...stores import is_remote
 from ...system import json_reader
 from ...system.files import expand_user
 from ..experiment import Experiment
-from ..preparation import PreparedRun, Say
+from ..preparation import LogFn, PreparedRun
 from ..recovery.skipped_batches import LOG as REWINDS
-from ..reporting.document_counts import ACCOUNT
-from ..reporting.session import FACTS
-from .description import describe, differences
+from ..reporting.document_counts import DATA_USAGE_FILE
+from ..reporting.session import SESSIONS_FILE
+from .description import diff_configs, serialize_config
 
 SETTINGS = "experiment.json"
 """The name under which a checkpoint holds the settings of its run."""
 
-FREE = (
+UNTRACKED_SETTINGS = (
     "name",
     "directory",
     "log_every",
@@ -47,26 +47,26 @@ FREE = (
 )
 """Settings that may change between two runs of one experiment without changing what is trained."""
 
-OWN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", ACCOUNT, LEDGER, FACTS, REWINDS)
+RUN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", DATA_USAGE_FILE, LEDGER, SESSIONS_FILE, REWINDS)
 """What a run writes into its folder, beside checkpoints and what trackers of other services keep."""
 
-MAY_CHANGE = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
+CHANGEABLE_SETTINGS = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
 """Settings whose change is said, and is no other run: it may grow, and a batch may be worked off in other parts."""
 
-RISE = 1.01
+RATE_RISE_FACTOR = 1.01
 """A rate that grows by more than this factor, where a run is given more steps, is worth a hint."""
 
-WAYS_ON = (
+RESTART_ADVICE = (
     "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
     "run another --name or --directory."
 )
-KEEPING = (
+RESUME_ADVICE = (
     "To resume from its trained state all the same, give --accept-changes (accept_changes=True){}; data that has changed then "
     "begins again."
 )
 
 
-def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> None:
+def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_changes: bool, say: LogFn) -> None:
     """See that a checkpoint is of the run that the experiment describes, and say what has changed.
 
     Raises:
@@ -74,17 +74,17 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
     """
     step = checkpoint.manifest.step
     changed = changed_settings(experiment, checkpoint)
-    other = [line for line in changed if not line.startswith(MAY_CHANGE)]
+    other = [line for line in changed if not line.startswith(CHANGEABLE_SETTINGS)]
     if step > experiment.num_steps:
         raise CheckpointError(
             f"{checkpoint.url} is of step {step}, beyond num_steps={experiment.num_steps}: nothing would be trained. To use its "
-            f"model, name it (panax generate, panax export). {WAYS_ON}"
+            f"model, name it (panax generate, panax export). {RESTART_ADVICE}"
         )
     if other and (not accept_changes or step == experiment.num_steps):
         raise CheckpointError(
             f"{checkpoint.url} is of a run with other settings ({step} of {experiment.num_steps} steps are done):\n"
             + "".join(f"  {line}\n" for line in other)
-            + f"{WAYS_ON} {KEEPING.format('' if step < experiment.num_steps else ' and more --num-steps')}"
+            + f"{RESTART_ADVICE} {RESUME_ADVICE.format('' if step < experiment.num_steps else ' and more --num-steps')}"
         )
     for line in changed:
         rates = _rates_words(experiment, checkpoint) if line.startswith("num_steps: ") else ""
@@ -93,7 +93,9 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
         say(f"all {step} steps are done: nothing is trained; --fresh (fresh=True) trains from step 0 again")
 
 
-def position_in(prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes: bool, say: Say) -> Position | None:
+def find_resume_position(
+    prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes: bool, say: LogFn
+) -> Position | None:
     """Where the data goes on after a checkpoint; None, saying so, where it has changed and that is accepted.
 
     Raises:
@@ -107,7 +109,9 @@ def position_in(prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes
         getattr(closing, "close", lambda: None)()
     except DataError as error:
         if not accept_changes:
-            raise DataError(f"{str(error).removesuffix(RESTORE)}. {WAYS_ON} {KEEPING.format('')}") from error
+            raise DataError(
+                f"{str(error).removesuffix(RESTORE_ADVICE)}. {RESTART_ADVICE} {RESUME_ADVICE.format('')}"
+            ) from error
         say(f"the data begins again: {error}")
         return None
     return position
@@ -124,11 +128,11 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
     if not isinstance(before, dict):
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
-    before, now = with_defaults(before, experiment), describe(experiment)
-    for name in FREE:
+    before, now = fill_defaults(before, experiment), serialize_config(experiment)
+    for name in UNTRACKED_SETTINGS:
         before.pop(name, None)
         now.pop(name, None)
-    return list(differences(before, now))
+    return list(diff_configs(before, now))
 
 
 def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
@@ -153,7 +157,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
             words += f"; the learning rate{whose} stays at {last:.3g}"
             continue
         words += f"; the learning rate{whose} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
-        if following > last * RISE:
+        if following > last * RATE_RISE_FACTOR:
             words += (
                 f", since its schedule is recomputed over {experiment.num_steps} steps; to continue from {last:.3g}, begin a run "
                 f'of another name with init="checkpoint:{checkpoint.url}" and its own schedule'
@@ -161,7 +165,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
     return words
 
 
-def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
+def fill_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
     """Earlier settings, and the defaults of those that did not exist yet when they were saved."""
     filled = dict(before)
     for field in dataclasses.fields(value):
@@ -170,11 +174,11 @@ def with_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
         inner = getattr(value, field.name)
         if field.name not in before:
             if field.default is not dataclasses.MISSING:
-                filled[field.name] = describe(field.default)
+                filled[field.name] = serialize_config(field.default)
             elif field.default_factory is not dataclasses.MISSING:
-                filled[field.name] = describe(field.default_factory())
+                filled[field.name] = serialize_config(field.default_factory())
         elif _same_kind(before[field.name], inner):
-            filled[field.name] = with_defaults(before[field.name], inner)
+            filled[field.name] = fill_defaults(before[field.name], inner)
     return filled
 
 
@@ -185,7 +189,7 @@ def _same_kind(before: Any, value: Any) -> bool:
     return type(value).__name__ in (before.get("type"), current_name(str(before.get("type"))))
 
 
-def archive_run(experiment: Experiment, say: Say) -> None:
+def archive_run(experiment: Experiment, say: LogFn) -> None:
     """Move what an earlier run left into `before-1` (or the next number) beside it; what Panax did not make stays.
 
     Raises:
@@ -199,7 +203,7 @@ def archive_run(experiment: Experiment, say: Say) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = expand_user(where) if where else folder / "checkpoints"
-    found = [folder / name for name in (*OWN_FILES, "tensorboard")]
+    found = [folder / name for name in (*RUN_FILES, "tensorboard")]
     try:
         _move(folder, [path for path in found if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)
@@ -212,11 +216,11 @@ def archive_run(experiment: Experiment, say: Say) -> None:
 def _of_checkpoints(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
-            if path.is_dir() and (path.name == RECORD or step_of(path.name) is not None):
+            if path.is_dir() and (path.name == RECORD or parse_step(path.name) is not None):
                 yield path
 
 
-def _move(folder: Path, paths: list[Path], say: Say) -> None:
+def _move(folder: Path, paths: list[Path], say: LogFn) -> None:
     if not paths:
         return
     number = 1

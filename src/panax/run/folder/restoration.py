@@ -12,16 +12,16 @@ from ...checkpoint import Checkpoint, restore
 from ...comms.local import add_replica_axis
 from ...comms.owed import reshard_residual
 from ...core import TrainState, named_leaves, pair_axes
-from ...core.state import averages_of
+from ...core.state import init_averages
 from ...train import CompiledStep
 from ..preparation import PreparedRun
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed."
 
 
-def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """The checkpoint's state.
 
     An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
@@ -63,17 +63,17 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> Tr
         say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
     elif averages and not had_averages:
         say("an average of the parameters begins with those of the checkpoint")
-        state = averaging_again(prepared, state)
+        state = restart_averaging(prepared, state)
     return state if owed == had_owed else _owing(prepared, state, had_owed, say)
 
 
-def averaging_again(prepared: PreparedRun, state: TrainState) -> TrainState:
+def restart_averaging(prepared: PreparedRun, state: TrainState) -> TrainState:
     """The state with an average that begins at its parameters, where one is kept."""
     program, places = prepared.step.program, prepared.step.shardings.averaged
     if program.abstract.averaged is None:
         return state
     free = eqx.filter(state.params, program.trainable)
-    return dataclasses.replace(state, averaged=jax.jit(averages_of, out_shardings=places)(free))
+    return dataclasses.replace(state, averaged=jax.jit(init_averages, out_shardings=places)(free))
 
 
 def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
@@ -91,7 +91,7 @@ def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
     return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
 
 
-def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """A state of replicas that begin to take local steps from what they have shared so far, the optimizer's state included."""
     step = prepared.step
     program = step.program
@@ -121,7 +121,7 @@ def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainSta
     return jax.jit(begun, out_shardings=step.shardings)(found)
 
 
-def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: Say) -> TrainState:
+def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """A state that begins from the parameters that a checkpoint's replicas have agreed on, with the optimizer's first state."""
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
@@ -155,7 +155,7 @@ def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[
     return shapes, step.placement.storage_shardings(shapes, lies)
 
 
-def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: Say) -> TrainState:
+def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: LogFn) -> TrainState:
     step, over = prepared.step, prepared.step.program.comms.over
     wanted = step.program.abstract.owed
     if wanted is None:

@@ -12,15 +12,15 @@ import jax
 from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
 from ...core import Task, named_leaves
 from ...core.errors import CheckpointError, DamagedError
-from ...core.state import wide
+from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...kernels import choose_by_timing
-from ...stores import join, open_store
+from ...stores import join_url, open_store
 from ...system import json_reader
-from ..preparation import Say
-from ..reporting.generation import continue_text
+from ..preparation import LogFn
+from ..reporting.generation import generate_text
 from ..start import CLASSES, MODEL, TOKENIZER
-from .description import read_task
+from .description import deserialize_task
 
 AVERAGED = "averaged"
 """The part of a state that holds the averages."""
@@ -60,13 +60,13 @@ class LoadedModel:
         Raises:
             RecipeError: It is not text model with its tokenizer, or a setting is out of range.
         """
-        return continue_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
+        return generate_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Losses and metrics on what the run held out, or on `data`; as `panax.evaluate`."""
-        from ..reporting.evaluation import evaluate_trained
+        from ..reporting.evaluation import evaluate_loaded_model
 
-        return evaluate_trained(self, data, batches)
+        return evaluate_loaded_model(self, data, batches)
 
 
 def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint]:
@@ -79,7 +79,7 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
         yield open_checkpoint(where)
         return
     found = False
-    for folder in (join(where, "checkpoints"), where):
+    for folder in (join_url(where, "checkpoints"), where):
         checkpointer = Checkpointer(folder)
         for checkpoint in checkpointer.newest_first() if newest else checkpointer.best_first():
             found = True
@@ -90,7 +90,7 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
         )
 
 
-def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False) -> LoadedModel:
+def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False) -> LoadedModel:
     """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
 
     Args:
@@ -104,7 +104,7 @@ def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False)
     damaged = None
     for checkpoint in find_checkpoints(str(where), newest=newest):
         try:
-            return read_trained(checkpoint)
+            return read_model(checkpoint)
         except DamagedError as error:
             damaged = error
             say(f"warning: the checkpoint of step {checkpoint.manifest.step} is not used: {error}")
@@ -112,7 +112,7 @@ def load_trained(where: str | Path, say: Say = _warned, *, newest: bool = False)
     raise damaged
 
 
-def read_trained(checkpoint: Checkpoint) -> LoadedModel:
+def read_model(checkpoint: Checkpoint) -> LoadedModel:
     """Read the model of this checkpoint.
 
     Raises:
@@ -122,7 +122,7 @@ def read_trained(checkpoint: Checkpoint) -> LoadedModel:
     if description is None:
         raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is not known")
     choose_by_timing()
-    task = read_task(description, f"{MODEL} of {checkpoint.url}")
+    task = deserialize_task(description, f"{MODEL} of {checkpoint.url}")
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params, model_state = read_weights(
@@ -130,11 +130,11 @@ def read_trained(checkpoint: Checkpoint) -> LoadedModel:
     )
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
     return LoadedModel(
-        checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, classes_in(checkpoint)
+        checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, read_class_names(checkpoint)
     )
 
 
-def classes_in(checkpoint: Checkpoint) -> tuple[str, ...]:
+def read_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """What the labels of a run's data stand for, as its checkpoint says; () where it does not.
 
     Raises:
@@ -169,7 +169,7 @@ def read_weights(
         return jax.tree.map(lambda name, leaf: leaf if (name in averaged) == chosen else None, names, tree)
 
     def widened(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, wide(leaf.dtype))
+        return jax.ShapeDtypeStruct(leaf.shape, average_dtype(leaf.dtype))
 
     wanted = {
         "params": pick(params, False),

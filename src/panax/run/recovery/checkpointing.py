@@ -30,7 +30,7 @@ class BestEvaluation:
         return cls(float(loss), step)
 
 
-def due(every: int, number: int) -> bool:
+def is_step_due(every: int, number: int) -> bool:
     """Whether something done every so many steps is to be done after step `number`; never, for 0."""
     return every > 0 and number % every == 0
 
@@ -88,8 +88,8 @@ class CheckpointSchedule:
 
     def is_due(self, number: int, *, asked: bool = False) -> bool:
         """Whether anything is kept after step `number`."""
-        copies = self.memory is not None and due(self.config.memory.every, number)
-        return asked or copies or due(self.config.every, number)
+        copies = self.memory is not None and is_step_due(self.config.memory.every, number)
+        return asked or copies or is_step_due(self.config.every, number)
 
     def after_step(
         self,
@@ -101,10 +101,10 @@ class CheckpointSchedule:
         asked: bool = False,
     ) -> None:
         """Save what is due, or asked for; the last step's checkpoint is left to `at_end`."""
-        if asked or due(self.config.every, number):
+        if asked or is_step_due(self.config.every, number):
             self._save(state, number, position, evaluation, must=False)
         # A copy takes the place of the one before, which may be needed; the state is that of before.
-        if self.memory is not None and due(self.config.memory.every, number) and self.back_to is None:
+        if self.memory is not None and is_step_due(self.config.memory.every, number) and self.back_to is None:
             self.memory.save(state, number, self._host(number, position))
 
     def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:

@@ -10,29 +10,29 @@ from typing import Any
 
 import jax
 
-from ...core.layout.target import target_of
-from ...core.params.logical import Role, traits_of
+from ...core.layout.target import device_target
+from ...core.params.logical import Role, lookup_axis
 from ...data.loading.example_source import MASK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
 from ...mesh import Rules
-from ...mesh.legality import MeshRequirements, fitted_rules, meshes, problem
+from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, fit_rules
 from ...mesh.rules import MESH_AXES
 from ...mesh.topology import data_parallel_size
-from ...plan.search.auto import MARGIN, state_bytes
-from ...train.compiled import CompiledStep, needs_of
-from ..paused import WHOLE
+from ...plan.search.auto import MEMORY_MARGIN, state_bytes
+from ...train.compiled import CompiledStep, mesh_requirements
+from ..paused import PROCESSES_VARIABLE
 from ..preparation import PreparedRun
 
 FILE = Path("job") / "layouts.json"
 """In the run's folder; `panax.cluster.supervisor.job_layout` reads it."""
 
-RANKED = 3
+LAYOUTS_PER_COUNT = 3
 """Layouts that are kept of each count of processes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Smaller:
+class FallbackLayout:
     """A layout on fewer devices.
 
     Attributes:
@@ -46,9 +46,9 @@ class Smaller:
     pad_rows: bool
 
 
-def smaller_layouts(
+def fallback_layouts(
     needs: MeshRequirements, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
-) -> list[Smaller]:
+) -> list[FallbackLayout]:
     """The legal layouts of so many devices, best first.
 
     The axes that split a model are kept where they can be; then copies are given up before shards, so that a device holds no more
@@ -61,24 +61,24 @@ def smaller_layouts(
         may_pad: Whether rows of weight zero are possible.
 
     >>> rows = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
-    >>> [first, *_] = smaller_layouts(rows, Rules(), {"replica": 2, "fsdp": 2, "tensor": 1}, 1, 2, may_pad=False)
+    >>> [first, *_] = fallback_layouts(rows, Rules(), {"replica": 2, "fsdp": 2, "tensor": 1}, 1, 2, may_pad=False)
     >>> {axis: size for axis, size in first.mesh.items() if size > 1}, first.micro_batches
     ({'fsdp': 2}, 2)
     """
     rows = next(size for _, axes, shape in needs.batch for axis, size in zip(axes, shape) if _is_rows(axis))
     most = rows // (data_parallel_size(whole) * micro_batches)
     found = []
-    for mesh in meshes(devices):
+    for mesh in enumerate_meshes(devices):
         parts = data_parallel_size(mesh)
         if parts > rows or _begins_an_axis(mesh, whole):
             continue
         count = max(math.ceil(rows / (parts * most)), 1)
         even = next((n for n in range(count, 2 * count + 1) if rows % (parts * n) == 0), None)
-        layout = Smaller(mesh, count if even is None else even, even is None)
+        layout = FallbackLayout(mesh, count if even is None else even, even is None)
         filled = math.ceil(rows / (parts * layout.micro_batches)) * parts * layout.micro_batches
         if layout.pad_rows and not may_pad:
             continue
-        if problem(_of_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
+        if find_problem(_of_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
             found.append((filled, layout))
     return [layout for _, layout in sorted(found, key=lambda each: _distance(each[1].mesh, whole, each[0]))]
 
@@ -92,7 +92,7 @@ def rank_layouts(
     each: int,
     limit: int | None,
     parts: Sequence[int] = (),
-) -> dict[int, list[Smaller]]:
+) -> dict[int, list[FallbackLayout]]:
     """For every smaller count of processes its layouts, best first.
 
     Args:
@@ -104,14 +104,14 @@ def rank_layouts(
         parts: Into which a ramp divides batches: a layout must hold these, too.
     """
     leaves = tuple((f"batch leaf {name!r}", step.batch_axes[name], leaf.shape) for name, leaf in batch.items())
-    needs = dataclasses.replace(needs_of(step.program), batch=leaves)
+    needs = dataclasses.replace(mesh_requirements(step.program), batch=leaves)
 
     def fits(mesh: Mapping[str, int]) -> bool:
-        return limit is None or state_bytes(step.program, fitted_rules(rules, needs, mesh), mesh) * MARGIN < limit
+        return limit is None or state_bytes(step.program, fit_rules(rules, needs, mesh), mesh) * MEMORY_MARGIN < limit
 
-    found: dict[int, list[Smaller]] = {}
+    found: dict[int, list[FallbackLayout]] = {}
     for count in range(processes - 1, 0, -1):
-        layouts = smaller_layouts(
+        layouts = fallback_layouts(
             needs,
             rules,
             step.placement.sizes,
@@ -119,17 +119,19 @@ def rank_layouts(
             count * each,
             may_pad=MASK in batch,
         )
-        found[count] = [layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)][:RANKED]
+        found[count] = [layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)][
+            :LAYOUTS_PER_COUNT
+        ]
     return found
 
 
-def _divides(layout: Smaller, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
+def _divides(layout: FallbackLayout, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
     """Whether the rows of each part of a batch divide over a layout, or are filled up."""
     rows, over = next(iter(batch.values())).shape[0], data_parallel_size(layout.mesh) * layout.micro_batches
     return layout.pad_rows or all(rows // count % over == 0 for count in parts)
 
 
-def write_smaller_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts: int = 1) -> None:
+def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts: int = 1) -> None:
     """Keep the layouts for every smaller count of processes in the run's folder, where a supervisor may need them.
 
     Args:
@@ -138,7 +140,7 @@ def write_smaller_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts
     """
     step, processes = prepared.step, jax.process_count()
     # Of a job that goes on without some nodes, those of the whole are known already.
-    whole = processes > 1 and os.environ.get(WHOLE, "") == str(processes)
+    whole = processes > 1 and os.environ.get(PROCESSES_VARIABLE, "") == str(processes)
     if not whole or not heartbeat().supervised or not is_process_zero() or not isinstance(step, CompiledStep):
         return
     rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
@@ -156,13 +158,13 @@ def write_smaller_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts
 def _memory_limit() -> int | None:
     """Bytes of a device; None where devices share the host's memory, or don't tell."""
     device = jax.local_devices()[0]
-    if not target_of(device).traits.own_memory:
+    if not device_target(device).traits.own_memory:
         return None
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _is_rows(axis: str | None) -> bool:
-    return traits_of(axis).role is Role.ROWS
+    return lookup_axis(axis).role is Role.ROWS
 
 
 def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:

@@ -19,16 +19,16 @@ import jax
 from ...job.heartbeat import heartbeat
 from ...system.streams import write_last_words
 
-ANSWER_SECONDS = 8.0
+RESPONSE_SECONDS = 8.0
 """For the main thread to answer a signal while nothing is new: then it is held by a compiler or a file system."""
 
-AGAIN_SECONDS = 1.0
+DEBOUNCE_SECONDS = 1.0
 """Two signals that are closer than this are one: some batch systems signal a process and its group."""
 
 _NAMES = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 # Windows has few of them; a run ends there before it begins, with a message.
-TAKEN = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
+HANDLED_SIGNALS = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
 
 
 class SignalHandler:
@@ -52,7 +52,7 @@ class SignalHandler:
 
     def __enter__(self) -> "SignalHandler":
         # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
-        taken = [*TAKEN, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
+        taken = [*HANDLED_SIGNALS, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
         # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.
         if threading.current_thread() is threading.main_thread():
             for number in taken:
@@ -104,7 +104,7 @@ class SignalHandler:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         # In a launched worker, the batch system's own signal and the supervisor's are two of one request.
-        again = now - self._came_at >= AGAIN_SECONDS and not heartbeat().supervised
+        again = now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().supervised
         if self._came is not None and (number == signal.SIGINT or again):
             raise KeyboardInterrupt
         self._came, self._came_at = signal.Signals(number), now
@@ -135,7 +135,7 @@ class SignalHandler:
                     with contextlib.suppress(OSError):
                         os.write(before, numbers)
                 found = [number for number in numbers if number in taken]
-                if found and not self.has_news and not self._answered.wait(ANSWER_SECONDS) and not self.has_news:
+                if found and not self.has_news and not self._answered.wait(RESPONSE_SECONDS) and not self.has_news:
                     name = signal.Signals(found[0]).name
                     write_last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")
                     os._exit(128 + found[0])

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from ...comms.admission import digest_of, norm_of
-from ...comms.meeting_place import MeetingPlace, OuterRound, mean_of
+from ...comms.admission import compute_digest, update_norm
+from ...comms.meeting_place import OuterRound, OuterSyncStore, average_updates
 from ...comms.outer import GroupUpdate, decode_update, encode_update
 from ...core import Position, TrainState, named_leaves
 from ...core.errors import CheckpointError, DataError, RecipeError
 from ...job.heartbeat import heartbeat
-from ...stores import MissingError, open_store
-from ..folder.description import describe
-from ..preparation import PreparedRun, Say
-from ..start import Start
+from ...stores import ObjectNotFoundError, open_store
+from ..folder.description import serialize_config
+from ..preparation import LogFn, PreparedRun
+from ..start import RunStart
 
 PUBLISH_SECONDS = 20.0
 """For a member to write what was agreed, where it can't be computed from what members wrote."""
@@ -37,7 +37,7 @@ class Island:
         go on.
     """
 
-    def __init__(self, prepared: PreparedRun, say: Say, hurry: Callable[[], bool], *, fresh: bool):
+    def __init__(self, prepared: PreparedRun, say: LogFn, hurry: Callable[[], bool], *, fresh: bool):
         """
         Args:
             hurry: Whether the run is to stop soon, so that nobody is waited for.
@@ -51,7 +51,7 @@ class Island:
         _check(prepared)
         self._prepared, self._say = prepared, say
         self._comms, self._islands = experiment.comms, experiment.comms.islands
-        self._place = MeetingPlace(
+        self._place = OuterSyncStore(
             open_store(self._islands.place), self._islands, hurry=lambda: heartbeat().alive() or hurry()
         )
         self._place.open(_identity(prepared), fresh=fresh)
@@ -61,7 +61,7 @@ class Island:
         self._members: frozenset[int] = frozenset(range(self._islands.count))
         self.ahead: int | None = None
 
-    def begin(self, start: Start, left_out: frozenset[int]) -> Start:
+    def begin(self, start: RunStart, left_out: frozenset[int]) -> RunStart:
         """Where to begin: as the checkpoint says, or where the others have come to meanwhile.
 
         Raises:
@@ -89,7 +89,7 @@ class Island:
         )
         if start.step == 0:
             self._place.publish(0, self._agreed.arrays())
-            if digest_of(self._found(0, self._agreed.params).params) != digest_of(self._agreed.params):
+            if compute_digest(self._found(0, self._agreed.params).params) != compute_digest(self._agreed.params):
                 raise CheckpointError(
                     "islands begin from different parameters; give all of them the same seed, init and model, and another "
                     "comms.islands.place"
@@ -106,7 +106,7 @@ class Island:
             return state
         assert self._agreed is not None
         number, began = self._round + 1, time.monotonic()
-        base, own = digest_of(self._agreed.params), self._held(state)
+        base, own = compute_digest(self._agreed.params), self._held(state)
         decided = self._decided(number, base, own)
         if decided is None:
             agreed = self._found(number, own)
@@ -142,12 +142,12 @@ class Island:
                     number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
                 )
                 self._place.contribute(number, base, encode_update(moved, self._wire, chance))
-            return self._place.decide(number, base, lambda arrays: norm_of(decode_update(arrays, self._wire, like)))
+            return self._place.decide(number, base, lambda arrays: update_norm(decode_update(arrays, self._wire, like)))
         except CheckpointError as error:
             self._say(f"{error}; this island takes over what the others agreed on")
             return None
 
-    def caught_up(self, state: TrainState, start: Start, left_out: frozenset[int]) -> Start:
+    def caught_up(self, state: TrainState, start: RunStart, left_out: frozenset[int]) -> RunStart:
         """Where the others are: their parameters, this island's own optimizer state, and the data that follows.
 
         Args:
@@ -216,10 +216,10 @@ class Island:
                 decode_update(self._place.read_from(number, member), self._wire, before.params)
                 for member in decided.members
             ]
-        except (MissingError, KeyError, ValueError) as error:
+        except (ObjectNotFoundError, KeyError, ValueError) as error:
             self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
             return None
-        return before.after(mean_of(moved), self._comms)
+        return before.after(average_updates(moved), self._comms)
 
     def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
         """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
@@ -229,7 +229,7 @@ class Island:
             if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
                 with contextlib.suppress(CheckpointError):  # damaged: what was agreed may still come
                     decided = self._place.round(number)
-                    found = decided and self._computed(number, decided, before, digest_of(before.params))
+                    found = decided and self._computed(number, decided, before, compute_digest(before.params))
             if found is not None:
                 return found
             if time.monotonic() > until:
@@ -280,12 +280,12 @@ def _later(
 def _identity(prepared: PreparedRun) -> str:
     """The same for all islands of a run: what they train, on what, and how."""
     experiment = prepared.experiment
-    parts = [describe(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
+    parts = [serialize_config(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
     comms = dataclasses.replace(
         experiment.comms,
         islands=dataclasses.replace(experiment.comms.islands, index=0, place="."),
     )
-    settings = [*parts, describe(comms), experiment.seed, list(experiment.frozen)]
+    settings = [*parts, serialize_config(comms), experiment.seed, list(experiment.frozen)]
     return f"{experiment.name} {xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True, default=str).encode())}"
 
 

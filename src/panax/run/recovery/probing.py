@@ -18,50 +18,59 @@ from typing import Any
 
 import jax
 
-from ...job.agreement import any_process, first_text, gather_ints, gather_texts, is_process_zero
+from ...job.agreement import any_process, broadcast_text, gather_ints, gather_texts, is_process_zero
 from ...job.heartbeat import heartbeat
 from ...plan.search.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ...plan.walk.walk import traffic_of_trace
-from ...preflight.probes import AxisProbe, AxisUse, LinkProbe, MatrixProbe, axis_uses, crossing, matches_hosts, peers
+from ...preflight.probes import (
+    AxisProbe,
+    AxisUse,
+    LinkProbe,
+    MatrixProbe,
+    axes_across_processes,
+    axis_peers,
+    axis_uses,
+    is_same_hosts,
+)
 from ...system import json_reader
 from ...train import CompiledStep
 from ..preparation import PreparedRun
-from ..reporting.report import Report
+from ..reporting.report import RunReporter
 
-SHARE = 0.01
+MAX_TIME_SHARE = 0.01
 """Of the run's time, at most, where the interval is chosen."""
 
-LEAST_STEPS = 10
+MIN_INTERVAL_STEPS = 10
 """Between two probes, where the interval is chosen."""
 
-MOST_STEPS = 1_000_000
+MAX_INTERVAL_STEPS = 1_000_000
 
-SUSPECT = 2.0
+SUSPECT_FACTOR = 2.0
 """A collective that takes so many times what it took has each link measured, though the supervisor may not call it slow."""
 
 SUSPECT_SECONDS = {"cpu": 1e-2}
 _SUSPECT_SECONDS = 1e-4
 """And so much longer."""
 
-FIRST_PROBES = 3
+BASELINE_PROBES = 3
 """What a collective took is the median of so many."""
 
-LOCATED = 3
+MAX_LINK_PROBES = 3
 """Probes in a row in which links are measured, at most: one that stays slow need not be found again and again."""
 
-OWN = ("data_stall", "hooks")
+HOST_PARTS = ("data_stall", "hooks")
 """Parts of a step, by the run's clock, that a host spends on its own; with what no part covers."""
 
-ADDRESS = "PANAX_BIND"
+BIND_VARIABLE = "PANAX_BIND"
 """The environment variable by which an agent says at which address the others reach this process."""
 
 PARTS = {"data_stall": "waiting for data", "hooks": "hooks", "other": "its own work between steps"}
 
 
-class Probing:
+class HardwareProbe:
     """The probes of one process; silent where nobody supervises, or there is one process."""
 
-    def __init__(self, prepared: PreparedRun, report: Report):
+    def __init__(self, prepared: PreparedRun, report: RunReporter):
         """Every process of the job calls it."""
         self._prepared, self._report = prepared, report
         self._every = prepared.experiment.probe.every
@@ -72,7 +81,7 @@ class Probing:
             return
         assert isinstance(step, CompiledStep)
         self._mesh = step.placement.mesh
-        self._next = self._every if self._every > 0 else LEAST_STEPS
+        self._next = self._every if self._every > 0 else MIN_INTERVAL_STEPS
         self._taken = self._steps = 0
         self._window = ProbeWindow(report)
         self._costs: list[float] = []
@@ -82,9 +91,10 @@ class Probing:
         self._first: dict[str, list[float]] = {}
         self._located = 0
         self._number = 0
-        groups = {axis: peers(self._mesh, axis) for axis in crossing(self._mesh)}
+        groups = {axis: axis_peers(self._mesh, axis) for axis in axes_across_processes(self._mesh)}
         heartbeat().facts(
-            groups={axis: members[:MOST_NAMED] for axis, members in groups.items()}, address=os.environ.get(ADDRESS, "")
+            groups={axis: members[:MAX_NAMED_COLLECTIVES] for axis, members in groups.items()},
+            address=os.environ.get(BIND_VARIABLE, ""),
         )
         if is_process_zero():
             step.when_traced = self._tell_collectives
@@ -121,7 +131,7 @@ class Probing:
             if profile is not None:
                 _tell_profile(profile, name, uses)
         self._axes = [
-            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(first_text(told), constants=True)
+            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(broadcast_text(told), constants=True)
         ]
         # Here all meet for the first time, and compile what they agree by.
         self._agree(False, 1.0)
@@ -131,7 +141,7 @@ class Probing:
         sizes = dict(self._mesh.shape.items())
         places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
         found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
-        if found is None or not matches_hosts(found[0], hosts, sizes):
+        if found is None or not is_same_hosts(found[0], hosts, sizes):
             return None, ""
         return found[0], found[1].name
 
@@ -149,9 +159,9 @@ class Probing:
         suspects, every = self._agree(self._suspects(axes), parts["step"])
         matrix.append(self._burst(3))
         links = self._find(suspects)
-        if 0 < self._located <= LOCATED and self._every < 0:
+        if 0 < self._located <= MAX_LINK_PROBES and self._every < 0:
             # Soon again, whatever it costs: is it slow still? All processes have counted alike.
-            every = LEAST_STEPS
+            every = MIN_INTERVAL_STEPS
         self._costs.append(time.perf_counter() - began - self._compiling)
         self._number += 1
         self._taken, self._next = 0, every
@@ -187,23 +197,23 @@ class Probing:
         """Whether a collective took longer than at first."""
         least = SUSPECT_SECONDS.get(self._mesh.devices.flat[0].platform, _SUSPECT_SECONDS)
         for axis, seconds in axes.items():
-            usual = statistics.median(self._first[axis][:FIRST_PROBES])
+            usual = statistics.median(self._first[axis][:BASELINE_PROBES])
             expected = next(each.use.expected_seconds for each in self._axes if each.use.axis == axis)
             for reference in (usual, *(() if expected is None else (expected,))):
-                if seconds > max(SUSPECT * reference, reference + least):
+                if seconds > max(SUSPECT_FACTOR * reference, reference + least):
                     return True
         return False
 
     def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
         """Whether any process suspects a link, and the steps until the next probe, as process 0 chooses them."""
-        every = self._every if self._every > 0 else interval(self._costs, self._steps, step_seconds)
+        every = self._every if self._every > 0 else probe_interval(self._costs, self._steps, step_seconds)
         found = gather_ints(int(suspects), every)
         return bool(found[:, 0].any()), int(found[0, 1])
 
     def _find(self, suspected: bool) -> dict[int, float]:
         """Process to what a message to it takes; empty where no link is suspected."""
         self._located, self._compiling = self._located + 1 if suspected else 0, 0.0
-        if not 0 < self._located <= LOCATED:
+        if not 0 < self._located <= MAX_LINK_PROBES:
             return {}
         if self._links is None:
             began = time.perf_counter()
@@ -217,17 +227,17 @@ class Probing:
         assert isinstance(self._prepared.step, CompiledStep)
         found = traffic_of_trace(traced, self._prepared.step.placement.sizes)
         kinds = sorted({(each.axes, each.kind) for each in found})
-        heartbeat().facts(collectives=[[kind, list(axes)] for axes, kind in kinds[:MOST_NAMED]])
+        heartbeat().facts(collectives=[[kind, list(axes)] for axes, kind in kinds[:MAX_NAMED_COLLECTIVES]])
 
 
-MOST_NAMED = 64
+MAX_NAMED_COLLECTIVES = 64
 """Processes or collectives in one line to the supervisor."""
 
 
 class ProbeWindow:
     """The steps since the last probe: what each of their parts took, by the run's clock."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: RunReporter):
         self._clock = report.clock
         self.restart()
 
@@ -248,35 +258,35 @@ class ProbeWindow:
     def seconds(self) -> dict[str, float]:
         """Of a usual step, by part."""
         # The first one after a probe, or after the compilation, waits for what others don't.
-        return usual_step(self._steps[2:] or self._steps[1:] or self._steps)
+        return typical_step(self._steps[2:] or self._steps[1:] or self._steps)
 
 
-def usual_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+def typical_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """What a step takes, by part: the median of each; waiting for data and hooks, which some steps alone have, on average.
 
-    >>> usual_step([{"step": 1.0, "other": 0.1, "hooks": 0.0}, {"step": 1.0, "other": 0.1, "hooks": 0.5}])["hooks"]
+    >>> typical_step([{"step": 1.0, "other": 0.1, "hooks": 0.0}, {"step": 1.0, "other": 0.1, "hooks": 0.5}])["hooks"]
     0.25
     """
     found = dict.fromkeys(("step", "device", *PARTS), 0.0)
     for name in found:
         values = [each.get(name, 0.0) for each in steps]
-        found[name] = statistics.mean(values) if name in OWN else statistics.median(values)
+        found[name] = statistics.mean(values) if name in HOST_PARTS else statistics.median(values)
     return found
 
 
-def interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
+def probe_interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
     """Steps until the next probe, so that all of them together take the share of the time that they may.
 
     Args:
         costs: Seconds of each so far.
         steps: Taken so far.
 
-    >>> interval([0.02], 10, 0.5), interval([0.02], 10, 0.01), interval([0.1, 0.1], 40, 0.5)
+    >>> probe_interval([0.02], 10, 0.5), probe_interval([0.02], 10, 0.01), probe_interval([0.1, 0.1], 40, 0.5)
     (10, 390, 20)
     """
-    coming = max(costs[-FIRST_PROBES:], default=0.0)
-    needed = math.ceil(round((sum(costs) + coming) / (SHARE * max(step_seconds, 1e-6)), 6))
-    return min(max(needed - steps, LEAST_STEPS), MOST_STEPS)
+    coming = max(costs[-BASELINE_PROBES:], default=0.0)
+    needed = math.ceil(round((sum(costs) + coming) / (MAX_TIME_SHARE * max(step_seconds, 1e-6)), 6))
+    return min(max(needed - steps, MIN_INTERVAL_STEPS), MAX_INTERVAL_STEPS)
 
 
 def _rounded(seconds: float) -> float:
@@ -289,5 +299,5 @@ def _tell_profile(profile: HardwareProfile, name: str, uses: Sequence[AxisUse]) 
     for device in profile.devices:
         rates[device.process] = min(rates.get(device.process, math.inf), device.matrix_flops)
     axes = {use.axis: use.expected_seconds for use in uses if use.expected_seconds is not None}
-    flops = [rates.get(process, 0.0) for process in range(min(len(profile.processes), MOST_NAMED))]
+    flops = [rates.get(process, 0.0) for process in range(min(len(profile.processes), MAX_NAMED_COLLECTIVES))]
     heartbeat().facts(profile={"of": name, "axes": axes, "matrix_flops": flops})

@@ -19,12 +19,12 @@ from ...checkpoint import Checkpointer, MemoryTier, raise_on_all_processes
 from ...core.errors import TrainingError
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
-from ..paused import verify_every
-from ..preparation import PreparedRun, Say
-from ..reporting.report import Report, describe_skipped
-from ..start import Start, first_start, newest_start
+from ..paused import effective_verify_every
+from ..preparation import LogFn, PreparedRun
+from ..reporting.report import RunReporter, describe_skipped_updates
+from ..start import RunStart, restore_newest, start_fresh
 from .checkpointing import CheckpointSchedule
-from .skipped_batches import DataProgress, Rewind, is_of_history, write_rewinds
+from .skipped_batches import DataProgress, Rollback, matches_history, write_rollbacks
 
 
 class RollbackController:
@@ -38,12 +38,12 @@ class RollbackController:
     def __init__(
         self,
         prepared: PreparedRun,
-        start: Start,
+        start: RunStart,
         checkpointer: Checkpointer,
         memory: MemoryTier | None,
         keeper: CheckpointSchedule,
-        report: Report,
-        say: Say,
+        report: RunReporter,
+        say: LogFn,
     ):
         self.drawn, self.is_due = start.drawn, False
         self._prepared, self._checkpointer, self._memory = prepared, checkpointer, memory
@@ -53,7 +53,7 @@ class RollbackController:
         self._first, self._why = 0, ""
         self._reached = {start.step: time.monotonic()}
         self._corrupted = ""
-        if verify_every(prepared.experiment.verify.every, prepared.step):
+        if effective_verify_every(prepared.experiment.verify.every, prepared.step):
             # Of a run that was never checked, the state at hand is what there is to trust.
             self.verified(start.drawn.verified or start.step)
         keeper.of_batches = self._kept
@@ -87,7 +87,12 @@ class RollbackController:
         self._keeper.back_to = first - 1 if in_a_row and config.after else None
         so_far = sum(not rewind.corrupted for rewind in self.drawn.rewinds)
         if config.after and in_a_row >= config.after and so_far < config.most:
-            self.is_due, self._streak, self._first, self._why = True, skipped, first, describe_skipped(step, values)
+            self.is_due, self._streak, self._first, self._why = (
+                True,
+                skipped,
+                first,
+                describe_skipped_updates(step, values),
+            )
         return self.is_due
 
     def _kept(self, step: int) -> Mapping[str, Any]:
@@ -116,7 +121,7 @@ class RollbackController:
             )
         self.is_due, self._corrupted = True, why
 
-    def go_back(self, step: int) -> Start:
+    def go_back(self, step: int) -> RunStart:
         """Restore an earlier state, and put on record what is left out from there on.
 
         Every process of the job calls it, when it has let go of the state and of the data.
@@ -139,7 +144,7 @@ class RollbackController:
         numbers = range(start.drawn.drawn + 1, self._streak[-1] + 1) if again else self._streak
         if self._corrupted:
             numbers = ()
-        rewind = Rewind(
+        rewind = Rollback(
             at=round(time.time(), 3),
             step=step,
             to=start.step,
@@ -166,7 +171,7 @@ class RollbackController:
         self._report.rewound(drawn)
         return start
 
-    def _target(self) -> tuple[Start, bool]:
+    def _target(self) -> tuple[RunStart, bool]:
         """Where the run goes back to, and whether it is on the heels of the rewind before."""
         latest = self.drawn.verified if self._corrupted else self._first - 1
         before = None if self._corrupted else self._before()
@@ -183,18 +188,18 @@ class RollbackController:
                     f"there is none in {self._checkpointer.store.url}: --fresh starts from step 0, "
                     f"--{'verify.every' if self._corrupted else 'rewind.after'} 0 continues from the newest one"
                 )
-            found = first_start(self._prepared, self._checkpointer, self._say)
+            found = start_fresh(self._prepared, self._checkpointer, self._say)
         return found, before is not None
 
-    def _newest(self, at_most: int) -> Start | None:
+    def _newest(self, at_most: int) -> RunStart | None:
         """The newest whole state, of a step that is at most this one; what has changed since was accepted when the run began."""
         rewinds = self.drawn.rewinds
-        return newest_start(
+        return restore_newest(
             self._prepared, self._checkpointer, self._memory, self._say,
             rewinds=rewinds, at_most=at_most, accept_changes=True,
         )  # fmt: skip
 
-    def _before(self) -> Rewind | None:
+    def _before(self) -> Rollback | None:
         """The last rewind, if the first update since was skipped too."""
         rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.corrupted]
         if not rewinds or rewinds[-1].data != self.drawn.data:
@@ -204,11 +209,11 @@ class RollbackController:
             number -= 1
         return last if number in last.batches else None
 
-    def _record(self, drawn: DataProgress, start: Start) -> None:
+    def _record(self, drawn: DataProgress, start: RunStart) -> None:
         """Put it on record, then remove what has trained on batches that are left out now."""
         with raise_on_all_processes():
             if is_process_zero():
-                write_rewinds(self._checkpointer.store, drawn.rewinds)
-        self._checkpointer.forget(lambda manifest: is_of_history(manifest, drawn.rewinds))
+                write_rollbacks(self._checkpointer.store, drawn.rewinds)
+        self._checkpointer.forget(lambda manifest: matches_history(manifest, drawn.rewinds))
         if self._memory is not None:
             self._memory.forget(start.step)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import raise_on_all_processes
-from ...checkpoint.manifest import Manifest, checksum
+from ...checkpoint.manifest import Manifest, compute_checksum
 from ...checkpoint.record import FOLDER
 from ...core.errors import CheckpointError
-from ...job.agreement import first_text, is_process_zero
-from ...stores import MissingError, Store
+from ...job.agreement import broadcast_text, is_process_zero
+from ...stores import ObjectNotFoundError, Store
 from ...system import files, json_reader
 
 FILE = f"{FOLDER}/rewinds.json"
@@ -24,12 +24,12 @@ FILE = f"{FOLDER}/rewinds.json"
 LOG = "rewinds.jsonl"
 """The same for people and reports, in the run's folder."""
 
-HOST = "batches"
+HOST_KEY = "batches"
 """The name under which a checkpoint keeps a `DataProgress`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Rewind:
+class Rollback:
     """One time that a run went back.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rewind:
         return not self.batches
 
     @classmethod
-    def read(cls, said: Any) -> "Rewind":
+    def read(cls, said: Any) -> "Rollback":
         """From JSON values.
 
         Raises:
@@ -94,7 +94,7 @@ class DataProgress:
 
     drawn: int = 0
     skipped: tuple[int, ...] = ()
-    rewinds: tuple[Rewind, ...] = ()
+    rewinds: tuple[Rollback, ...] = ()
     data: int = 0
     verified: int = 0
 
@@ -105,7 +105,7 @@ class DataProgress:
 
     def kept(self, step: int) -> dict[str, Any]:
         """What a checkpoint of `step` keeps, as JSON values; nothing where each step took the next batch, and was applied."""
-        return {} if self == DataProgress(step) else {HOST: dataclasses.asdict(self)}
+        return {} if self == DataProgress(step) else {HOST_KEY: dataclasses.asdict(self)}
 
     @classmethod
     def of(cls, manifest: Manifest) -> "DataProgress":
@@ -114,11 +114,11 @@ class DataProgress:
         Raises:
             CheckpointError: It can't be used.
         """
-        said = manifest.host.get(HOST)
+        said = manifest.host.get(HOST_KEY)
         if said is None:
             return cls(manifest.step)
         try:
-            rewinds = tuple(map(Rewind.read, said["rewinds"]))
+            rewinds = tuple(map(Rollback.read, said["rewinds"]))
             drawn, data, verified = _counts([said["drawn"], said["data"], said.get("verified", 0)])
             return cls(drawn, _counts(said["skipped"]), rewinds, data, verified)
         except (ValueError, TypeError, KeyError) as error:
@@ -127,7 +127,7 @@ class DataProgress:
             ) from error
 
 
-def is_of_history(manifest: Manifest, rewinds: Sequence[Rewind]) -> bool:
+def matches_history(manifest: Manifest, rewinds: Sequence[Rollback]) -> bool:
     """Whether a checkpoint is of the history that the rewinds tell.
 
     It has trained on no batch that they leave out, and was not saved between the step that a rewind from a corrupted step went
@@ -140,30 +140,30 @@ def is_of_history(manifest: Manifest, rewinds: Sequence[Rewind]) -> bool:
     return all(number > found.drawn or number in found.left_out for number in left_out)
 
 
-def read_rewinds(store: Store) -> tuple[Rewind, ...] | None:
+def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
     """The record beside a run's checkpoints, in every process; None where there is none.
 
     Raises:
         CheckpointError: What is there is not such a record, or can't be read.
     """
-    found: tuple[Rewind, ...] | None = None
+    found: tuple[Rollback, ...] | None = None
     with raise_on_all_processes():
         if is_process_zero():
             found = _read(store)
-    told = first_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
-    return tuple(map(Rewind.read, json_reader.parse(told, constants=True))) if told else None
+    told = broadcast_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
+    return tuple(map(Rollback.read, json_reader.parse(told, constants=True))) if told else None
 
 
-def _read(store: Store) -> tuple[Rewind, ...] | None:
+def _read(store: Store) -> tuple[Rollback, ...] | None:
     try:
         text = store.read(FILE)
-    except MissingError:
+    except ObjectNotFoundError:
         return None
     try:
         outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(outer["rewinds"]):
             raise ValueError("its checksum does not hold")
-        return tuple(map(Rewind.read, outer["rewinds"]))
+        return tuple(map(Rollback.read, outer["rewinds"]))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{store.url}/{FILE} can't be used: {error}. It says which batches the run leaves out; remove it to go by what the "
@@ -171,7 +171,7 @@ def _read(store: Store) -> tuple[Rewind, ...] | None:
         ) from error
 
 
-def write_rewinds(store: Store, rewinds: Sequence[Rewind]) -> None:
+def write_rollbacks(store: Store, rewinds: Sequence[Rollback]) -> None:
     """Put the record into a store, in place of the one before.
 
     Raises:
@@ -181,7 +181,7 @@ def write_rewinds(store: Store, rewinds: Sequence[Rewind]) -> None:
     store.write(FILE, [json.dumps({"checksum": _seal(said), "rewinds": said}).encode()])
 
 
-def list_rewinds(folder: Path, rewinds: Sequence[Rewind]) -> None:
+def append_rollback_log(folder: Path, rewinds: Sequence[Rollback]) -> None:
     """Add to the list in a run's folder what it lacks."""
     path = folder / LOG
     # A list for people: what is damaged in it stops no run.
@@ -190,10 +190,10 @@ def list_rewinds(folder: Path, rewinds: Sequence[Rewind]) -> None:
     files.append_lines(path, [line for line in lines if line not in there])
 
 
-def readable_numbers(numbers: Sequence[int]) -> str:
+def format_batch_numbers(numbers: Sequence[int]) -> str:
     """Numbers of batches for a person.
 
-    >>> readable_numbers([3]), readable_numbers([3, 4, 5, 9])
+    >>> format_batch_numbers([3]), format_batch_numbers([3, 4, 5, 9])
     ('batch 3', 'batches 3 to 5, 9')
     """
     parts: list[list[int]] = []
@@ -213,4 +213,4 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 
 def _seal(said: list[dict[str, Any]]) -> str:
-    return checksum(json.dumps(said, sort_keys=True).encode())
+    return compute_checksum(json.dumps(said, sort_keys=True).encode())

@@ -18,19 +18,19 @@ import jax
 import numpy as np
 
 from ...core import TrainState
-from ...core.errors import LayoutError, RecipeError, TrainingError, kind_of
-from ...job.agreement import any_process, first_text, gather_texts
+from ...core.errors import LayoutError, RecipeError, TrainingError, describe_type
+from ...job.agreement import any_process, broadcast_text, gather_texts
 from ...job.heartbeat import heartbeat
-from ...system.cpu_info import processor
+from ...system.cpu_info import describe_processor
 from ...train import CompiledStep, Scalars
 from ...train.sdc_check import RolledReplay, ShardSums, leaf_names
-from ..paused import verify_every
-from ..preparation import PreparedRun, Say
-from ..reporting.report import Report
-from .checkpointing import due
+from ..paused import effective_verify_every
+from ..preparation import LogFn, PreparedRun
+from ..reporting.report import RunReporter
+from .checkpointing import is_step_due
 from .rewinding import RollbackController
 
-NAMED = 8
+MAX_NAMED = 8
 """As many devices or leaves are named in a message."""
 
 
@@ -41,11 +41,13 @@ def check_verifiable(prepared: PreparedRun) -> None:
         LayoutError: There is one device only, or the devices are of different models.
     """
     step = prepared.step
-    every = verify_every(prepared.experiment.verify.every, step)
+    every = effective_verify_every(prepared.experiment.verify.every, step)
     if not every:
         return
     if not isinstance(step, CompiledStep):
-        raise RecipeError(f"verify.every={every} repeats a compiled step, and this is {kind_of(step)}; set it to 0")
+        raise RecipeError(
+            f"verify.every={every} repeats a compiled step, and this is {describe_type(step)}; set it to 0"
+        )
     devices = list(step.placement.devices.devices.flat)
     if len(devices) < 2:
         raise LayoutError(
@@ -56,7 +58,7 @@ def check_verifiable(prepared: PreparedRun) -> None:
     models = {device.device_kind for device in devices}
     if step.placement.target.platform == "cpu":
         # Programs differ by what a processor can do, not only by its name.
-        found = gather_texts(processor())
+        found = gather_texts(describe_processor())
         kinds = [
             f"process {process}: {text.partition(';')[0]} ({len(text.split()):,} features)"
             for process, text in enumerate(found)
@@ -70,7 +72,7 @@ def check_verifiable(prepared: PreparedRun) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class ReplayComparison:
     """What several executions of one step tell.
 
     Attributes:
@@ -86,7 +88,7 @@ class Verdict:
     leaves: tuple[int, ...]
 
 
-def verdict_of(sums: Sequence[np.ndarray], places: Sequence[int]) -> Verdict:
+def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> ReplayComparison:
     """Compare two or three executions shard by shard.
 
     Args:
@@ -95,7 +97,7 @@ def verdict_of(sums: Sequence[np.ndarray], places: Sequence[int]) -> Verdict:
 
     >>> good, bad = np.zeros((4, 1, 2)), np.zeros((4, 1, 2))
     >>> bad[2] = 1
-    >>> verdict_of([good, bad, good], [0, 1, 2])
+    >>> compare_replays([good, bad, good], [0, 1, 2])
     Verdict(odd=(3,), clear=True, shards=(2,), leaves=(0,))
     """
     count = len(sums[0])
@@ -112,16 +114,16 @@ def verdict_of(sums: Sequence[np.ndarray], places: Sequence[int]) -> Verdict:
     named = [each for each in suspects if each]
     # One device that errs again and again is odd in every execution, at another shard each time.
     odd = (set.intersection(*named) or set.union(*named)) if named and len(sums) > 2 else set().union(*suspects)
-    return Verdict(tuple(sorted(odd)), not unexplained, tuple(map(int, shards)), tuple(map(int, leaves)))
+    return ReplayComparison(tuple(sorted(odd)), not unexplained, tuple(map(int, shards)), tuple(map(int, leaves)))
 
 
 class SdcVerifier:
     """Takes a run's steps, and checks those that are to be checked."""
 
-    def __init__(self, prepared: PreparedRun, report: Report, rewinding: RollbackController, say: Say):
+    def __init__(self, prepared: PreparedRun, report: RunReporter, rewinding: RollbackController, say: LogFn):
         """Every process of the job calls it."""
         asked, self._step = prepared.experiment.verify.every, prepared.step
-        self._every = verify_every(asked, self._step)
+        self._every = effective_verify_every(asked, self._step)
         if self._every != asked:
             say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
         self._report, self._rewinding, self._say = report, rewinding, say
@@ -133,7 +135,7 @@ class SdcVerifier:
         self._hosts = gather_texts(socket.gethostname())
         self._devices = list(self._step.placement.devices.devices.flat)
         self._sums = ShardSums(self._step.placement.devices)
-        self._orders = orders([self._hosts[device.process_index] for device in self._devices], self._processes)
+        self._orders = replay_offsets([self._hosts[device.process_index] for device in self._devices], self._processes)
 
     @property
     def _processes(self) -> list[int]:
@@ -145,7 +147,7 @@ class SdcVerifier:
         Raises:
             TrainingError: The step does not give the same bits elsewhere, and never has; or the run has gone back too often.
         """
-        if not (due(self._every, number) or (self._every and self._fresh)):
+        if not (is_step_due(self._every, number) or (self._every and self._fresh)):
             return self._step(state, batch)
         began, compiled = time.perf_counter(), self._compile_seconds()
         taken = self._checked(state, batch, number)
@@ -171,13 +173,13 @@ class SdcVerifier:
         for order in self._orders[1:]:
             found[0].append(self._at(order).take(state, batch)[2])
             found[1].append(order)
-        verdict = verdict_of(*found)
+        verdict = compare_replays(*found)
         if not self._good and not verdict.clear:
             self._look_again(state, batch, (usual, moved), names, verdict, number)
         heartbeat().phase("steps")
         self._fresh = True
         # As process 0 sees it, should what another one was sent differ.
-        self._rewinding.corrupted(first_text(self._words(verdict, names, number)))
+        self._rewinding.corrupted(broadcast_text(self._words(verdict, names, number)))
         return state, scalars
 
     def _at(self, places: int) -> RolledReplay:
@@ -202,7 +204,7 @@ class SdcVerifier:
         batch: Mapping[str, jax.Array],
         first: tuple[np.ndarray, np.ndarray],
         names: list[str],
-        verdict: Verdict,
+        verdict: ReplayComparison,
         number: int,
     ) -> None:
         """The first check of all has found what no majority explains: repeat both executions, and end the run if none in one
@@ -236,12 +238,12 @@ class SdcVerifier:
                 f"its collectives add in an order that depends on the devices, or else a device errs every time"
             )
         raise TrainingError(
-            first_text(
+            broadcast_text(
                 f"step {number} can't be checked: {what}. Look at the devices with `panax check --full`, or set verify.every to 0"
             )
         )
 
-    def _words(self, verdict: Verdict, names: list[str], number: int) -> str:
+    def _words(self, verdict: ReplayComparison, names: list[str], number: int) -> str:
         count = len(self._devices)
         where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
         said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
@@ -256,7 +258,7 @@ class SdcVerifier:
         return f"{said}. By the majority of 3 executions it was {_listed(devices)}"
 
 
-def orders(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
+def replay_offsets(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
     """By how many places the devices are rolled for the second and the third execution; no third one for 2 devices.
 
     As many shards as possible lie on another host, then in another process, each time.
@@ -265,9 +267,9 @@ def orders(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
         hosts: Of each device in the mesh's order.
         processes: The same.
 
-    >>> orders(["a", "a", "b", "b", "c", "c"], [0, 0, 1, 1, 2, 2])
+    >>> replay_offsets(["a", "a", "b", "b", "c", "c"], [0, 0, 1, 1, 2, 2])
     [2, 4]
-    >>> orders(["a", "a"], [0, 0])
+    >>> replay_offsets(["a", "a"], [0, 0])
     [1]
     """
     count, chosen = len(hosts), [0]
@@ -282,5 +284,5 @@ def orders(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{more}"

@@ -10,17 +10,17 @@ import numpy as np
 from ...core import Position, Source
 from ...data import Accounting
 
-ACCOUNT = "data_account.json"
+DATA_USAGE_FILE = "data_account.json"
 
 
-def epochs_of(source: Source, position: Position) -> dict[str, float]:
+def epoch_metrics(source: Source, position: Position) -> dict[str, float]:
     """Passes over the data up to `position` as metrics: in all, and by part of a mixture; none if the source can't tell."""
     if not isinstance(source, Accounting):
         return {}
     return {f"data/epochs/{name}" if name else "data/epochs": n for name, n in source.epochs(position).items()}
 
 
-def account_of(source: Source, position: Position) -> dict[str, dict[str, Any]]:
+def summarize_data_usage(source: Source, position: Position) -> dict[str, dict[str, Any]]:
     """By part: epochs, documents, and how many of those were seen how often; empty if the source can't tell."""
     if not isinstance(source, Accounting):
         return {}
@@ -41,12 +41,12 @@ def account_of(source: Source, position: Position) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_account(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
+def write_data_usage(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
     """Write the account of the first `step` steps."""
-    (folder / ACCOUNT).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+    (folder / DATA_USAGE_FILE).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
 
 
-def format_account(parts: Mapping[str, Any]) -> Iterator[str]:
+def format_data_usage(parts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part."""
     for name, part in parts.items():
         yield (

@@ -11,24 +11,24 @@ import jax
 from ... import data as sources
 from ...checkpoint import open_checkpoint
 from ...core import CollectingTask, TrainState
-from ...core.errors import CheckpointError, DataError, LayoutError, RecipeError, kind_of
+from ...core.errors import CheckpointError, DataError, LayoutError, RecipeError, describe_type
 from ...data import ExampleData, TextData
 from ...kernels import choose_by_timing
 from ...mesh import MeshShape, Placement
 from ...optim import Sgd
 from ...system import json_reader
 from ...train import CompiledStep, Program, evaluate_sent
-from ...train.compiled import needs_of
+from ...train.compiled import mesh_requirements
 from ...train.debug import DebugStep
 from ..experiment import Experiment
-from ..feed import iterate_on_device
-from ..folder.description import read_described
+from ..feed import prefetch_to_device
+from ..folder.description import deserialize_config
 from ..folder.previous_run import SETTINGS
-from ..folder.trained_model import LoadedModel, load_trained
-from ..preparation import OpenedData, PreparedRun, Say, open_data
-from ..whole_data import as_task_reads, facts_agree, is_endless, open_whole, with_tokenizer
+from ..folder.trained_model import LoadedModel, load_model
+from ..preparation import LogFn, OpenedData, PreparedRun, open_data
+from ..whole_data import check_same_classes, is_endless, open_full, rename_leaves, set_tokenizer
 
-READABLE = {
+DATA_CLASSES = {
     name: getattr(sources, name)
     for name in (
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
@@ -57,12 +57,14 @@ def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str
         CheckpointError: There is no checkpoint, or its model can't be built from a file.
     """
     if isinstance(run, str | Path):
-        run = load_trained(run, newest=True)
+        run = load_model(run, newest=True)
     if isinstance(run, LoadedModel):
-        return evaluate_trained(run, data, batches)
+        return evaluate_loaded_model(run, data, batches)
     prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
     if not isinstance(prepared, PreparedRun) or not isinstance(state, TrainState):
-        raise RecipeError(f"{kind_of(run)} can't be evaluated; expected a run's folder, or what fit or load returned")
+        raise RecipeError(
+            f"{describe_type(run)} can't be evaluated; expected a run's folder, or what fit or load returned"
+        )
     return evaluate_result(prepared, state, data, batches)
 
 
@@ -74,10 +76,10 @@ def evaluate_result(
     if data is None:
         most = experiment.evaluate.batches if batches is None else batches
         return _judge(prepared.step, state, prepared.data, most)
-    opened = open_whole(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
+    opened = open_full(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
     task = prepared.task.adapted(opened.facts)
-    opened = as_task_reads(opened, task)
-    facts_agree(opened.facts, prepared.data.facts)
+    opened = rename_leaves(opened, task)
+    check_same_classes(opened.facts, prepared.data.facts)
     program = prepared.step.program
     axes = opened.train.axes
     if isinstance(prepared.step, DebugStep):
@@ -87,13 +89,13 @@ def evaluate_result(
     return _judge(step, state, opened, batches or 0)
 
 
-def evaluate_trained(
+def evaluate_loaded_model(
     trained: LoadedModel,
     data: Any = None,
     batches: int | None = None,
     *,
     fields: Mapping[str, str] | None = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
 ) -> dict[str, float]:
     """As `evaluate`, of a loaded model, on the run's mesh where the devices are enough for it, else on one device.
 
@@ -106,13 +108,13 @@ def evaluate_trained(
         opened = _held_out(trained, settings)
         most = settings.get("evaluate", {}).get("batches", 0) if batches is None else batches
     else:
-        opened = open_whole(
+        opened = open_full(
             data, _described_data(settings), trained.tokenizer, classes=trained.classes, fields=fields, say=say
         )
         most = batches or 0
     choose_by_timing()
     task = trained.task.adapted(opened.facts)
-    opened = as_task_reads(opened, task)
+    opened = rename_leaves(opened, task)
     program = Program.create(task, Sgd(), num_steps=1)
     step = CompiledStep(
         program, _placement(program, settings), (opened.held_out or opened.train).axes, shapes_allowed=opened.shapes
@@ -147,7 +149,7 @@ def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
     experiment = Experiment(task=trained.task, data=like, overfit_batches=few if isinstance(few, int) else 0)
     if not isinstance(like, TextData):
         return open_data(experiment, lambda line: None)
-    with with_tokenizer(like, trained.tokenizer) as ours:
+    with set_tokenizer(like, trained.tokenizer) as ours:
         return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
 
 
@@ -165,7 +167,7 @@ def _settings(trained: LoadedModel) -> Mapping[str, Any]:
 def _described_data(settings: Mapping[str, Any]) -> TextData | ExampleData | None:
     """The data that settings describe; None where they name a class that is not Panax's own."""
     try:
-        found = read_described(settings.get("data"), SETTINGS, READABLE)
+        found = deserialize_config(settings.get("data"), SETTINGS, DATA_CLASSES)
     except CheckpointError:
         return None
     return found if isinstance(found, TextData | ExampleData) else None
@@ -173,10 +175,10 @@ def _described_data(settings: Mapping[str, Any]) -> TextData | ExampleData | Non
 
 def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
     with contextlib.suppress(LayoutError, CheckpointError):
-        mesh = read_described(settings.get("mesh"), SETTINGS, {"MeshShape": MeshShape})
+        mesh = deserialize_config(settings.get("mesh"), SETTINGS, {"MeshShape": MeshShape})
         if isinstance(mesh, MeshShape):
-            return Placement.create(mesh, needs=needs_of(program))
-    return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=needs_of(program))
+            return Placement.create(mesh, needs=mesh_requirements(program))
+    return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=mesh_requirements(program))
 
 
 def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[str, float]:
@@ -188,7 +190,7 @@ def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[
         raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
     if not most and is_endless(source):
         raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
-    with contextlib.closing(iterate_on_device(source, step, most=most or None, evaluates=True)) as batches:
+    with contextlib.closing(prefetch_to_device(source, step, most=most or None, evaluates=True)) as batches:
         found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
     if not found:
         raise DataError(

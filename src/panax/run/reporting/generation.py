@@ -20,7 +20,7 @@ def _whole(leaf: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
 
-def continue_text(
+def generate_text(
     task: Task,
     params: Any,
     state: Any,

@@ -7,7 +7,7 @@ import jax
 
 from ...core import TrainState, named_leaves
 from ...metrics import Histogram
-from ...metrics.histogram import fetch_histogram, histogram
+from ...metrics.histogram import compute_histogram, fetch_histogram
 from ...train.compiled import StepProtocol
 
 
@@ -19,7 +19,7 @@ def weight_histograms(step: StepProtocol, state: TrainState, batch: Mapping[str,
 def _spread(params: Any, gradients: Any) -> dict[str, Histogram]:
     trees = {"weights": params, "gradients": gradients}
     return {
-        f"{kind}/{name}": histogram(leaf)
+        f"{kind}/{name}": compute_histogram(leaf)
         for kind, tree in trees.items()
         for name, leaf in named_leaves(tree).items()
         if leaf.size and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)

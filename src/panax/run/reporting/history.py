@@ -6,7 +6,7 @@ from typing import Any
 from ...core.errors import DataError
 from ...system import json_reader
 
-LOG = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 def read_history(folder: str | Path) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
     Raises:
         DataError: A line is not what a run writes.
     """
-    path = Path(folder) / LOG
+    path = Path(folder) / METRICS_FILE
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -35,7 +35,7 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]], index: str | None = "step") -> Any:
+def to_dataframe(rows: list[dict[str, Any]], index: str | None = "step") -> Any:
     """Rows as a pandas DataFrame, indexed by step by default, where pandas is installed; else as they are."""
     try:
         import pandas

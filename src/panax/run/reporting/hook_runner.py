@@ -12,7 +12,7 @@ from ...core.errors import HookError, PanaxError, RecipeError
 from ...hooks import Hook, RunView
 from ...job.agreement import gather_ints
 
-ELSEWHERE = "another process asked for it"
+REQUESTED_ELSEWHERE = "another process asked for it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HookRequests:
             return self
         asked = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
         evaluate, save, stop, failed = (bool(column.any()) for column in asked.T)
-        return HookRequests(evaluate, save, (self.stop or ELSEWHERE) if stop else "", failed)
+        return HookRequests(evaluate, save, (self.stop or REQUESTED_ELSEWHERE) if stop else "", failed)
 
 
 class HookRunner:

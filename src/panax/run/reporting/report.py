@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...compiling.cache import compilations
+from ...compiling.cache import compilation_stats
 from ...core import CollectingTask, DataChecks, Position, Task
 from ...core.errors import TrainingError
-from ...core.monitors import Watched
-from ...core.params.logical import Role, axis_of
-from ...job.agreement import first_text, is_process_zero
+from ...core.monitors import MonitorReport
+from ...core.params.logical import Role, axis_for_role
+from ...job.agreement import broadcast_text, is_process_zero
 from ...job.heartbeat import heartbeat
 from ...kernels.registry import TIMED
 from ...metrics import (
@@ -30,30 +30,30 @@ from ...metrics import (
     TensorBoardTracker,
     Tracker,
     Trackers,
+    find_peak_flops,
     heat_map,
     memory_in_use_bytes,
-    peak_of,
 )
 from ...metrics.ledger import Ledger
 from ...system import json_reader
-from ...train.update import check_sound
+from ...train.update import check_finite_update
 from ..experiment import Experiment
-from ..folder.description import describe
-from ..preparation import PreparedRun, Say
-from ..recovery.skipped_batches import DataProgress, list_rewinds, readable_numbers
-from .document_counts import account_of, epochs_of, format_account, write_account
+from ..folder.description import serialize_config
+from ..preparation import LogFn, PreparedRun
+from ..recovery.skipped_batches import DataProgress, append_rollback_log, format_batch_numbers
+from .document_counts import epoch_metrics, format_data_usage, summarize_data_usage, write_data_usage
 from .session import record_facts
 
 PROFILED_STEPS = 3
 
-WATCHED = ("train/loss", "speed/", "goodput/fraction")
+SUPERVISED_PREFIXES = ("train/loss", "speed/", "goodput/fraction")
 """Beginnings of the scalars that a supervisor shows while the job runs."""
 
-PICTURED_EVERY = 5
+RECORDS_PER_HEAT_MAP = 5
 """Records from one heat map to the next."""
 
 
-class Report:
+class RunReporter:
     """Keeps the scalars of the last step until the next one runs, reads them then, and hands them to the trackers.
 
     Attributes:
@@ -68,7 +68,7 @@ class Report:
         prepared: PreparedRun,
         first_step: int,
         trackers: tuple[Tracker, ...],
-        say: Say,
+        say: LogFn,
         ledger: Ledger,
         *,
         told: BackgroundReporter | None = None,
@@ -114,8 +114,8 @@ class Report:
         self._first_told = self._gradient_seen = self._interrupted = False
         self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
         self.clock = StepClock()
-        self.peak = find_peak(prepared) if says_flops(prepared.task) else None
-        self._trackers.about(RunFacts(experiment.name, run_id, prepared.folder, describe(experiment)))
+        self.peak = measure_peak(prepared) if has_flops(prepared.task) else None
+        self._trackers.about(RunFacts(experiment.name, run_id, prepared.folder, serialize_config(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
         record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
 
@@ -151,7 +151,7 @@ class Report:
             self._counted += first.size if self._length else first.shape[0] * self._prepared.task.units_per_row
             self.clock.tick()
         axes = next(iter(self._prepared.step.batch_axes.values()))
-        rows_of_positions = (axis_of(Role.ROWS), axis_of(Role.POSITIONS))
+        rows_of_positions = (axis_for_role(Role.ROWS), axis_for_role(Role.POSITIONS))
         self._length = next(iter(batch.values())).shape[1] if axes[:2] == rows_of_positions else 0
         with self.clock.measure("device"):
             self.flush()
@@ -200,7 +200,7 @@ class Report:
         for name in [name for name, value in found.items() if isinstance(value, DataChecks)]:
             found.pop(name).refuse(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
-        check_sound(number, values)
+        check_finite_update(number, values)
         if not self._gradient_seen:
             self._gradient_seen = True
             if (line := _zero_gradient_words(self._prepared, number, values)) is not None:
@@ -211,7 +211,7 @@ class Report:
         self._latest.update(_named(values))
         goes_back = self.goes_back(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
-            raise TrainingError(f"{describe_skipped(number, values)}; {_way_out(experiment, values)}")
+            raise TrainingError(f"{describe_skipped_updates(number, values)}; {_way_out(experiment, values)}")
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
 
@@ -225,7 +225,7 @@ class Report:
         self._counted = 0
         alike = sum(each.corrupted == rewind.corrupted for each in drawn.rewinds)
         config = self._prepared.experiment.verify if rewind.corrupted else self._prepared.experiment.rewind
-        without = f" and leaves out {readable_numbers(rewind.batches)}" if rewind.batches else ""
+        without = f" and leaves out {format_batch_numbers(rewind.batches)}" if rewind.batches else ""
         self._say(
             f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
             f"{config.most}"
@@ -234,7 +234,7 @@ class Report:
         self._latest.update(told)
         self._trackers.record(rewind.to, told)
         if is_process_zero():
-            self._lanes[0].put(list_rewinds, Path(self._prepared.folder), drawn.rewinds)
+            self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rewinds)
 
     def verified(self, number: int, seconds: float) -> None:
         """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
@@ -276,10 +276,10 @@ class Report:
         """Say and write down how often the documents have been seen in the steps so far."""
         if position is None or not is_process_zero():
             return
-        parts = account_of(self._prepared.data.train, position)
+        parts = summarize_data_usage(self._prepared.data.train, position)
         if parts:
-            self._lanes[0].put(write_account, Path(self._prepared.folder), number, parts)
-        for line in format_account(parts):
+            self._lanes[0].put(write_data_usage, Path(self._prepared.folder), number, parts)
+        for line in format_data_usage(parts):
             self._say(line)
 
     def end(self, number: int, word: str) -> None:
@@ -314,8 +314,8 @@ class Report:
         self._counted = 0
         record["memory/bytes"] = memory_in_use_bytes()
         if position is not None:
-            record |= epochs_of(self._prepared.data.train, position)
-        watched = Watched() if self._watch is None else self._watch.take()
+            record |= epoch_metrics(self._prepared.data.train, position)
+        watched = MonitorReport() if self._watch is None else self._watch.take()
         record |= self.ledger.scalars()
         self._trackers.record(number, {**record, **watched.scalars})
         self._tell_supervisor(number, record)
@@ -323,7 +323,7 @@ class Report:
             self._say(f"warning: step {number}: {warning}")
         if watched.heat_maps and (
             not self._pictured
-            or number >= self._pictured + PICTURED_EVERY * experiment.log_every
+            or number >= self._pictured + RECORDS_PER_HEAT_MAP * experiment.log_every
             or number == experiment.num_steps
         ):
             for name, figures in watched.heat_maps.items():
@@ -336,7 +336,7 @@ class Report:
         if not told.supervised:
             return
         if is_process_zero():
-            told.values(number, {name: value for name, value in record.items() if name.startswith(WATCHED)})
+            told.values(number, {name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)})
         if record.get("seconds/step"):
             told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
 
@@ -368,7 +368,7 @@ class Report:
         self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
 
 
-def describe_skipped(number: int, values: Mapping[str, float]) -> str:
+def describe_skipped_updates(number: int, values: Mapping[str, float]) -> str:
     """That updates were skipped, up to that of step `number`, with its scalars."""
     return (
         f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
@@ -411,7 +411,7 @@ def _named(values: Mapping[str, float]) -> dict[str, float]:
 
 def _tell_first_step() -> None:
     """To a supervisor: when this process had taken its first step, what that took, and what had to be compiled."""
-    done = compilations()
+    done = compilation_stats()
     heartbeat().facts(
         first_step_at=round(time.time(), 3),
         first_step_cpu_seconds=round(time.process_time(), 3),
@@ -421,20 +421,20 @@ def _tell_first_step() -> None:
     )
 
 
-def says_flops(task: Task) -> bool:
+def has_flops(task: Task) -> bool:
     """Whether there is anything that a peak would be compared with; to measure it takes most of a second."""
     return task.flops_per_example() is not None or task.flops_per_token(1) is not None
 
 
-def find_peak(prepared: PreparedRun) -> Peak:
+def measure_peak(prepared: PreparedRun) -> Peak:
     """The peak of the devices that this run uses, in the dtype it computes in.
 
     The first process finds it for all: processes of one host that measured at the same time would slow each other down.
     """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
-    found = peak_of(devices, prepared.task.compute_dtype) if is_process_zero() else None
+    found = find_peak_flops(devices, prepared.task.compute_dtype) if is_process_zero() else None
     if jax.process_count() == 1 and found is not None:
         return found
-    told = first_text("" if found is None else json.dumps(dataclasses.asdict(found)))
+    told = broadcast_text("" if found is None else json.dumps(dataclasses.asdict(found)))
     return Peak(**json_reader.parse(told, constants=True))

@@ -14,23 +14,23 @@ from typing import Any
 
 import jax
 
-from ...compiling.cache import compilations
+from ...compiling.cache import compilation_stats
 from ...core.errors import PanaxError
 from ...core.params.axes import named_leaves
 from ...job.agreement import gather_texts, is_process_zero
 from ...job.start_time import take_start_time
 from ...metrics import BackgroundReporter
-from ...metrics.energy import energy_of
+from ...metrics.energy import find_energy_meter
 from ...metrics.goodput import describe_life, read_life
 from ...metrics.ledger import Ledger
 from ...system import children, files
-from ...system.cpu_info import processor
-from ..folder.description import describe
-from ..preparation import PreparedRun, Say
+from ...system.cpu_info import describe_processor
+from ..folder.description import serialize_config
+from ..preparation import LogFn, PreparedRun
 
-FACTS = "sessions.jsonl"
+SESSIONS_FILE = "sessions.jsonl"
 
-GOES_ON = "PANAX_GOES_ON"
+CONTINUATION_VARIABLE = "PANAX_GOES_ON"
 """The environment variable by which a supervisor says that the session before ended only to get a new layout."""
 
 _PACKAGES = (
@@ -49,7 +49,7 @@ _MOST_ARRAYS = 200
 
 
 @contextlib.contextmanager
-def open_ledger(prepared: PreparedRun, say: Say) -> Iterator[Ledger]:
+def open_ledger(prepared: PreparedRun, say: LogFn) -> Iterator[Ledger]:
     """The ledger of this session; when it has ended, a line says what the run's time was spent on.
 
     In processes but the first nothing is written.
@@ -64,10 +64,10 @@ def open_ledger(prepared: PreparedRun, say: Say) -> Iterator[Ledger]:
             folder,
             take_start_time(),
             attempt=int(attempt) if attempt.isdecimal() else 1,
-            goes_on=os.environ.get(GOES_ON) == "1",
-            compiled=lambda: compilations().seconds,
+            goes_on=os.environ.get(CONTINUATION_VARIABLE) == "1",
+            compiled=lambda: compilation_stats().seconds,
             put=lane.put,
-            energy=energy_of(jax.local_devices()[0].platform) if is_process_zero() else None,
+            energy=find_energy_meter(jax.local_devices()[0].platform) if is_process_zero() else None,
         )
         try:
             yield ledger
@@ -103,7 +103,7 @@ def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: Background
         "first_step": step,
         "num_steps": experiment.num_steps,
         "command": _command(sys.argv),
-        "settings": describe(experiment),
+        "settings": serialize_config(experiment),
         "mesh": {axis: size for axis, size in getattr(placement, "sizes", {}).items() if size > 1},
         "devices": {"count": len(devices), "kind": devices[0].device_kind, "platform": devices[0].platform},
         "processes": jax.process_count(),
@@ -115,9 +115,9 @@ def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: Background
         "versions": _versions(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": f"{processor().split(';')[0]}, {os.cpu_count()} threads",
+        "processor": f"{describe_processor().split(';')[0]}, {os.cpu_count()} threads",
     }
-    lane.put(_write, Path(prepared.folder) / FACTS, facts)
+    lane.put(_write, Path(prepared.folder) / SESSIONS_FILE, facts)
 
 
 def _command(words: Sequence[str]) -> list[str]:
@@ -158,7 +158,7 @@ def _commit(folder: Path) -> dict[str, Any] | None:
     def git(*arguments: str) -> str:
         # What a repository's own settings would start is not started.
         command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
-        found = children.run(command, _GIT_SECONDS)
+        found = children.run_command(command, _GIT_SECONDS)
         if found.code:
             raise OSError(found.errors)
         return found.output.strip()

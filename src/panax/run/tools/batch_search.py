@@ -10,31 +10,31 @@ from typing import Any
 import jax
 
 from ...core.errors import LayoutError, RecipeError
-from ...core.layout.target import target_of
-from ...job.join import only_alone
+from ...core.layout.target import device_target
+from ...job.join import check_single_process
 from ...mesh import Placement
 from ...mesh.topology import data_parallel_size
 from ...plan.report import size
-from ...plan.step import Memory, TooLarge, plan_step
+from ...plan.step import ProgramMemory, ProgramTooLargeError, plan_step
 from ...system.host_memory import host_bytes
-from ...train.compiled import CompiledStep, needs_of
+from ...train.compiled import CompiledStep, mesh_requirements
 from ..experiment import Experiment
 from ..fitting import check_experiment
-from ..preparation import Say, make_program
+from ..preparation import LogFn, make_program
 from ..sketch import Sketch, sketch_step
 
-SHARE = 0.9
+MAX_MEMORY_SHARE = 0.9
 """Of a device's memory that a step may take: the rest is for fragments, what a library keeps, and the next batches."""
 
-EIGHTHS = 8
+SIZES_PER_OCTAVE = 8
 """Sizes above 16 rows are looked for among eight between one power of 2 and the next."""
 
-MOST_ROWS = 2**16
+MAX_ROWS = 2**16
 """No more rows of a device are looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class BatchTrial:
     """A micro-batch whose step was compiled.
 
     Attributes:
@@ -70,7 +70,7 @@ class BatchSearch:
     micro_batches: int
     even: bool
     at_most: bool
-    tried: tuple[Tried, ...]
+    tried: tuple[BatchTrial, ...]
 
     @property
     def largest_batch(self) -> int:
@@ -83,7 +83,7 @@ def find_batch(
     *,
     memory_gib: float | None = None,
     devices: Any = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
 ) -> BatchSearch:
     """The most rows that each device can train on at one time. Steps are compiled, and their memory is read; none is run.
 
@@ -105,17 +105,17 @@ def find_batch(
         )
     if experiment.debug:
         raise RecipeError("debug runs without a compiled step, so nothing tells its memory; leave debug out")
-    only_alone("find_batch")
+    check_single_process("find_batch")
     devices = jax.devices() if devices is None else list(devices)
     memory = usable_bytes(devices) if memory_gib is None else round(memory_gib * 2**30)
     found = sketch_step(experiment, devices, say, memory)
     assert isinstance(found.step, CompiledStep)
-    batch, limit = found.batch(), int(SHARE * memory)
+    batch, limit = found.batch(), int(MAX_MEMORY_SHARE * memory)
     batch_size, ways = next(iter(batch.values())).shape[0], data_parallel_size(found.step.placement.sizes)
-    tried: dict[int, Tried] = {}
+    tried: dict[int, BatchTrial] = {}
 
     def fits(rows: int) -> bool:
-        tried[rows] = Tried(rows, bytes_of(found, batch, rows, ways, batch_size))
+        tried[rows] = BatchTrial(rows, step_memory_bytes(found, batch, rows, ways, batch_size))
         total = tried[rows].total_bytes
         taken = "more than the compiler allows" if total is None else size(total)
         verdict = "fits" if total is not None and total <= limit else "does not fit"
@@ -123,7 +123,7 @@ def find_batch(
         return verdict == "fits"
 
     config = found.experiment.step
-    rows = largest(fits, max(1, batch_size // (ways * config.micro_batches)))
+    rows = find_largest(fits, max(1, batch_size // (ways * config.micro_batches)))
     total = tried[rows].total_bytes if rows else None
     if total is None:
         least = tried[1].total_bytes
@@ -135,30 +135,30 @@ def find_batch(
     parts = math.ceil(batch_size / (ways * rows))
     even = next((n for n in range(parts, batch_size + 1) if batch_size % (ways * n) == 0), None)
     return BatchSearch(
-        rows, total, limit, ways, batch_size, parts if even is None else even, even is not None, rows >= MOST_ROWS,
+        rows, total, limit, ways, batch_size, parts if even is None else even, even is not None, rows >= MAX_ROWS,
         tuple(tried[n] for n in sorted(tried)),
     )  # fmt: skip
 
 
-def largest(fits: Callable[[int], bool], first: int) -> int:
+def find_largest(fits: Callable[[int], bool], first: int) -> int:
     """The largest size that fits, of all up to 16 and of eight between a power of 2 and the next; 0 where none does.
 
     Args:
         fits: Whether a size does; a larger one than one that does not is taken not to fit either.
         first: The size to begin with.
 
-    >>> largest(lambda rows: rows <= 13, 1), largest(lambda rows: rows <= 101, 4), largest(lambda rows: False, 4)
+    >>> find_largest(lambda rows: rows <= 13, 1), find_largest(lambda rows: rows <= 101, 4), find_largest(lambda rows: False, 4)
     (13, 96, 0)
     """
     asked = functools.cache(fits)
-    low = 1 << (min(first, MOST_ROWS).bit_length() - 1)
+    low = 1 << (min(first, MAX_ROWS).bit_length() - 1)
     while low and not asked(low):
         low //= 2
-    while 0 < low < MOST_ROWS and asked(2 * low):
+    while 0 < low < MAX_ROWS and asked(2 * low):
         low *= 2
-    if not low or low == MOST_ROWS:
+    if not low or low == MAX_ROWS:
         return low
-    unit = max(1, low // EIGHTHS)
+    unit = max(1, low // SIZES_PER_OCTAVE)
     good, bad = low // unit, 2 * low // unit
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -166,14 +166,14 @@ def largest(fits: Callable[[int], bool], first: int) -> int:
     return good * unit
 
 
-def bytes_of(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
+def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
     """What a step takes on each device, with so many rows at one time and at least the global batch; None: refused."""
     parts = math.ceil(batch_size / (ways * rows))
     step = dataclasses.replace(found.experiment.step, micro_batches=parts)
     program = make_program(dataclasses.replace(found.experiment, step=step), found.task)
     old: Placement = found.step.placement
     placement = Placement.create(
-        found.experiment.mesh, found.experiment.rules, list(old.devices.devices.flat), needs_of(program)
+        found.experiment.mesh, found.experiment.rules, list(old.devices.devices.flat), mesh_requirements(program)
     )
     shapes = {
         name: jax.ShapeDtypeStruct((parts * ways * rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
@@ -186,9 +186,9 @@ def bytes_of(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batc
             memory = plan_step(compiled, shapes).memory
             if program.transformation.renewal is None:
                 return memory.total
-            renewal = Memory.of(compiled.trace_renewal().lower().compile())
+            renewal = ProgramMemory.of(compiled.trace_renewal().lower().compile())
             return max(memory.total, memory.arguments + renewal.temporaries + renewal.outputs - renewal.reused)
-        except TooLarge:
+        except ProgramTooLargeError:
             return None
 
 
@@ -198,7 +198,7 @@ def usable_bytes(devices: list[Any]) -> int:
     Raises:
         RecipeError: The device does not say.
     """
-    if not target_of(devices[0]).traits.own_memory:
+    if not device_target(devices[0]).traits.own_memory:
         return host_bytes() // len(devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if not limit:

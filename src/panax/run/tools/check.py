@@ -9,22 +9,22 @@ from pathlib import Path
 import jax
 
 from ...core.errors import PanaxError, RecipeError
-from ...core.layout.target import target_of
-from ...job.agreement import first_text, is_process_zero
+from ...core.layout.target import device_target
+from ...job.agreement import broadcast_text, is_process_zero
 from ...mesh import MeshShape, Placement
 from ...plan.search.profile import HardwareProfile, profile_path
 from ...plan.walk.walk import walk_step
-from ...preflight import CollectiveUse, Preflight, findings_of, measure, uses_of
-from ...preflight.full import chip_name, format_markdown, full_check, refuse_several, result_file, write_result
-from ...preflight.report import figure_lines, finding_lines
+from ...preflight import CollectiveUse, Preflight, find_problems, measure, summarize_uses
+from ...preflight.full import check_single_process, chip_name, format_markdown, full_check, result_file, write_result
+from ...preflight.report import format_figures, format_findings
 from ...system.files import expand_user
 from ...train.compiled import CompiledStep
-from ..auto_mesh import Say
+from ..auto_mesh import LogFn
 from ..experiment import Experiment
 from ..sketch import sketch_step
-from ..start import place_of_checkpoints
+from ..start import checkpoint_location
 
-USUAL_PLACE = "runs"
+DEFAULT_FOLDER = "runs"
 """Where runs are kept by default."""
 
 
@@ -43,7 +43,7 @@ def check(
     strict: bool = False,
     full: bool = False,
     output: str | Path | None = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
 ) -> Preflight:
     """Measure each device, mesh axis, link, clock and disk, compare them with each other, and name what is odd.
 
@@ -75,36 +75,36 @@ def check(
         raise RecipeError(
             "output has no effect without full: only a full check writes a page; give --full too, or leave it out"
         )
-    target, page = target_of(jax.local_devices()[0]), None
+    target, page = device_target(jax.local_devices()[0]), None
     if full:
-        refuse_several()
+        check_single_process()
         # Before minutes of work: a file that is there is not written over.
         page = result_file(output, datetime.datetime.now(datetime.UTC).date().isoformat(), target.platform, chip_name())
     uses: list[CollectiveUse] | None = None
     if experiment is None:
         placement = Placement.create(mesh)
-        chosen = [USUAL_PLACE] if not places else []
+        chosen = [DEFAULT_FOLDER] if not places else []
     else:
         placement, uses = _of_run(experiment, say)
         chosen = [experiment.folder]
         if experiment.checkpoint.directory:
-            chosen.append(place_of_checkpoints(experiment))
+            chosen.append(checkpoint_location(experiment))
     version = sys.modules[__name__.partition(".")[0]].__version__
     wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
     profile, broken = measure(placement.mesh, uses, wanted, version, say)
-    result = Preflight(profile, (*findings_of(profile), *broken))
+    result = Preflight(profile, (*find_problems(profile), *broken))
     result = dataclasses.replace(result, kept=_keep(profile, save))
     if page is not None:
         found = full_check(version, say)
-        checked = [*figure_lines(profile), *finding_lines(result)]
+        checked = [*format_figures(profile), *format_findings(result)]
         write_result(page, format_markdown(found, checked))
         result = dataclasses.replace(result, full=found, page=page)
     if strict and not result.healthy:
-        raise CheckError(said(result))
+        raise CheckError(format_findings(result))
     return result
 
 
-def said(result: Preflight) -> str:
+def format_findings(result: Preflight) -> str:
     """What a check has found, as one message."""
     count, failed = len(result.findings), result.full.failed if result.full else ()
     parts = f", {len(failed)} part{'s' if len(failed) > 1 else ''} of the full check failed" if failed else ""
@@ -113,7 +113,7 @@ def said(result: Preflight) -> str:
     return "\n".join([*lines, *(f"  {each.group}: {each.name}: {each.why.partition(chr(10))[0]}" for each in failed)])
 
 
-def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[CollectiveUse] | None]:
+def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[CollectiveUse] | None]:
     """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
     found = sketch_step(experiment, jax.devices(), say)
     if not isinstance(found.step, CompiledStep):
@@ -121,7 +121,7 @@ def _of_run(experiment: Experiment, say: Say) -> tuple[Placement, list[Collectiv
     placement = found.step.placement
     if not found.task.names_axes or placement.devices.size == 1:
         return placement, None
-    return placement, uses_of(walk_step(found.step, found.batch()).traffic)
+    return placement, summarize_uses(walk_step(found.step, found.batch()).traffic)
 
 
 def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
@@ -134,7 +134,7 @@ def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
             if save is not None:
                 failed = f"the profile can't be written to {path}: {error.strerror or error}"
             path = None
-    if failed := first_text(failed):
+    if failed := broadcast_text(failed):
         raise CheckError(failed)
-    kept = first_text("" if path is None else str(path))
+    kept = broadcast_text("" if path is None else str(path))
     return Path(kept) if kept else None

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import DataError
-from ...core.finite_stats import greatest, least
+from ...core.finite_stats import max_finite, min_finite
 from ...metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
 from ...metrics.page.html import page
 from ...metrics.page.lines import Line, line_chart
-from .lr_search import MARGIN, RateSearch
+from .lr_search import RATE_DIVISOR, RateSearch
 
 ROWS, COLUMNS = 14, 66
 
 
 def format_rate_curve(found: RateSearch) -> list[str]:
     """The curve, then the answer."""
-    return [*plot_losses(found.rates, found.smoothed), "", *answer(found)]
+    return [*plot_losses(found.rates, found.smoothed), "", *format_recommendation(found)]
 
 
-def answer(found: RateSearch) -> list[str]:
+def format_recommendation(found: RateSearch) -> list[str]:
     """What is recommended, and why; or why nothing is."""
     if found.recommended is None or found.steepest is None or found.peak is None:
         return ["no rate can be recommended: " + found.why]
-    lowest = found.recommended * MARGIN
+    lowest = found.recommended * RATE_DIVISOR
     rows = [
         ("lowest loss", f"at a rate of {lowest:.2g}"),
         ("steepest fall", f"at a rate of {found.steepest:.2g}"),
@@ -41,8 +41,8 @@ def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
         return []
     first, last = points[0][0], points[-1][0]
     # A loss that has run away would leave no room for the rest.
-    highest = min(greatest(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
-    lowest = least(loss for _, loss in points)
+    highest = min(max_finite(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
+    lowest = min_finite(loss for _, loss in points)
     high = max(highest, lowest + 1e-9)
     cells = [[" "] * COLUMNS for _ in range(ROWS)]
     for x, loss in points:
@@ -92,7 +92,7 @@ def _sections(found: RateSearch) -> list[Section]:
             Tile("Steps", f"{len(found.rates)}", "the loss ended them" if found.diverged else "up to the highest rate"),
         )
     )
-    blocks = (Paragraph(" ".join(answer(found)[-1:]), lead=True), tiles)
+    blocks = (Paragraph(" ".join(format_recommendation(found)[-1:]), lead=True), tiles)
     return [Section("", blocks), Section("Loss by rate", (Picture("loss", drawn.svg, title="Loss by rate"),))]
 
 

@@ -16,28 +16,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.errors import DataError, RecipeError
-from ...core.finite_stats import least
+from ...core.finite_stats import min_finite
 from ...core.validation import Validated
-from ...job.join import only_alone
-from ...optim import OwnSchedule, Schedule
+from ...job.join import check_single_process
+from ...optim import CustomSchedule, Schedule
 from ..experiment import Experiment
-from ..feed import iterate_on_device
+from ..feed import prefetch_to_device
 from ..fitting import check_experiment
-from ..preparation import PreparedRun, Say, prepare
+from ..preparation import LogFn, PreparedRun, prepare
 
-MARGIN = 10.0
+RATE_DIVISOR = 10.0
 """The rate of the lowest smoothed loss is divided by it."""
 
-FEWEST = 20
+MIN_STEPS = 20
 """Steps that a curve must have."""
 
-LEAST_FALL = 0.01
+MIN_LOSS_DECREASE = 0.01
 """A loss that falls by less than this share of its first value says nothing."""
 
-FALLEN = 0.05
+DIVERGENCE_DECREASE = 0.05
 """After a fall by this share a loss that is back where it began has diverged."""
 
-NOISES = 3.0
+NOISE_FACTOR = 3.0
 """Nor does one that falls by less than so many times what it moves by from step to step."""
 
 
@@ -62,8 +62,8 @@ class RateRange(Validated):
             raise RecipeError(
                 f"lowest={self.lowest:g}, highest={self.highest:g}; expected rates above 0, the first below the second"
             )
-        if self.steps < FEWEST:
-            raise RecipeError(f"steps={self.steps}; expected {FEWEST} or more: fewer are no curve")
+        if self.steps < MIN_STEPS:
+            raise RecipeError(f"steps={self.steps}; expected {MIN_STEPS} or more: fewer are no curve")
         if not 0 <= self.smoothing < 1:
             raise RecipeError(f"smoothing={self.smoothing}; expected a share in [0, 1), such as 0.9")
 
@@ -119,7 +119,7 @@ def find_lr(
     steps: int = RateRange.steps,
     smoothing: float = RateRange.smoothing,
     output: str | Path | None = None,
-    say: Say = lambda line: None,
+    say: LogFn = lambda line: None,
 ) -> RateSearch:
     """Train for some steps with a rising learning rate, and recommend one. Nothing is saved; the run's folder is not touched.
 
@@ -136,7 +136,7 @@ def find_lr(
     """
     check_experiment(experiment, "find_rate")
     tried = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
-    only_alone("find_rate")
+    check_single_process("find_rate")
     usual = experiment.optimizer
     # Of any batch, and of a run that is long enough for its warm-up: only whether there is a rate is asked.
     if usual.for_batch(1).reported_rate(2**30) is None:
@@ -144,11 +144,11 @@ def find_lr(
             f"{type(usual).__name__} brings its own learning rate, so none can be tried; take an optimizer of panax.optim, or a "
             f"transformation that leaves the rate to the schedule, with Optax(transformation=..., of_schedule=True)"
         )
-    rising = OwnSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
+    rising = CustomSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
     own = dataclasses.replace(experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps)
     prepared = prepare(own, say)
     losses, rows = _losses(prepared, tried)
-    found = judge_rate_test(losses, tried, _per_peak(usual.schedule, rows))
+    found = analyze_lr_range_test(losses, tried, _per_peak(usual.schedule, rows))
     if output is not None:
         from .lr_page import write_page
 
@@ -156,7 +156,7 @@ def find_lr(
     return found
 
 
-def _per_peak(schedule: Schedule | OwnSchedule, rows: int) -> float:
+def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
     """The rate of the run for a peak of 1, by the schedule's rule for its batch."""
     return schedule.for_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
 
@@ -164,16 +164,16 @@ def _per_peak(schedule: Schedule | OwnSchedule, rows: int) -> float:
 def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
     """(the losses of the steps, the rows of a batch)."""
     step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
-    with contextlib.closing(iterate_on_device(prepared.data.train, step, most=tried.steps)) as batches:
+    with contextlib.closing(prefetch_to_device(prepared.data.train, step, most=tried.steps)) as batches:
         for batch, _, _ in batches:
             rows = jax.tree.leaves(batch)[0].shape[0]
             state, scalars = step(state, batch)
             losses.append(float(scalars["loss"]))
             if has_diverged(losses, tried.smoothing):
                 break
-    if len(losses) < min(tried.steps, FEWEST) and not has_diverged(losses, tried.smoothing):
+    if len(losses) < min(tried.steps, MIN_STEPS) and not has_diverged(losses, tried.smoothing):
         raise DataError(
-            f"the data ended after {len(losses)} steps; give more, or smaller batches: {FEWEST} are a curve"
+            f"the data ended after {len(losses)} steps; give more, or smaller batches: {MIN_STEPS} are a curve"
         )
     return losses, rows
 
@@ -201,7 +201,7 @@ def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
     # A loss that is not finite is in all means after it: no comparison would find anything.
     if not math.isfinite(smoothed[-1]):
         return True
-    fell = first - least(smoothed) > FALLEN * abs(first)
+    fell = first - min_finite(smoothed) > DIVERGENCE_DECREASE * abs(first)
     return (fell and smoothed[-1] > first) or smoothed[-1] > first + abs(first) / 2
 
 
@@ -211,7 +211,7 @@ def _first(losses: Sequence[float]) -> float:
     return min(finite[0], float(np.median(finite))) if finite else math.nan
 
 
-def judge_rate_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
+def analyze_lr_range_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
     """What the losses of a range test say."""
     smoothed = smooth_losses(losses, tried.smoothing)
     rates = [tried.rate(step) for step in range(len(losses))]
@@ -220,10 +220,10 @@ def judge_rate_test(losses: Sequence[float], tried: RateRange, per_peak: float =
     why = _why_none(losses, smoothed, finite, diverged)
     recommended = steepest = None
     if not why:
-        lowest = least(finite, key=lambda n: smoothed[n])
+        lowest = min_finite(finite, key=lambda n: smoothed[n])
         slopes = np.gradient([smoothed[n] for n in finite[: lowest + 1]])
         steepest = rates[int(np.argmin(slopes))]
-        recommended = rates[lowest] / MARGIN
+        recommended = rates[lowest] / RATE_DIVISOR
     return RateSearch(
         tuple(rates), tuple(losses), tuple(smoothed), recommended, steepest, diverged,
         None if recommended is None else recommended / per_peak, why,
@@ -234,13 +234,13 @@ def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequen
     """Why a curve does not allow a recommendation; empty where it does."""
     if len(finite) < 3:
         return "the loss was not finite almost from the beginning: give a lower --lowest, or look for the cause with --debug"
-    lowest = least(finite, key=lambda n: smoothed[n])
+    lowest = min_finite(finite, key=lambda n: smoothed[n])
     first = _first([losses[n] for n in finite])
     fall = first - smoothed[lowest]
     moves = np.diff([losses[n] for n in finite[: lowest + 1]])
     noise = float(np.median(np.abs(moves))) if len(moves) else 0.0
     # Averaged over what the smoothing remembers, noise is smaller than from step to step: a cautious bound.
-    if fall <= max(LEAST_FALL * abs(first), min(NOISES * noise, abs(first) / 4)):
+    if fall <= max(MIN_LOSS_DECREASE * abs(first), min(NOISE_FACTOR * noise, abs(first) / 4)):
         if diverged:
             return "the loss rose before it had fallen: give a lower --lowest"
         return "the loss did not fall: give a higher --highest, or more --steps; if it never does, the model does not learn"

@@ -15,19 +15,19 @@ import numpy as np
 from ...comms.settings import AUTO
 from ...core import pair_axes
 from ...core.errors import RecipeError
-from ...job.agreement import first_text, is_process_zero
+from ...job.agreement import broadcast_text, is_process_zero
 from ...mesh import Placement
 from ...mesh.rules import MESH_AXES
 from ...plan.search.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ...system import json_reader
 from ...train import Program
-from ..paused import processes_missing, without_comms
+from ..paused import count_missing_processes, drop_comms
 
-SLOWER = 2.0
+SLOW_FACTOR = 2.0
 """An axis is slow if the fastest one carries so many times as much."""
 
 
-def with_slow_axes(
+def resolve_slow_axes(
     program: Program, placement: Placement, folder: str | None, say: Callable[[str], None] = lambda line: None
 ) -> Program:
     """The program with the axes that "auto" stands for, which are told; as it is where the settings name them.
@@ -47,7 +47,7 @@ def with_slow_axes(
     measured = _measured(placement, folder)
     if len(measured) > 1 and measured.keys() >= set(copies):
         fastest = max(measured.values())
-        slow = tuple(axis for axis in copies if measured[axis] * SLOWER < fastest)
+        slow = tuple(axis for axis in copies if measured[axis] * SLOW_FACTOR < fastest)
         why = "measured: " + ", ".join(f"{axis} {rate / 1e9:.3g} GB/s" for axis, rate in measured.items())
     else:
         slow = tuple(axis for axis in copies if crosses_hosts(placement, axis))
@@ -56,8 +56,8 @@ def with_slow_axes(
             if slow
             else "no axis crosses hosts"
         )
-    if not slow and processes_missing():
-        return without_comms(program, say)
+    if not slow and count_missing_processes():
+        return drop_comms(program, say)
     if not slow:
         among = " and ".join(copies) or "an axis of copies, which this mesh does not have"
         raise RecipeError(
@@ -74,7 +74,7 @@ def _advise(program: Program, placement: Placement, say: Callable[[str], None]) 
     if not program.comms.compress:
         return
     for axis in program.comms.over:
-        inside, size = devices_inside(placement, axis), placement.sizes[axis]
+        inside, size = devices_per_process(placement, axis), placement.sizes[axis]
         if 1 < inside < size:
             hosts, fsdp = size // inside, placement.sizes["fsdp"] * inside
             say(
@@ -84,7 +84,7 @@ def _advise(program: Program, placement: Placement, say: Callable[[str], None]) 
             )
 
 
-def devices_inside(placement: Placement, axis: str) -> int:
+def devices_per_process(placement: Placement, axis: str) -> int:
     """How many devices along a mesh axis belong to one process."""
     process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
     lines = np.moveaxis(process, placement.devices.axis_names.index(axis), -1).reshape(-1, placement.sizes[axis])
@@ -116,11 +116,11 @@ def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
     kind = placement.devices.devices.flat[0].device_kind
     paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
     found = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
-    rates = {} if found is None else rates_of(found[0], placement.sizes)
-    return json_reader.parse(first_text(json.dumps(rates)), constants=True)
+    rates = {} if found is None else axis_bandwidths(found[0], placement.sizes)
+    return json_reader.parse(broadcast_text(json.dumps(rates)), constants=True)
 
 
-def rates_of(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
+def axis_bandwidths(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
     """Bytes a second of each axis' fastest kind of collective."""
     found: dict[str, float] = {}
     for rates in profile.collectives:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import PanaxError, RecipeError, kind_of, nearest
-from ...core.finite_stats import ascending, least
+from ...core.errors import PanaxError, RecipeError, describe_type, suggest_name
+from ...core.finite_stats import min_finite, sort_finite_first
 from ...metrics.console import open_console
 from ...metrics.page.lines import Chart, Line, line_chart
-from ...stores import join
+from ...stores import join_url
 from ..experiment import Experiment
 from ..fitting import fit
-from ..preparation import Say
-from ..reporting.history import read_history, table
+from ..preparation import LogFn
+from ..reporting.history import read_history, to_dataframe
 from ..result import Result
 
 TABLE, CHART = "sweep.csv", "sweep.svg"
@@ -28,7 +28,7 @@ CURVES = "curves.svg"
 """The losses over the steps, where the chart has those at the end over the values."""
 
 
-PLACES = ("--data", "--directory", "--checkpoint.directory", "--name")
+UNSPLIT_FLAGS = ("--data", "--directory", "--checkpoint.directory", "--name")
 """Flags whose values may have commas in them."""
 
 
@@ -90,7 +90,7 @@ class Sweep:
             raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table says why")
         # A training loss is not compared with held-out ones; a trial without a held-out figure was not judged.
         judged = [trial for trial in whole if "loss" in trial.evaluation]
-        best = least(judged or whole, key=lambda trial: trial.loss)
+        best = min_finite(judged or whole, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             raise RecipeError(f"no trial of the sweep in {self.folder} has a finite loss; its table shows them")
         return best
@@ -98,7 +98,7 @@ class Sweep:
     @property
     def ranked(self) -> list[Trial]:
         """The trials from the lowest loss on; those without a finite one are last, in their order."""
-        return ascending(self.trials, key=lambda trial: trial.loss)
+        return sort_finite_first(self.trials, key=lambda trial: trial.loss)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Sweep:
     @property
     def table(self) -> Any:
         """The rows as a pandas DataFrame, where pandas is installed."""
-        return table(self.rows, index=None)
+        return to_dataframe(self.rows, index=None)
 
     def plot(self) -> Chart:
         """The loss of each trial over its steps: held-out where it was evaluated, else of training."""
@@ -138,7 +138,7 @@ class Sweep:
             return None
         values = [_number(trial.settings.get(varied[0])) for trial in self.trials]
         # In the order of the values, which are settings.
-        points = ascending(
+        points = sort_finite_first(
             [(value, trial.loss) for value, trial in zip(values, self.trials) if math.isfinite(trial.loss)],
             key=lambda point: point[0],
         )
@@ -176,7 +176,7 @@ def sweep(
     fresh: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-    say: Say | None = None,
+    say: LogFn | None = None,
 ) -> Sweep:
     """Train the experiment with each combination of these settings, one after the other, each in its own folder.
 
@@ -198,7 +198,7 @@ def sweep(
     for combination in combinations:
         changed = experiment
         for name, value in combination.items():
-            changed = with_setting(changed, name, value)
+            changed = replace_setting(changed, name, value)
         trials.append((combination, changed))
     return run_trials(trials, fresh=fresh, accept_changes=accept_changes, quiet=quiet, say=say)
 
@@ -209,7 +209,7 @@ def run_trials(
     fresh: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-    say: Say | None = None,
+    say: LogFn | None = None,
 ) -> Sweep:
     """As `sweep`, of experiments that are made already, each with the settings that tell it from the others."""
     if not trials:
@@ -219,7 +219,7 @@ def run_trials(
     folders = [experiment.folder for _, experiment in placed]
     if len(set(folders)) < len(folders):
         raise RecipeError("two runs of the sweep have the same settings; give each value once")
-    announce: Say = say or ((lambda line: None) if quiet else open_console()[0])
+    announce: LogFn = say or ((lambda line: None) if quiet else open_console()[0])
     done: list[Trial] = []
     for number, (settings, experiment) in enumerate(placed, start=1):
         trial = Trial(settings, experiment.folder)
@@ -243,7 +243,7 @@ def run_trials(
     return Sweep(root, tuple(done))
 
 
-def with_setting(settings: Any, name: str, value: Any) -> Any:
+def replace_setting(settings: Any, name: str, value: Any) -> Any:
     """A frozen dataclass with another value of one setting, by its dotted name.
 
     Raises:
@@ -251,11 +251,11 @@ def with_setting(settings: Any, name: str, value: Any) -> Any:
     """
     first, _, rest = name.partition(".")
     if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
-        raise RecipeError(f"{kind_of(settings)} has no settings, so none called {name!r}")
+        raise RecipeError(f"{describe_type(settings)} has no settings, so none called {name!r}")
     known = [field.name for field in dataclasses.fields(settings)]
     if first not in known:
-        raise RecipeError(f"{type(settings).__name__} has no setting {first!r}: {nearest(first, known)}")
-    inner = with_setting(getattr(settings, first), rest, value) if rest else value
+        raise RecipeError(f"{type(settings).__name__} has no setting {first!r}: {suggest_name(first, known)}")
+    inner = replace_setting(getattr(settings, first), rest, value) if rest else value
     return dataclasses.replace(settings, **{first: inner})
 
 
@@ -268,7 +268,7 @@ def _placed(experiment: Experiment, root: str, settings: Mapping[str, Any]) -> E
     label = re.sub(r"[^\w.=,+-]", "_", ",".join(f"{name}={_short(value)}" for name, value in settings.items()))[:200]
     checkpoint = experiment.checkpoint
     if checkpoint.directory:
-        checkpoint = dataclasses.replace(checkpoint, directory=join(checkpoint.directory, label))
+        checkpoint = dataclasses.replace(checkpoint, directory=join_url(checkpoint.directory, label))
     return dataclasses.replace(experiment, directory=str(Path(root) / label), checkpoint=checkpoint)
 
 
@@ -296,17 +296,17 @@ def _short(value: Any) -> str:
         return type(value).__name__
 
 
-def combinations_of(flags: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+def expand_flags(flags: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
     """(what varies, the flags of that run) for command-line flags of which some have values separated by commas.
 
-    >>> [(varied, run) for varied, run in combinations_of(["--seed", "1,2", "--name", "x"])]
+    >>> [(varied, run) for varied, run in expand_flags(["--seed", "1,2", "--name", "x"])]
     [({'seed': '1'}, ['--seed', '1', '--name', 'x']), ({'seed': '2'}, ['--seed', '2', '--name', 'x'])]
     """
     flags = [part for flag in flags for part in (flag.split("=", 1) if re.match(r"--[\w.-]+=", flag) else [flag])]
     places = [
         at
         for at, flag in enumerate(flags)
-        if "," in flag and at and flags[at - 1].startswith("--") and flags[at - 1] not in PLACES
+        if "," in flag and at and flags[at - 1].startswith("--") and flags[at - 1] not in UNSPLIT_FLAGS
     ]
     for values in itertools.product(*(flags[at].split(",") for at in places)):
         run = list(flags)

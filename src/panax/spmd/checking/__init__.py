@@ -19,10 +19,10 @@ from typing import Any
 from ...core.errors import LayoutError
 from ...core.jax_primitives import ClosedJaxpr, Jaxpr, called_jaxpr, is_shard_map, open_jaxpr, read_shard_map
 from ..marks import mark_p
-from .lines import line_of
-from .walk import ShardingFinding, Walk, inputs, wrong_results
+from .lines import source_line
+from .walk import ShardingFinding, Walk, input_states, wrong_results
 
-MOST_CAUSES = 3
+MAX_CAUSES = 3
 """Maximum number of causes that an error lists; the others are counted."""
 
 
@@ -34,15 +34,15 @@ def check_program(program: ClosedJaxpr) -> None:
             line and the fix.
     """
     causes: dict[tuple[str, str], list[ShardingFinding]] = {}
-    for finding in findings(program):
-        causes.setdefault((finding.reason, line_of(finding.source)), []).append(finding)
+    for finding in find_problems(program):
+        causes.setdefault((finding.reason, source_line(finding.source)), []).append(finding)
     if causes:
-        lines = [said(found) for found in causes.values()]
-        more = [f"and {len(lines) - MOST_CAUSES} more"] if len(lines) > MOST_CAUSES else []
-        raise LayoutError("\n".join([*lines[:MOST_CAUSES], *more]))
+        lines = [format_finding(found) for found in causes.values()]
+        more = [f"and {len(lines) - MAX_CAUSES} more"] if len(lines) > MAX_CAUSES else []
+        raise LayoutError("\n".join([*lines[:MAX_CAUSES], *more]))
 
 
-def findings(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
+def find_problems(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
     """Yield what is wrong, axis by axis, in program order."""
     for equation in _manual_programs(open_jaxpr(program)):
         jaxpr, sizes, in_specs, out_specs = read_shard_map(equation)
@@ -50,19 +50,19 @@ def findings(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
             if size == 1:
                 continue
             walk = Walk(axis)
-            results = walk.run(jaxpr, list(inputs(jaxpr, in_specs, axis)))
+            results = walk.run(jaxpr, list(input_states(jaxpr, in_specs, axis)))
             yield from walk.findings.values()
             if not walk.findings:
                 yield from wrong_results(results, out_specs, axis, jaxpr)
 
 
-def said(found: list[ShardingFinding]) -> str:
+def format_finding(found: list[ShardingFinding]) -> str:
     """Format the findings of one cause for an error message."""
     axes = list(dict.fromkeys(finding.axis for finding in found))
     values = list(dict.fromkeys(finding.what for finding in found))
     over = f"mesh axis {axes[0]!r}" if len(axes) == 1 else f"mesh axes {', '.join(map(repr, axes))}"
     others = f" (and {len(values) - 1} more values)" if len(values) > 1 else ""
-    return f"over {over}, {values[0]}{others} {found[0].reason} [{line_of(found[0].source)}]"
+    return f"over {over}, {values[0]}{others} {found[0].reason} [{source_line(found[0].source)}]"
 
 
 def _manual_programs(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -13,7 +13,7 @@ _PASSED_OVER = tuple(
 )
 
 
-def line_of(equation: Any) -> str:
+def source_line(equation: Any) -> str:
     """Return `file:line in function` of the innermost frame outside of JAX and `panax.spmd`, and the scope in
     the model.
     """

@@ -3,12 +3,24 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...core.jax_primitives import exchanged_dims, gathered_dim, gathers_into_dim, permutation_pairs, scattered_dim
+from ...core.jax_primitives import exchanged_dims, gathered_dim, is_tiled_gather, permutation_pairs, scattered_dim
 from ..marks import ShardingMark, ValueState, read_mark
-from .states import CONSTANT, PARTIAL, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, of, split, wrong
+from .states import (
+    CONSTANT,
+    PARTIAL,
+    UNKNOWN,
+    WHOLE,
+    ZERO,
+    AxisState,
+    Kind,
+    declared_state,
+    describe_state,
+    sharded_state,
+    wrong_state,
+)
 from .values import States
 
-Sent = Callable[[Any, AxisState], AxisState]
+CollectiveRule = Callable[[Any, AxisState], AxisState]
 """(equation, state of an operand along a mesh axis that the collective uses) to the state of the result."""
 
 
@@ -17,20 +29,20 @@ def infer_psum(equation: Any, state: AxisState) -> AxisState:
 
 
 def infer_reduce_scatter(equation: Any, state: AxisState) -> AxisState:
-    return _added_up(equation, state, split((scattered_dim(equation),)))
+    return _added_up(equation, state, sharded_state((scattered_dim(equation),)))
 
 
 def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
     if state.kind in (Kind.ZERO, Kind.WRONG) or (state is CONSTANT and result is WHOLE):
         return state
     if state.kind is Kind.WHOLE:
-        return wrong(
+        return wrong_state(
             equation,
             "adds up a value that is equal on every device, which gives a multiple of it; leave the sum out, or, where it is a "
             "cotangent of what all devices compute alike, put split_cotangent before the loss",
         )
     if state.kind is Kind.SPLIT and state.dims:
-        return wrong(
+        return wrong_state(
             equation,
             "adds up different parts of an array, element by element; gather them, or sum over their dimension first",
         )
@@ -42,14 +54,14 @@ def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
     if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
         return state
     if state.kind is Kind.PARTIAL:
-        return wrong(equation, "gathers terms of a sum over devices; add them up instead")
+        return wrong_state(equation, "gathers terms of a sum over devices; add them up instead")
     if state.kind is Kind.WHOLE:
-        return wrong(
+        return wrong_state(
             equation, "gathers a value that is equal on every device: the result repeats it; leave the gather out"
         )
-    if state.dims and dim not in state.dims and gathers_into_dim(equation):
+    if state.dims and dim not in state.dims and is_tiled_gather(equation):
         dims = " or ".join(map(str, sorted(state.dims)))
-        return wrong(
+        return wrong_state(
             equation,
             f"gathers along dimension {dim} what is split along dimension {dims}; gather over the mesh axis that splits "
             f"dimension {dim}, or along dimension {dims}",
@@ -57,15 +69,15 @@ def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
     return WHOLE
 
 
-def largest(equation: Any, state: AxisState) -> AxisState:
+def infer_max(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
-        return wrong(equation, "takes an extreme of terms of a sum over devices; add them up before")
+        return wrong_state(equation, "takes an extreme of terms of a sum over devices; add them up before")
     return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
 
 
 def infer_send(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
-        return wrong(equation, "sends a term of a sum to another device; add it up before")
+        return wrong_state(equation, "sends a term of a sum to another device; add it up before")
     return state
 
 
@@ -75,7 +87,7 @@ def infer_ppermute(equation: Any, state: AxisState) -> AxisState:
     """
     state = infer_send(equation, state)
     senders, receivers = zip(*permutation_pairs(equation))
-    return split((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
+    return sharded_state((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
 
 
 def infer_all_to_all(equation: Any, state: AxisState) -> AxisState:
@@ -83,19 +95,19 @@ def infer_all_to_all(equation: Any, state: AxisState) -> AxisState:
     if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
         return state
     cut, along = exchanged_dims(equation)
-    return split({*(part for part in state.parts if part[0] != along), cut})
+    return sharded_state({*(part for part in state.parts if part[0] != along), cut})
 
 
 def infer_ragged_all_to_all(equation: Any, state: AxisState) -> AxisState:
     state = infer_send(equation, state)
-    return split(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
+    return sharded_state(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
 
 
-SENT: dict[str, Sent] = {
+COLLECTIVE_RULES: dict[str, CollectiveRule] = {
     **dict.fromkeys(("psum", "psum_invariant", "psum2"), infer_psum),
     "reduce_scatter": infer_reduce_scatter,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), infer_all_gather),
-    **dict.fromkeys(("pmax", "pmin"), largest),
+    **dict.fromkeys(("pmax", "pmin"), infer_max),
     "ppermute": infer_ppermute,
     "all_to_all": infer_all_to_all,
     "ragged_all_to_all": infer_ragged_all_to_all,
@@ -114,7 +126,7 @@ def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str
         return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
     holds = mark.holds[axis]
     if mark.mark is ShardingMark.DECLARED:
-        return (ZERO if state.kind is Kind.ZERO else of(holds[0], mark.dim)), ""
+        return (ZERO if state.kind is Kind.ZERO else declared_state(holds[0], mark.dim)), ""
     if mark.mark is ShardingMark.SHARED:
         return _shared(equation, state), ""
     if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
@@ -150,6 +162,6 @@ def _shared(equation: Any, state: AxisState) -> AxisState:
         return PARTIAL
     if state.kind in (Kind.ZERO, Kind.WRONG):
         return state
-    return wrong(
+    return wrong_state(
         equation, f"divides among all devices a cotangent that is {describe_state(state)}; use split_cotangent once"
     )

@@ -60,7 +60,7 @@ def _spans(shape: tuple[int, ...]) -> list[int]:
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def without(gone: Iterable[int], state: AxisState) -> set[Part]:
+def drop_dims(gone: Iterable[int], state: AxisState) -> set[Part]:
     """Return the parts along the remaining dimensions, renumbered after `gone` are removed."""
     removed = frozenset(gone)
     return state.moved(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
@@ -76,11 +76,11 @@ def _broadcast(equation: Any, state: AxisState) -> Iterable[Part]:
 
 
 def _squeezed(equation: Any, state: AxisState) -> Iterable[Part]:
-    return without(squeezed_dims(equation), state)
+    return drop_dims(squeezed_dims(equation), state)
 
 
 def _unstacked(equation: Any, state: AxisState) -> Iterable[Part]:
-    return without([stacked_dim(equation)], state)
+    return drop_dims([stacked_dim(equation)], state)
 
 
 def _stacked(equation: Any, state: AxisState) -> Iterable[Part]:
@@ -93,7 +93,7 @@ def _resized(equation: Any, state: AxisState) -> Iterable[int | Part]:
     return [part if before[part[0]] == after[part[0]] else part[0] for part in state.parts]
 
 
-MOVED: dict[str, Callable[[Any, AxisState], Iterable[int | Part] | None]] = {
+SHAPE_RULES: dict[str, Callable[[Any, AxisState], Iterable[int | Part] | None]] = {
     "reshape": infer_reshape,
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,

@@ -81,7 +81,7 @@ def _split(parts: frozenset[Part]) -> AxisState:
     return AxisState(Kind.SPLIT, parts)
 
 
-def split(along: Iterable[int | Part], source: Any = None) -> AxisState:
+def sharded_state(along: Iterable[int | Part], source: Any = None) -> AxisState:
     """Return a state split along some of these dimensions, or parts of them; along none, each device's value
     is independent.
     """
@@ -89,33 +89,33 @@ def split(along: Iterable[int | Part], source: Any = None) -> AxisState:
     return AxisState(Kind.SPLIT, parts, source) if source is not None and not parts else _split(parts)
 
 
-def wrong(source: Any, reason: str) -> AxisState:
+def wrong_state(source: Any, reason: str) -> AxisState:
     return AxisState(Kind.WRONG, source=source, reason=reason)
 
 
-def is_own(state: AxisState) -> bool:
+def is_varying(state: AxisState) -> bool:
     """Return whether each device's value is independent of the others."""
     return state.kind is Kind.SPLIT and not state.dims
 
 
-def of(holds: ValueState, dim: int) -> AxisState:
+def declared_state(holds: ValueState, dim: int) -> AxisState:
     """Return the state that a mark asserts; `dim` is the dimension of a split value."""
     if holds is ValueState.SPLIT:
-        return split((dim,))
+        return sharded_state((dim,))
     return {
         ValueState.WHOLE: WHOLE,
-        ValueState.OWN: split(()),
+        ValueState.OWN: sharded_state(()),
         ValueState.PARTIAL: PARTIAL,
         ValueState.UNKNOWN: UNKNOWN,
     }[holds]
 
 
-def worst(states: Iterable[AxisState]) -> AxisState | None:
+def first_wrong(states: Iterable[AxisState]) -> AxisState | None:
     """Return the first state that is wrong, if any."""
     return next((state for state in states if state.kind is Kind.WRONG), None)
 
 
-def together(states: Iterable[AxisState]) -> AxisState:
+def combine_states(states: Iterable[AxisState]) -> AxisState:
     """Combine the states of operands of an elementwise operation, none of them partial."""
     kinds = {state.kind: state for state in states}
     if Kind.WRONG in kinds:
@@ -143,8 +143,8 @@ def join_states(a: AxisState, b: AxisState, source: Any) -> AxisState:
         return UNKNOWN
     if Kind.PARTIAL in (a.kind, b.kind):
         other = b if a.kind is Kind.PARTIAL else a
-        return wrong(source, f"is now a term of a sum, now {describe_state(other)}")
-    return together((a, b))
+        return wrong_state(source, f"is now a term of a sum, now {describe_state(other)}")
+    return combine_states((a, b))
 
 
 def describe_state(state: AxisState) -> str:

@@ -9,45 +9,57 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...core.jax_primitives import contracted_dims, dimension_numbers, foreign_target, reduced_dims, slice_sizes
-from .shapes import without
-from .states import LONE, PARTIAL, UNKNOWN, ZERO, AxisState, Kind, Part, split, together, worst, wrong
-from .values import FIXED, Rule, States, nonlinear, unknown
+from .shapes import drop_dims
+from .states import (
+    LONE,
+    PARTIAL,
+    UNKNOWN,
+    ZERO,
+    AxisState,
+    Kind,
+    Part,
+    combine_states,
+    first_wrong,
+    sharded_state,
+    wrong_state,
+)
+from .values import FIXED, Rule, States, infer_nonlinear, infer_unknown
 
 
 def infer_reduction(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    found, shape = _summed(equation, without(reduced_dims(equation), state)), equation.invars[0].aval.shape
+    found, shape = _summed(equation, drop_dims(reduced_dims(equation), state)), equation.invars[0].aval.shape
     return LONE if found is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else found
 
 
 def _summed(equation: Any, left: set[Part]) -> AxisState:
     """Return the state of a sum over split dimensions, with `left` as the parts that remain."""
     if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
-        return split(left, equation)
+        return sharded_state(left, equation)
     return PARTIAL
 
 
-def extreme(equation: Any, states: States) -> AxisState | list[AxisState]:
+def infer_extreme(equation: Any, states: States) -> AxisState | list[AxisState]:
     (state,) = states
     if state.kind is Kind.PARTIAL:
-        return nonlinear(equation, states)
+        return infer_nonlinear(equation, states)
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    return split(without(reduced_dims(equation), state), equation)
+    return sharded_state(drop_dims(reduced_dims(equation), state), equation)
 
 
 def infer_contraction(equation: Any, states: States) -> AxisState:
     """Infer the state of a `dot_general`."""
     (left_sum, right_sum), (left_batch, right_batch) = contracted_dims(equation)
     ranks = [len(operand.aval.shape) for operand in equation.invars[:2]]
-    return product_of(
+    return contract_states(
         equation, states, (tuple(left_sum), tuple(right_sum)), (tuple(left_batch), tuple(right_batch)), ranks
     )
 
 
-def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> AxisState:
+def contract_states(equation: Any, states: States, summed: Any, batch: Any, ranks: Any) -> AxisState:
     """Infer the state of a contraction of the first two operands.
 
     Args:
@@ -56,7 +68,7 @@ def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: An
         ranks: The operands' numbers of dimensions.
     """
     left, right = states[:2]
-    found = worst((left, right))
+    found = first_wrong((left, right))
     if found is not None:
         return found
     if Kind.ZERO in (left.kind, right.kind):
@@ -67,12 +79,12 @@ def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: An
             return term
         if factor.kind is Kind.UNKNOWN:
             return UNKNOWN
-        return wrong(
+        return wrong_state(
             equation,
             "multiplies a term of a sum over devices with what differs between them; add it up before",
         )
     if not (left.dims or right.dims):
-        return together((left, right))
+        return combine_states((left, right))
     if UNKNOWN in (left, right):
         return UNKNOWN
     parts: set[Part] = set()
@@ -85,12 +97,12 @@ def product_of(equation: Any, states: States, summed: Any, batch: Any, ranks: An
         place |= {dim: free + number for number, dim in enumerate(rest)}
         parts |= state.moved(place.get)
         free += len(rest)
-    return _summed(equation, parts) if over else split(parts, equation)
+    return _summed(equation, parts) if over else sharded_state(parts, equation)
 
 
 def infer_slice(equation: Any, states: States) -> AxisState:
     operand, *places = states
-    found = worst(states)
+    found = first_wrong(states)
     if found is not None or all(place.kind in FIXED for place in places):
         return found or operand
     if operand.kind in (Kind.ZERO, Kind.PARTIAL, Kind.UNKNOWN):
@@ -100,14 +112,14 @@ def infer_slice(equation: Any, states: States) -> AxisState:
     if operand.kind is Kind.SPLIT:
         # Rows that each device reads within the split dimension stay split along it; otherwise the devices'
         # results are unrelated.
-        return operand if moved <= operand.dims else split((), equation)
-    return split(moved, equation)
+        return operand if moved <= operand.dims else sharded_state((), equation)
+    return sharded_state(moved, equation)
 
 
 def infer_slice_update(equation: Any, states: States) -> AxisState:
     """Infer the state of an array after a slice is written into it."""
     operand, update, *places = states
-    found = worst(states)
+    found = first_wrong(states)
     if found is not None:
         return found
     live = [state for state in (operand, update) if state.kind is not Kind.ZERO]
@@ -115,27 +127,27 @@ def infer_slice_update(equation: Any, states: States) -> AxisState:
         return ZERO
     if any(state.kind is Kind.PARTIAL for state in live):
         return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
-    return together([*live, *(split(()) for place in places if place.kind not in FIXED)])
+    return combine_states([*live, *(sharded_state(()) for place in places if place.kind not in FIXED)])
 
 
 def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
     if any(state.kind is Kind.UNKNOWN for state in live):
         return UNKNOWN
-    return wrong(equation, "writes a term of a sum over devices beside values that are none; add it up before")
+    return wrong_state(equation, "writes a term of a sum over devices beside values that are none; add it up before")
 
 
 def infer_gather(equation: Any, states: States) -> AxisState:
     """Infer the state of rows of an array read by index."""
     operand, numbers = states[:2]
-    found = worst((operand, numbers))
+    found = first_wrong((operand, numbers))
     if found is not None:
         return found
     if operand.kind is Kind.ZERO:
         return ZERO
     if numbers.kind is Kind.PARTIAL or (operand.kind is Kind.PARTIAL and numbers.kind not in FIXED):
-        return nonlinear(equation, (operand, numbers))
+        return infer_nonlinear(equation, (operand, numbers))
     if operand.kind is Kind.PARTIAL or (operand.kind in FIXED and numbers.kind in FIXED):
-        return operand if operand.kind is Kind.PARTIAL else together((operand, numbers))
+        return operand if operand.kind is Kind.PARTIAL else combine_states((operand, numbers))
     if UNKNOWN in (operand, numbers):
         return UNKNOWN
     how = dimension_numbers(equation)
@@ -146,19 +158,19 @@ def infer_gather(equation: Any, states: States) -> AxisState:
     place = dict(zip(kept, how.offset_dims))
     for dim, along in zip(how.operand_batching_dims, how.start_indices_batching_dims):
         place[dim] = batch[along]
-    return split(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
+    return sharded_state(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
 
 
 def infer_scatter(equation: Any, states: States) -> AxisState:
     """Infer the state of an array after rows are written, or added, at computed indices."""
     operand, numbers, updates = states[:3]
-    found = worst((operand, numbers, updates))
+    found = first_wrong((operand, numbers, updates))
     if found is not None:
         return found
     if PARTIAL in (numbers, updates) or operand.kind is Kind.PARTIAL:
         terms = [state for state in (operand, updates) if state.kind is not Kind.ZERO]
         if numbers.kind is Kind.PARTIAL:
-            return nonlinear(equation, (numbers,))
+            return infer_nonlinear(equation, (numbers,))
         if operand.kind is not Kind.PARTIAL or updates.kind is Kind.PARTIAL or updates.kind is Kind.ZERO:
             return PARTIAL if all(state.kind is Kind.PARTIAL for state in terms) else _mixed(equation, terms)
     if UNKNOWN in (operand, numbers, updates):
@@ -166,7 +178,7 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
     if operand.kind is Kind.ZERO and updates.kind is Kind.ZERO:
         return ZERO
     if numbers.kind in FIXED and updates.kind in FIXED:
-        return together((operand, numbers, updates)) if operand.kind is not Kind.SPLIT else operand
+        return combine_states((operand, numbers, updates)) if operand.kind is not Kind.SPLIT else operand
     adds = equation.primitive.name == "scatter-add"
     places, window = _places(equation, numbers, updates)
     # Each device adds its own updates: the result is a term of the sum over devices.
@@ -175,12 +187,12 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
         live = [state for state in (operand, term) if state.kind is not Kind.ZERO]
         if term.kind is Kind.PARTIAL:
             return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
-        return together((operand, term))
+        return combine_states((operand, term))
     how = dimension_numbers(equation)
     # Otherwise the result is split where the windows are, and where rows written by index land.
     into = set(how.scatter_dims_to_operand_dims) if places and not adds else set()
     into = {int(dim) for dim in window | into}
-    return together((operand, split(into, equation))) if operand.kind is not Kind.PARTIAL else operand
+    return combine_states((operand, sharded_state(into, equation))) if operand.kind is not Kind.PARTIAL else operand
 
 
 def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[int], set[int]]:
@@ -200,28 +212,28 @@ def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[
     return places, window
 
 
-def foreign(equation: Any, states: States) -> AxisState | list[AxisState]:
+def infer_foreign(equation: Any, states: States) -> AxisState | list[AxisState]:
     """Infer the state of a custom call by one of Panax's CPU kernels."""
     target = foreign_target(equation)
     if target.startswith("panax_product_"):
         first, second = target.removeprefix("panax_product_")
         summed = ((0 if first == "t" else 1,), (1 if second == "t" else 0,))
-        return product_of(equation, states, summed, ((), ()), (2, 2))
+        return contract_states(equation, states, summed, ((), ()), (2, 2))
     if target == "panax_wall":
         return states[0]
-    return [unknown(equation, states)] * len(equation.outvars)
+    return [infer_unknown(equation, states)] * len(equation.outvars)
 
 
 RULES: dict[str, Rule] = {
     "reduce_sum": infer_reduction,
     **dict.fromkeys(
         ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor", "reduce_prod", "argmax", "argmin"),
-        extreme,
+        infer_extreme,
     ),
     "dot_general": infer_contraction,
     "dynamic_slice": infer_slice,
     "dynamic_update_slice": infer_slice_update,
     "gather": infer_gather,
     **dict.fromkeys(("scatter-add", "scatter"), infer_scatter),
-    "ffi_call": foreign,
+    "ffi_call": infer_foreign,
 }

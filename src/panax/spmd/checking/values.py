@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...core.jax_primitives import converted_dtype
-from .shapes import MOVED
+from .shapes import SHAPE_RULES
 from .states import (
     CONSTANT,
     LONE,
@@ -19,11 +19,11 @@ from .states import (
     ZERO,
     AxisState,
     Kind,
+    combine_states,
     describe_state,
-    split,
-    together,
-    worst,
-    wrong,
+    first_wrong,
+    sharded_state,
+    wrong_state,
 )
 
 States = Sequence[AxisState]
@@ -32,56 +32,56 @@ Rule = Callable[[Any, States], "AxisState | list[AxisState]"]
 FIXED = (Kind.ZERO, Kind.CONSTANT, Kind.WHOLE)
 
 
-def nonlinear(equation: Any, states: States) -> AxisState:
+def infer_nonlinear(equation: Any, states: States) -> AxisState:
     """Infer the state if each element depends on the same element of each operand."""
     for state in states:
         if state.kind is Kind.PARTIAL:
-            return wrong(
+            return wrong_state(
                 equation,
                 f"takes '{equation.primitive.name}' of a term of a sum over devices, which is not the sum's; add it up before",
             )
-    return together(states)
+    return combine_states(states)
 
 
-def unknown(equation: Any, states: States) -> AxisState:
+def infer_unknown(equation: Any, states: States) -> AxisState:
     """Infer the state for a primitive without a rule."""
     if any(state.kind is Kind.PARTIAL for state in states):
-        return wrong(
+        return wrong_state(
             equation,
             f"hands a term of a sum over devices to '{equation.primitive.name}', of which nothing is known; add it up before, or "
             f"say what its result is (panax.spmd.assert_sharding)",
         )
-    state = together(states)
+    state = combine_states(states)
     return UNKNOWN if state.kind is Kind.SPLIT else state
 
 
-def linear(equation: Any, states: States) -> AxisState:
+def infer_linear(equation: Any, states: States) -> AxisState:
     """Infer the state for an operation that is linear in its first operand and may move its dimensions.
 
     The other operands are indices or padding.
     """
     first, *rest = states
     if len(states) > 1:
-        found = worst(states)
+        found = first_wrong(states)
         if found is not None:
             return found
         if any(state.kind not in FIXED for state in rest):
-            return nonlinear(equation, states)
+            return infer_nonlinear(equation, states)
     if first.kind is not Kind.SPLIT or not first.dims:
         return first
-    move = MOVED.get(equation.primitive.name)
+    move = SHAPE_RULES.get(equation.primitive.name)
     if move is None:
         return first
     parts = move(equation, first)
     # The split dimension was dropped, as can happen if each device holds one index of it; nothing is known
     # after that.
-    return split(parts) if parts else UNKNOWN
+    return sharded_state(parts) if parts else UNKNOWN
 
 
 def infer_convert(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is Kind.PARTIAL and not jnp.issubdtype(converted_dtype(equation), jnp.inexact):
-        return nonlinear(equation, states)
+        return infer_nonlinear(equation, states)
     return state
 
 
@@ -93,12 +93,12 @@ def infer_add(equation: Any, states: States) -> AxisState:
     if not live:
         return ZERO
     if not any(state.kind is Kind.PARTIAL for state in live):
-        return together(live)
+        return combine_states(live)
     return _of_terms(equation, live, "adds")
 
 
 def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
-    found = worst(live)
+    found = first_wrong(live)
     if found is not None:
         return found
     other = next((state for state in live if state.kind is not Kind.PARTIAL), None)
@@ -107,8 +107,8 @@ def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
     if other.kind is Kind.UNKNOWN:
         return UNKNOWN
     if other.kind is Kind.SPLIT and all(state is LONE for state in live if state.kind is Kind.PARTIAL):
-        return together([state for state in live if state.kind is not Kind.PARTIAL])
-    return wrong(
+        return combine_states([state for state in live if state.kind is not Kind.PARTIAL])
+    return wrong_state(
         equation,
         f"{does} to a term of a sum over devices a value that is {describe_state(other)}, which the sum then counts once per "
         f"device; add the terms up before",
@@ -120,7 +120,7 @@ def infer_multiply(equation: Any, states: States) -> AxisState:
     if Kind.ZERO in (left.kind, right.kind):
         return ZERO
     if left.kind is not Kind.PARTIAL and right.kind is not Kind.PARTIAL:
-        return together(states)
+        return combine_states(states)
     return _scaled(equation, *((right, left) if left.kind is Kind.PARTIAL else (left, right)))
 
 
@@ -129,8 +129,8 @@ def infer_divide(equation: Any, states: States) -> AxisState:
     if top.kind is Kind.ZERO and bottom.kind is not Kind.WRONG:
         return ZERO
     if bottom.kind is Kind.PARTIAL:
-        return wrong(equation, "divides by a term of a sum over devices, not by the sum; add it up before")
-    return _scaled(equation, bottom, top) if top.kind is Kind.PARTIAL else together(states)
+        return wrong_state(equation, "divides by a term of a sum over devices, not by the sum; add it up before")
+    return _scaled(equation, bottom, top) if top.kind is Kind.PARTIAL else combine_states(states)
 
 
 def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
@@ -139,7 +139,7 @@ def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
         return term
     if factor.kind in (Kind.WRONG, Kind.UNKNOWN) or (term is LONE and factor.kind is Kind.SPLIT):
         return factor
-    return wrong(
+    return wrong_state(
         equation,
         f"scales a term of a sum over devices by a value that is {describe_state(factor)}: the sum is then not the scaled sum; "
         f"add it up before",
@@ -150,11 +150,11 @@ def infer_select(equation: Any, states: States) -> AxisState:
     by, *cases = states
     live = [state for state in cases if state.kind is not Kind.ZERO]
     if by.kind is Kind.PARTIAL:
-        return nonlinear(equation, states)
+        return infer_nonlinear(equation, states)
     if not live:
         return ZERO if by.kind is not Kind.WRONG else by
     if not any(state.kind is Kind.PARTIAL for state in live):
-        return together([by, *live])
+        return combine_states([by, *live])
     return _scaled(equation, by, _of_terms(equation, live, "puts next"))
 
 
@@ -163,30 +163,30 @@ def infer_concatenate(equation: Any, states: States) -> AxisState:
     if not live:
         return ZERO
     if not any(state.kind is Kind.PARTIAL for state in live):
-        whole = together(live)
-        return linear(equation, [whole])
+        whole = combine_states(live)
+        return infer_linear(equation, [whole])
     return _of_terms(equation, live, "puts next")
 
 
-def identity(equation: Any, states: States) -> list[AxisState]:
+def infer_identity(equation: Any, states: States) -> list[AxisState]:
     return list(states)
 
 
-def constant(equation: Any, states: States) -> AxisState:
+def infer_constant(equation: Any, states: States) -> AxisState:
     return CONSTANT
 
 
-def zeros(equation: Any, states: States) -> AxisState:
+def infer_zeros(equation: Any, states: States) -> AxisState:
     return ZERO
 
 
-def several(equation: Any, states: States) -> list[AxisState]:
+def infer_multi_result(equation: Any, states: States) -> list[AxisState]:
     """Infer the states of an operation that is linear and has several results."""
-    return [linear(equation, states)] * len(equation.outvars)
+    return [infer_linear(equation, states)] * len(equation.outvars)
 
 
-def sorted_together(equation: Any, states: States) -> list[AxisState]:
-    return [nonlinear(equation, states)] * len(equation.outvars)
+def infer_sort(equation: Any, states: States) -> list[AxisState]:
+    return [infer_nonlinear(equation, states)] * len(equation.outvars)
 
 
 _LINEAR = """
@@ -207,11 +207,11 @@ RULES: dict[str, Rule] = {
     "select_n": infer_select,
     "convert_element_type": infer_convert,
     **dict.fromkeys(("concatenate", "pad", "stack"), infer_concatenate),
-    **dict.fromkeys(_LINEAR.split(), linear),
-    **dict.fromkeys(("split", "unstack"), several),
-    **dict.fromkeys(("sort", "top_k"), sorted_together),
-    "optimization_barrier": identity,
-    **dict.fromkeys(("iota", "random_seed"), constant),
-    **dict.fromkeys(("empty", "empty2"), zeros),
-    **dict.fromkeys(_NONLINEAR.split(), nonlinear),
+    **dict.fromkeys(_LINEAR.split(), infer_linear),
+    **dict.fromkeys(("split", "unstack"), infer_multi_result),
+    **dict.fromkeys(("sort", "top_k"), infer_sort),
+    "optimization_barrier": infer_identity,
+    **dict.fromkeys(("iota", "random_seed"), infer_constant),
+    **dict.fromkeys(("empty", "empty2"), infer_zeros),
+    **dict.fromkeys(_NONLINEAR.split(), infer_nonlinear),
 }

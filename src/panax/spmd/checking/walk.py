@@ -23,12 +23,23 @@ from ...core.jax_primitives import (
 )
 from ..marks import mark_p, read_mark
 from . import sums, values
-from .sent import SENT, infer_mark
-from .states import CONSTANT, UNKNOWN, WHOLE, ZERO, AxisState, Kind, describe_state, join_states, split, together
-from .values import FIXED, unknown
+from .sent import COLLECTIVE_RULES, infer_mark
+from .states import (
+    CONSTANT,
+    UNKNOWN,
+    WHOLE,
+    ZERO,
+    AxisState,
+    Kind,
+    combine_states,
+    describe_state,
+    join_states,
+    sharded_state,
+)
+from .values import FIXED, infer_unknown
 
 RULES = values.RULES | sums.RULES
-MOST_ROUNDS = 12
+MAX_ROUNDS = 12
 """Maximum passes over a loop's body until its carry is stable; states only increase, so few are needed."""
 
 
@@ -97,19 +108,21 @@ class Walk:
 
     def _equation(self, equation: Any, operands: list[AxisState]) -> Sequence[AxisState]:
         name = equation.primitive.name
-        if name in SENT:
+        if name in COLLECTIVE_RULES:
             if self.axis in collective_axes(equation):
-                return [SENT[name](equation, state) for state in operands]
+                return [COLLECTIVE_RULES[name](equation, state) for state in operands]
             extreme = name in ("pmax", "pmin")
-            return [values.nonlinear(equation, [s]) if extreme and s.kind is Kind.PARTIAL else s for s in operands]
+            return [
+                values.infer_nonlinear(equation, [s]) if extreme and s.kind is Kind.PARTIAL else s for s in operands
+            ]
         if name == "axis_index":
-            return [split((), equation) if self.axis in collective_axes(equation) else CONSTANT]
-        if name in CONTROL:
-            return CONTROL[name](self, equation, operands)
+            return [sharded_state((), equation) if self.axis in collective_axes(equation) else CONSTANT]
+        if name in CONTROL_RULES:
+            return CONTROL_RULES[name](self, equation, operands)
         called = called_jaxpr(equation)
         if called is not None:
             return self.run(called, operands)
-        rule = RULES.get(name, unknown)
+        rule = RULES.get(name, infer_unknown)
         result = rule(equation, operands)
         return [result] * len(equation.outvars) if isinstance(result, AxisState) else result
 
@@ -141,7 +154,7 @@ class Walk:
     ) -> tuple[list[AxisState], Sequence[AxisState]]:
         """Iterate a loop's body until the states of its carry no longer change."""
         now, others = list(carry), ()
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             after, others = once(now)
             following = [join_states(old, new, equation) for old, new in zip(now, after)]
             if following == now:
@@ -158,7 +171,7 @@ class Walk:
         return [_chosen(test, state, equation) for state in results or []]
 
 
-CONTROL = {"scan": Walk._scan, "while": Walk._while, "cond": Walk._cond}
+CONTROL_RULES = {"scan": Walk._scan, "while": Walk._while, "cond": Walk._cond}
 
 
 def _literal(literal: Any) -> AxisState:
@@ -171,7 +184,7 @@ def _moved(state: AxisState, by: int) -> AxisState:
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
     parts = state.moved(lambda dim: dim + by if dim + by >= 0 else None)
-    return split(parts) if parts else UNKNOWN
+    return sharded_state(parts) if parts else UNKNOWN
 
 
 def _chosen(test: AxisState, state: AxisState, equation: Any) -> AxisState:
@@ -180,14 +193,14 @@ def _chosen(test: AxisState, state: AxisState, equation: Any) -> AxisState:
         return state
     if test.kind is Kind.WRONG:
         return test
-    return UNKNOWN if state.kind is Kind.PARTIAL else together((state, split((), equation)))
+    return UNKNOWN if state.kind is Kind.PARTIAL else combine_states((state, sharded_state((), equation)))
 
 
-def inputs(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[AxisState]:
+def input_states(jaxpr: Jaxpr, specs: Sequence[Any], axis: str) -> Iterator[AxisState]:
     """Yield the states of a `shard_map`'s inputs."""
     for spec in specs:
         dims = [dim for dim, names in enumerate(spec) if axis in _names(names)]
-        yield split(dims) if dims else WHOLE
+        yield sharded_state(dims) if dims else WHOLE
 
 
 def wrong_results(

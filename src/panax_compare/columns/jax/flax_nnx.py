@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from ...work.work import ComparedWork, decays
+from ...work.work import ComparedWork, use_weight_decay
 from .. import RunningColumn
-from .jax_device import running, set_precision
-from .optax_optimizer import optimizer_of
+from .jax_device import make_running_column, set_precision
+from .optax_optimizer import make_optimizer
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
@@ -30,10 +30,10 @@ def prepare(work: ComparedWork) -> RunningColumn:
     for path, leaf in nnx.to_flat_state(state):
         name, change = where[path]
         leaf.set_value(jnp.asarray(change(tensors[name]), stored).reshape(leaf.shape))
-        decayed[path] = decays(name)
+        decayed[path] = use_weight_decay(name)
     nnx.update(model, state)
     mask = nnx.from_flat_state([(path, decayed[path]) for path, _ in nnx.to_flat_state(state)])
-    optimizer = nnx.Optimizer(model, optimizer_of(work.optimizer, mask), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, make_optimizer(work.optimizer, mask), wrt=nnx.Param)
 
     def loss_of(model, batch):
         inputs = batch["image"] if "image" in batch else batch["tokens"]
@@ -48,4 +48,6 @@ def prepare(work: ComparedWork) -> RunningColumn:
         return loss
 
     evaluate = nnx.jit(loss_of)
-    return running(work, lambda batch: train_step(model, optimizer, batch), lambda batch: evaluate(model, batch))
+    return make_running_column(
+        work, lambda batch: train_step(model, optimizer, batch), lambda batch: evaluate(model, batch)
+    )

@@ -26,7 +26,7 @@ def set_precision(precision: str) -> None:
         jax.config.update("jax_default_matmul_precision", PRODUCTS[precision])
 
 
-def running(
+def make_running_column(
     work: ComparedWork,
     step: Callable[[Any], Any],
     evaluate: Callable[[Any], Any],
@@ -47,22 +47,22 @@ def running(
         wait=jax.block_until_ready,
         device=device.device_kind,
         peak_bytes=peak,
-        product=lambda: product_rate(work.precision),
-        registers=lambda: measure_loop(dtype_of(work.precision)) if device.platform == "cpu" else None,
+        product=lambda: measure_matmul_rate(work.precision),
+        registers=lambda: measure_loop(matmul_dtype(work.precision)) if device.platform == "cpu" else None,
         tracing_seconds=tracing_seconds,
         notes=notes,
     )
 
 
-def dtype_of(precision: str) -> str:
+def matmul_dtype(precision: str) -> str:
     """What products are in."""
     return "bfloat16" if precision.startswith("bf16") else "float32"
 
 
-def product_rate(precision: str) -> float:
+def measure_matmul_rate(precision: str) -> float:
     """FLOP/s of the fastest of a few square products."""
     a = jax.device_put(np.random.default_rng(0).standard_normal((PRODUCT, PRODUCT), np.float32))
-    a = a.astype(dtype_of(precision))
+    a = a.astype(matmul_dtype(precision))
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     jax.block_until_ready(product(a))
     seconds = []

@@ -7,7 +7,7 @@ import optax
 from ...work.work import OptimizerNumbers
 
 
-def optimizer_of(numbers: OptimizerNumbers, decayed: Any) -> optax.GradientTransformation:
+def make_optimizer(numbers: OptimizerNumbers, decayed: Any) -> optax.GradientTransformation:
     """The optimizer in optax.
 
     Args:

@@ -7,8 +7,8 @@ import optax
 from ...work.work import ComparedWork
 from .. import RunningColumn
 from . import plain_decoder, plain_vit
-from .jax_device import running, set_precision
-from .optax_optimizer import optimizer_of
+from .jax_device import make_running_column, set_precision
+from .optax_optimizer import make_optimizer
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
@@ -19,7 +19,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
     compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32
     stored = jnp.bfloat16 if work.precision == "bf16" else jnp.float32
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, stored), model.load(work.tensors(), config))
-    optimizer = optimizer_of(work.optimizer, model.decay_mask)
+    optimizer = make_optimizer(work.optimizer, model.decay_mask)
     moments = optimizer.init(params)
     fused = work.attention == "fused"
 
@@ -42,4 +42,4 @@ def prepare(work: ComparedWork) -> RunningColumn:
         params, moments, loss = train_step(params, moments, batch)
         return loss
 
-    return running(work, step, lambda batch: evaluate(params, batch))
+    return make_running_column(work, step, lambda batch: evaluate(params, batch))

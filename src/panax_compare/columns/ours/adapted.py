@@ -12,8 +12,8 @@ from panax.train import StepConfig
 
 from ...work.work import ComparedWork
 from .. import RunningColumn
-from ..jax.jax_device import running, set_precision
-from ..torch.torch_eager import as_tensors, build, loss_of
+from ..jax.jax_device import make_running_column, set_precision
+from ..torch.torch_eager import build, compute_loss, to_tensors
 from .panax_own import optimizer_of
 
 
@@ -26,9 +26,9 @@ def prepare(work: ComparedWork) -> RunningColumn:
 
     def loss(module, batch):
         # Batches of bfloat16 have no NumPy arrays that PyTorch knows: images come in float32.
-        return loss_of(module, {name: leaf.to(whole) if name == "image" else leaf for name, leaf in batch.items()})
+        return compute_loss(module, {name: leaf.to(whole) if name == "image" else leaf for name, leaf in batch.items()})
 
-    example = as_tensors(work.batches()[0])
+    example = to_tensors(work.batches()[0])
     # A class token's own axis alone is named, so that it does not decay, as in the other columns.
     axes = {"*.cls_token": (None, None, "features")} if work.family == "vit" else None
     adapted = task(build(work), loss, example, compute_dtype=mixed, sharding=axes, check=False)
@@ -47,7 +47,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
         return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
 
     def put(batch):
-        return stepper.compiled.put(panax.data.loading.iterable.as_batch(as_tensors(batch)))
+        return stepper.compiled.put(panax.data.loading.iterable.as_batch(to_tensors(batch)))
 
     note = "adapted with check=False: the comparison's own check of the losses stands for that of the adapter"
-    return running(work, step, evaluate, put, tracing_seconds, (note,))
+    return make_running_column(work, step, evaluate, put, tracing_seconds, (note,))

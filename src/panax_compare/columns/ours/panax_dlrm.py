@@ -18,7 +18,7 @@ from panax.train import StepConfig
 
 from ...work.work import ComparedWork
 from .. import RunningColumn
-from ..jax.jax_device import running, set_precision
+from ..jax.jax_device import make_running_column, set_precision
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
@@ -46,7 +46,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
     def evaluate(batch: Any) -> Any:
         return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
 
-    return running(work, step, evaluate, stepper.compiled.put)
+    return make_running_column(work, step, evaluate, stepper.compiled.put)
 
 
 def task_of(work: ComparedWork) -> DlrmTask:

@@ -19,7 +19,7 @@ from panax.train import StepConfig
 
 from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
-from ..jax.jax_device import running, set_precision
+from ..jax.jax_device import make_running_column, set_precision
 
 AXES = {"tokens": ("batch", "seq"), "targets": ("batch", "seq"), "loss_mask": ("batch", "seq")}
 
@@ -60,7 +60,9 @@ def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tup
     def evaluate(batch):
         return total_loss(stepper.compiled.evaluate(state, batch)["losses"])
 
-    return running(work, step, evaluate, lambda batch: stepper.compiled.put(add_token_mask(work, batch))), stepper
+    return make_running_column(
+        work, step, evaluate, lambda batch: stepper.compiled.put(add_token_mask(work, batch))
+    ), stepper
 
 
 def task_of(work: ComparedWork) -> DecoderTask | VitTask:

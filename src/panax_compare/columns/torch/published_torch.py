@@ -7,7 +7,7 @@ import torch
 from ...measure.cores import usable_cores
 from ...work.work import ComparedWork
 from .torch_device import set_precision
-from .torch_eager import as_tensors, build, loss_of, optimizer_of
+from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 
 def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -20,8 +20,8 @@ def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(usable_cores())
     module = build(work).to(device)
-    optimizer = optimizer_of(work, module)
-    batches = [{name: leaf.to(device) for name, leaf in as_tensors(batch).items()} for batch in work.batches()]
+    optimizer = make_optimizer(work, module)
+    batches = [{name: leaf.to(device) for name, leaf in to_tensors(batch).items()} for batch in work.batches()]
     classes = len(work.config()["id2label"])
 
     def drawn() -> dict[str, torch.Tensor]:
@@ -33,7 +33,7 @@ def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_of(module, batch)
+        loss = compute_loss(module, batch)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -14,7 +14,7 @@ PRODUCT = 2048
 """Rows and columns of the product whose speed is measured."""
 
 
-def running(
+def make_running_column(
     work: ComparedWork,
     device: str,
     module: torch.nn.Module,
@@ -53,7 +53,7 @@ def running(
         wait=wait,
         device=torch.cuda.get_device_name() if device == "cuda" else device,
         peak_bytes=lambda: torch.cuda.max_memory_allocated() if device == "cuda" else None,
-        product=lambda: product_rate(work.precision, device),
+        product=lambda: measure_matmul_rate(work.precision, device),
     )
 
 
@@ -63,7 +63,7 @@ def set_precision(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def product_rate(precision: str, device: str) -> float:
+def measure_matmul_rate(precision: str, device: str) -> float:
     """FLOP/s of the fastest of a few square products."""
     a = torch.randn(PRODUCT, PRODUCT, device=device).to(
         torch.bfloat16 if precision.startswith("bf16") else torch.float32

@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ...measure.job import ColumnJob
 from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
-from .torch_device import running
-from .torch_eager import as_tensors, build, loss_of, optimizer_of
+from .torch_device import make_running_column
+from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
-SPLITS_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
-SPLITS_ROWS = ("o_proj", "down_proj", "fc2")
+COLUMN_PARALLEL_LAYERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
+ROW_PARALLEL_LAYERS = ("o_proj", "down_proj", "fc2")
 
 
 def data_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
@@ -30,7 +30,7 @@ def fully_sharded(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> tor
     """Each process holds a part of every parameter; a layer's are gathered when it runs."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if mixed else None
     options: dict[str, Any] = {"mesh": mesh, **({"mp_policy": policy} if policy else {})}
-    for layer in layers_of(module):
+    for layer in find_layers(module):
         fully_shard(layer, **options)
     fully_shard(module, **options)
     return module
@@ -38,12 +38,12 @@ def fully_sharded(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> tor
 
 def tensor_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
     """Each process holds some heads and some columns of the feed-forward; the rest is whole in all of them."""
-    for layer in layers_of(module):
+    for layer in find_layers(module):
         plan = {}
         for name, part in layer.named_modules():
             if isinstance(part, torch.nn.Linear):
                 kind = name.rpartition(".")[2]
-                plan[name] = ColwiseParallel() if kind in SPLITS_COLUMNS else RowwiseParallel()
+                plan[name] = ColwiseParallel() if kind in COLUMN_PARALLEL_LAYERS else RowwiseParallel()
         parallelize_module(layer, mesh, plan)
     return module
 
@@ -55,12 +55,12 @@ LAYOUTS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
-def layers_of(module: torch.nn.Module) -> torch.nn.ModuleList:
+def find_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
     """The list of a model's blocks: its longest one."""
     return max((part for part in module.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
 
 
-def separately(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def split_parameter_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Its groups cut into distributed and plain tensors: one fused update can't take both."""
     optimizer.param_groups = [
         {**group, "params": params}
@@ -86,19 +86,19 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     mixed = work.precision == "bf16-mixed"
     mesh = init_device_mesh(device, (job.processes,))
     module = LAYOUTS[layout](build(work).to(device), mesh, mixed)
-    optimizer = separately(optimizer_of(work, module))
+    optimizer = split_parameter_groups(make_optimizer(work, module))
     autocast = mixed and layout != "fsdp"
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
         whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
         own = batch if layout == "tensor" else {name: job.own_rows(leaf) for name, leaf in batch.items()}
         return {
-            name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in as_tensors(own).items()
+            name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in to_tensors(own).items()
         }
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            return loss_of(module, batch)
+            return compute_loss(module, batch)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
@@ -107,4 +107,4 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
         optimizer.step()
         return loss.detach()
 
-    return running(work, device, module, put, step, loss_in_precision)
+    return make_running_column(work, device, module, put, step, loss_in_precision)

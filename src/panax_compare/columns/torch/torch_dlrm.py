@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
-from .torch_device import running
+from .torch_device import make_running_column
 
 
 class TorchDlrm(nn.Module):
@@ -59,7 +59,7 @@ def load(module: nn.Module, work: ComparedWork) -> None:
             parameter.copy_(torch.from_numpy(tensors.pop(name)))
 
 
-def optimizer_of(work: ComparedWork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(work: ComparedWork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     rate = work.optimizer.learning_rate
     if work.optimizer.name == "sgd":
         return torch.optim.SGD(parameters, lr=rate)
@@ -76,7 +76,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
     rows, columns = torch.tril_indices(vectors, vectors, -1, device=device)
     module.pairs = rows * vectors + columns
     load(module, work)
-    optimizer = optimizer_of(work, list(module.parameters()))
+    optimizer = make_optimizer(work, list(module.parameters()))
     return train_step(work, device, module, optimizer)
 
 
@@ -99,4 +99,4 @@ def train_step(work: ComparedWork, device: str, module: nn.Module, optimizer: to
         optimizer.step()
         return loss.detach()
 
-    return running(work, device, module, put, step, loss_of)
+    return make_running_column(work, device, module, put, step, loss_of)

@@ -4,9 +4,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassification
 
-from ...work.work import Batch, ComparedWork, decays
+from ...work.work import Batch, ComparedWork, use_weight_decay
 from .. import RunningColumn
-from .torch_device import running
+from .torch_device import make_running_column
 
 MODELS = {"vit": ViTForImageClassification, "llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM}
 ATTENTION = {"eager": "eager", "fused": "sdpa"}
@@ -21,7 +21,7 @@ def build(work: ComparedWork) -> torch.nn.Module:
     return model.train()
 
 
-def loss_of(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def compute_loss(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The mean cross-entropy of a batch, in float32."""
     if "image" in batch:
         return functional.cross_entropy(module(batch["image"]).logits.float(), batch["label"])
@@ -29,21 +29,24 @@ def loss_of(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Te
     return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
 
-def optimizer_of(work: ComparedWork, module: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(work: ComparedWork, module: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW or SGD; norms and biases don't decay."""
     numbers = work.optimizer
     if numbers.name == "sgd":
         return torch.optim.SGD(module.parameters(), lr=numbers.learning_rate, fused=True)
     groups = [
-        {"params": [p for name, p in module.named_parameters() if decays(name)], "weight_decay": numbers.weight_decay},
-        {"params": [p for name, p in module.named_parameters() if not decays(name)], "weight_decay": 0.0},
+        {
+            "params": [p for name, p in module.named_parameters() if use_weight_decay(name)],
+            "weight_decay": numbers.weight_decay,
+        },
+        {"params": [p for name, p in module.named_parameters() if not use_weight_decay(name)], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups, lr=numbers.learning_rate, betas=(numbers.b1, numbers.b2), eps=numbers.epsilon, fused=True
     )
 
 
-def as_tensors(batch: Batch) -> dict[str, torch.Tensor]:
+def to_tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """A batch as PyTorch's models take it: channels first, labels of 64 bits."""
     tensors = {name: torch.from_numpy(leaf) for name, leaf in batch.items()}
     return {
@@ -60,13 +63,13 @@ def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
         return torch_dlrm.prepare(work)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     module = build(work).to(device)
-    optimizer = optimizer_of(work, module)
-    compute = torch.compile(loss_of) if compile else loss_of
+    optimizer = make_optimizer(work, module)
+    compute = torch.compile(compute_loss) if compile else compute_loss
     mixed = work.precision == "bf16-mixed"
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
         whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
-        leaves = as_tensors(batch)
+        leaves = to_tensors(batch)
         return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -80,4 +83,4 @@ def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
         optimizer.step()
         return loss.detach()
 
-    return running(work, device, module, put, step, loss_in_precision)
+    return make_running_column(work, device, module, put, step, loss_in_precision)

@@ -61,5 +61,5 @@ def prepare(work: ComparedWork) -> RunningColumn:
     with torch.no_grad():
         for name, parameter in dense.items():
             parameter.copy_(torch.from_numpy(tensors[name]))
-    optimizer = torch_dlrm.optimizer_of(work, list(dense.values()))
+    optimizer = torch_dlrm.make_optimizer(work, list(dense.values()))
     return torch_dlrm.train_step(work, "cpu", module, optimizer)

@@ -4,8 +4,8 @@ import torch
 
 from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
-from .torch_device import running
-from .torch_eager import as_tensors, build, loss_of, optimizer_of
+from .torch_device import make_running_column
+from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
@@ -14,16 +14,16 @@ def prepare(work: ComparedWork) -> RunningColumn:
 
     device = torch_xla.device()
     module = build(work).to(device)
-    optimizer = optimizer_of(work, module)
+    optimizer = make_optimizer(work, module)
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
         whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
-        leaves = as_tensors(batch)
+        leaves = to_tensors(batch)
         return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
-            return loss_of(module, batch)
+            return compute_loss(module, batch)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
@@ -33,4 +33,4 @@ def prepare(work: ComparedWork) -> RunningColumn:
         torch_xla.sync()
         return loss.detach()
 
-    return running(work, "xla", module, put, step, loss_in_precision)
+    return make_running_column(work, "xla", module, put, step, loss_in_precision)

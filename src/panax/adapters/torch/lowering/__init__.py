@@ -1,4 +1,4 @@
-"""ATen operations as JAX. Some 300 of them; a further one is a function in the file of its kind, registered by `lowers`."""
+"""ATen operations as JAX. Some 300 of them; a further one is a function in the file of its kind, registered by `register_lowering`."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ from . import (
     sequences,
     shapes,
 )
-from .functions import Replacing
-from .grouped import WHILE_TRACING
-from .registry import DTYPES, LOWERINGS, Out
+from .functions import ReplacementMode
+from .grouped import TRACING_REPLACEMENTS
+from .registry import DTYPES, LOWERINGS, OutputSpec
 
 _FILES = (
     attention, convolution, grouped, indexing, normalisation, pointwise, pooling, products, randomness, reductions, sequences,
@@ -34,4 +34,4 @@ def decompositions() -> dict[Any, Any]:
     return {operation: function for operation, function in known.items() if operation not in LOWERINGS}
 
 
-__all__ = ["DTYPES", "LOWERINGS", "WHILE_TRACING", "Out", "Replacing", "decompositions"]
+__all__ = ["DTYPES", "LOWERINGS", "TRACING_REPLACEMENTS", "OutputSpec", "ReplacementMode", "decompositions"]

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ....core import Target, current_target
-from ....kernels.attention.blockwise import Halves, Scores
+from ....kernels.attention.blockwise import AttentionPasses, Scores
 from ....kernels.attention.layout import choose_blocks
 from ....kernels.attention.mask import MaskRule
 from ....kernels.product import MatmulCase, choose_timed
-from ....kernels.registry import Kernel, kernels_of, note, register
-from .registry import aten, lowers, wide
+from ....kernels.registry import Kernel, list_kernels, log_choice, register
+from .registry import aten, register_lowering, upcast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +32,14 @@ class AdaptedCase:
     masked: bool
 
 
-def _halves(q: Any, k: Any, v: Any, mask: Any) -> Halves:
+def _halves(q: Any, k: Any, v: Any, mask: Any) -> AttentionPasses:
     batch, heads, query_seq, head_dim = q.shape
     matmul = MatmulCase.of(batch * heads * query_seq * k.shape[2] * head_dim, q, k, v)
     case, target = AdaptedCase(matmul, mask is not None), current_target()
-    return note(choose_timed("adapted attention", case, matmul.dtype, target), target).kernel.run
+    return log_choice(choose_timed("adapted attention", case, matmul.dtype, target), target).kernel.run
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu)
+@register_lowering(aten._scaled_dot_product_flash_attention_for_cpu)
 def _attention(
     out: Any,
     q: Any,
@@ -55,7 +55,7 @@ def _attention(
     return _halves(q, k, v, attn_mask).forward(q, k, v, causal, attn_mask, _scale(q, scale))
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+@register_lowering(aten._scaled_dot_product_flash_attention_for_cpu_backward)
 def _attention_backward(
     out: Any, gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, dropout: Any, causal: bool, *,
     attn_mask: Any = None, scale: Any = None,
@@ -71,7 +71,7 @@ def _scale(q: Any, scale: Any) -> float:
 def _whole_scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
     if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + upcast(mask)
     if causal:
         seen = np.tri(q.shape[2], k.shape[2], dtype=bool)
         scores = jnp.where(seen, scores, -jnp.inf)
@@ -99,7 +99,7 @@ def _whole_backward(
     weights = _weights(_whole_scores(q, k, causal, mask, scale), normaliser)
     by_v = jnp.einsum("bhqk,bhqd->bhkd", weights.astype(v.dtype), gradient, preferred_element_type=jnp.float32)
     by_weights = jnp.einsum("bhqd,bhkd->bhqk", gradient, v, preferred_element_type=jnp.float32)
-    share = (wide(gradient) * wide(found)).sum(-1, keepdims=True)
+    share = (upcast(gradient) * upcast(found)).sum(-1, keepdims=True)
     by_scores = (weights * (by_weights - share) * scale).astype(q.dtype)
     by_q = jnp.einsum("bhqk,bhkd->bhqd", by_scores, k, preferred_element_type=jnp.float32)
     by_k = jnp.einsum("bhqk,bhqd->bhkd", by_scores, q, preferred_element_type=jnp.float32)
@@ -125,7 +125,7 @@ def _partial_backward(
     scale: float,
 ) -> Any:
     gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
-    share = (wide(gradient) * wide(found)).sum(-1).swapaxes(1, 2)
+    share = (upcast(gradient) * upcast(found)).sum(-1).swapaxes(1, 2)
     q, k, v, gradient = map(_by_position, (q, k, v, gradient))
     static = _static(q, k, causal, scale)
     gradients = kernel.run.backward(q, k, v, None, None, normaliser.swapaxes(1, 2), share, gradient, **static)
@@ -160,10 +160,14 @@ def _limit(kernel: Kernel, case: AdaptedCase, target: Target) -> str | None:
     return "it takes no array as a mask" if case.masked else kernel.limit(case.matmul, target)
 
 
-register(Kernel(work="adapted attention", name="whole scores", run=Halves(_whole_forward, _whole_backward), rank=10))
-for _kernel in kernels_of("partial attention"):
+register(
+    Kernel(work="adapted attention", name="whole scores", run=AttentionPasses(_whole_forward, _whole_backward), rank=10)
+)
+for _kernel in list_kernels("partial attention"):
     if _kernel.platforms:
-        _parts = Halves(functools.partial(_partial_forward, _kernel), functools.partial(_partial_backward, _kernel))
+        _parts = AttentionPasses(
+            functools.partial(_partial_forward, _kernel), functools.partial(_partial_backward, _kernel)
+        )
         register(
             dataclasses.replace(_kernel, work="adapted attention", run=_parts, limit=functools.partial(_limit, _kernel))
         )

@@ -11,7 +11,7 @@ from ....kernels.convolution import (
     convolution_weight_gradient,
     convolve,
 )
-from .registry import Out, aten, lowers
+from .registry import OutputSpec, aten, register_lowering
 
 
 def _geometry(
@@ -52,9 +52,9 @@ def _flip(weight: jax.Array, groups: int) -> jax.Array:
     return turned.swapaxes(1, 2).reshape(groups * second, first // groups, *taps)
 
 
-@lowers(aten.convolution)
+@register_lowering(aten.convolution)
 def _convolution(
-    out: Out, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
+    out: OutputSpec, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
     groups: int,
 ) -> Any:  # fmt: skip
     """PyTorch's filters have their outputs first; those of transposed convolutions, their inputs."""
@@ -63,7 +63,7 @@ def _convolution(
     return found if bias is None else found + bias.reshape(1, -1, *(1,) * (x.ndim - 2)).astype(found.dtype)
 
 
-@lowers(aten.convolution_backward)
+@register_lowering(aten.convolution_backward)
 def _convolution_backward(
     out: Any, gradient: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, wanted: Any,

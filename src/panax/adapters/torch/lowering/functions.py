@@ -9,21 +9,21 @@ from torch.overrides import TorchFunctionMode
 
 from ....core.errors import RecipeError
 from ..state.randomness import RandomnessError
-from .registry import lowers
+from .registry import register_lowering
 
 
 @torch.library.custom_op("panax::within", mutates_args=())
-def within(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def assert_in_range(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """`x`, whose values are checked to be from `low` to `high` in every step (`guards.py`)."""
     return x.clone()
 
 
-@within.register_fake
+@assert_in_range.register_fake
 def _shape(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@lowers(torch.ops.panax.within.default)
+@register_lowering(torch.ops.panax.within.default)
 def _within(out: Any, x: Any, low: int, high: int) -> Any:
     return x
 
@@ -35,11 +35,11 @@ def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (x.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
 
 
-REPLACED: dict[Any, Callable[..., Any]] = {torch.nn.functional.one_hot: _one_hot}
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {torch.nn.functional.one_hot: _one_hot}
 
 
-class Replacing(TorchFunctionMode):
-    """Inside, the functions in `REPLACED` are their replacements, and what leaves no trace in a graph is refused."""
+class ReplacementMode(TorchFunctionMode):
+    """Inside, the functions in `REPLACEMENTS` are their replacements, and what leaves no trace in a graph is refused."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor] = MappingProxyType({})):
         """
@@ -59,7 +59,7 @@ class Replacing(TorchFunctionMode):
             )
         if function in _REFUSED:
             self._refuse(function, args)
-        call: Any = REPLACED.get(function, function)
+        call: Any = REPLACEMENTS.get(function, function)
         return call(*args, **kwargs)
 
     def _refuse(self, function: Any, args: Any) -> None:

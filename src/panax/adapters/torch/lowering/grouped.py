@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import torch
 
 from ....core import current_target
-from ....kernels.grouped.grouped import Groups, aligned_rows, choose_tile, grouped_outer, grouped_product
-from .registry import aten, lowers
+from ....kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
+from .registry import aten, register_lowering
 
 
 @torch.library.custom_op("panax::grouped_mm", mutates_args=())
@@ -29,18 +29,18 @@ def _as_ours(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any 
     return torch.ops.panax.grouped_mm(a, b, offs)
 
 
-WHILE_TRACING = {aten._grouped_mm.default: _as_ours}
+TRACING_REPLACEMENTS = {aten._grouped_mm.default: _as_ours}
 """Operations that are replaced while PyTorch's execution is recorded."""
 
 
-@lowers(torch.ops.panax.grouped_mm.default)
+@register_lowering(torch.ops.panax.grouped_mm.default)
 def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
     """Rows sorted by group times their group's matrix; or, of two matrices, a product for each group of columns and rows."""
     groups, rows = ends.shape[0], a.shape[1] if b.ndim == 2 else a.shape[0]
     target = current_target()
     tile = choose_tile(target, rows=rows, groups=groups)
     sizes = jnp.diff(ends, prepend=0)
-    held = Groups(sizes=sizes, rows=aligned_rows(rows, groups, tile), tile=tile)
+    held = Groups(sizes=sizes, rows=aligned_row_count(rows, groups, tile), tile=tile)
     row = jnp.arange(rows)
     group = jnp.minimum((row[:, None] >= ends[None, :]).sum(1), groups - 1)
     place = held.starts[group] + row - (ends - sizes)[group]

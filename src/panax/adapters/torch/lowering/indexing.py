@@ -5,20 +5,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .registry import Out, aten, lowers, wide
+from .registry import OutputSpec, aten, register_lowering, upcast
 
 
 def _index(indices: Any) -> tuple[Any, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _index_tensor(out: Out, x: Any, indices: Any) -> Any:
+@register_lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index_tensor(out: OutputSpec, x: Any, indices: Any) -> Any:
     return x[_index(indices)]
 
 
-@lowers(aten.index_put, aten._unsafe_index_put)
-def _index_put(out: Out, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+@register_lowering(aten.index_put, aten._unsafe_index_put)
+def _index_put(out: OutputSpec, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype == jnp.bool_ and values.size == 1:
         mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
         value = values.reshape(()).astype(x.dtype)
@@ -28,8 +28,8 @@ def _index_put(out: Out, x: Any, indices: Any, values: Any, accumulate: bool = F
     return at.add(values) if accumulate else at.set(values)
 
 
-@lowers(aten.index_select)
-def _index_select(out: Out, x: Any, dim: int, index: Any) -> Any:
+@register_lowering(aten.index_select)
+def _index_select(out: OutputSpec, x: Any, dim: int, index: Any) -> Any:
     return jnp.take(x, jnp.atleast_1d(index), axis=dim)
 
 
@@ -40,13 +40,13 @@ def _along(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
     return tuple(grids)
 
 
-@lowers(aten.gather)
-def _gather(out: Out, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+@register_lowering(aten.gather)
+def _gather(out: OutputSpec, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     return x[_along(x, dim, index)] if x.ndim else x.reshape(index.shape)
 
 
-@lowers(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
-def _scatter(out: Out, x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None) -> Any:
+@register_lowering(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+def _scatter(out: OutputSpec, x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None) -> Any:
     at = x.at[_along(x, dim, index)]
     values = _values(source, index, x)
     if reduce is None:
@@ -59,14 +59,14 @@ def _values(source: Any, index: Any, x: Any) -> Any:
     return source[tuple(slice(n) for n in index.shape)] if source.ndim else source
 
 
-@lowers(aten.scatter_add)
-def _scatter_add(out: Out, x: Any, dim: int, index: Any, source: Any) -> Any:
+@register_lowering(aten.scatter_add)
+def _scatter_add(out: OutputSpec, x: Any, dim: int, index: Any, source: Any) -> Any:
     return x.at[_along(x, dim, index)].add(_values(source, index, x))
 
 
-@lowers(aten.scatter_reduce.two)
+@register_lowering(aten.scatter_reduce.two)
 def _scatter_reduce(
-    out: Out, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+    out: OutputSpec, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     places, values = _along(x, dim, index), _values(source, index, x)
     if reduce == "mean":
@@ -79,23 +79,23 @@ def _scatter_reduce(
     return getattr(start.at[places], name)(values)
 
 
-@lowers(aten.index_add)
-def _index_add(out: Out, x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+@register_lowering(aten.index_add)
+def _index_add(out: OutputSpec, x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].add((source * alpha).astype(x.dtype))
 
 
-@lowers(aten.index_copy)
-def _index_copy(out: Out, x: Any, dim: int, index: Any, source: Any) -> Any:
+@register_lowering(aten.index_copy)
+def _index_copy(out: OutputSpec, x: Any, dim: int, index: Any, source: Any) -> Any:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(source.astype(x.dtype))
 
 
-@lowers(aten.index_fill)
-def _index_fill(out: Out, x: Any, dim: int, index: Any, value: Any) -> Any:
+@register_lowering(aten.index_fill)
+def _index_fill(out: OutputSpec, x: Any, dim: int, index: Any, value: Any) -> Any:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(jnp.asarray(value).astype(x.dtype))
 
 
-@lowers(aten.searchsorted.Tensor)
-def _searchsorted(out: Out, sorted: Any, values: Any, *, right: bool = False, **kwargs: Any) -> Any:
+@register_lowering(aten.searchsorted.Tensor)
+def _searchsorted(out: OutputSpec, sorted: Any, values: Any, *, right: bool = False, **kwargs: Any) -> Any:
     side = "right" if right else "left"
     if sorted.ndim == 1:
         return jnp.searchsorted(sorted, values, side=side)
@@ -103,20 +103,22 @@ def _searchsorted(out: Out, sorted: Any, values: Any, *, right: bool = False, **
     return find(sorted, values)
 
 
-@lowers(aten.bucketize.Tensor)
-def _bucketize(out: Out, values: Any, boundaries: Any, *, right: bool = False, **kwargs: Any) -> Any:
+@register_lowering(aten.bucketize.Tensor)
+def _bucketize(out: OutputSpec, values: Any, boundaries: Any, *, right: bool = False, **kwargs: Any) -> Any:
     return jnp.searchsorted(boundaries, values, side="right" if right else "left")
 
 
-@lowers(aten.embedding)
-def _embedding(out: Out, weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.embedding)
+def _embedding(out: OutputSpec, weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     return weight[indices]
 
 
-@lowers(aten.embedding_dense_backward)
-def _embedding_backward(out: Out, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool) -> Any:
+@register_lowering(aten.embedding_dense_backward)
+def _embedding_backward(
+    out: OutputSpec, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
+) -> Any:
     flat, g = indices.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
-    g = wide(g)
+    g = upcast(g)
     if padding >= 0:
         g = jnp.where((flat == padding)[:, None], 0, g)
     if by_frequency:
@@ -124,7 +126,7 @@ def _embedding_backward(out: Out, gradient: Any, indices: Any, rows: int, paddin
     return jnp.zeros((rows, g.shape[-1]), g.dtype).at[flat].add(g)
 
 
-@lowers(aten._embedding_bag, aten._embedding_bag_forward_only)
+@register_lowering(aten._embedding_bag, aten._embedding_bag_forward_only)
 def _embedding_bag(
     out: Any, weight: Any, indices: Any, offsets: Any, by_frequency: bool = False, mode: int = 0, sparse: bool = False,
     weights: Any = None, include_last: bool = False, padding: int = -1,
@@ -154,14 +156,14 @@ def _bag_of(indices: Any, starts: Any) -> Any:
     return jnp.searchsorted(starts, jnp.arange(indices.shape[0]), side="right") - 1
 
 
-def _asked(value: Any, out: Out) -> Any:
+def _asked(value: Any, out: OutputSpec) -> Any:
     """What PyTorch leaves empty where it will not need it."""
     return value if value.shape == out.shape else jnp.zeros(out.shape, value.dtype)
 
 
-@lowers(aten._embedding_bag_backward, aten._embedding_bag_dense_backward)
+@register_lowering(aten._embedding_bag_backward, aten._embedding_bag_dense_backward)
 def _embedding_bag_backward(
-    out: Out, gradient: Any, indices: Any, offsets: Any, bag: Any, sizes: Any, maxima: Any, rows: int, by_frequency: bool,
+    out: OutputSpec, gradient: Any, indices: Any, offsets: Any, bag: Any, sizes: Any, maxima: Any, rows: int, by_frequency: bool,
     mode: int, *rest: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     rest = rest[1:] if rest and isinstance(rest[0], bool) else rest
@@ -183,9 +185,9 @@ def _embedding_bag_backward(
     return jnp.zeros((rows, gradient.shape[1]), each.dtype).at[indices].add(each)
 
 
-@lowers(aten._embedding_bag_per_sample_weights_backward)
+@register_lowering(aten._embedding_bag_per_sample_weights_backward)
 def _embedding_bag_by_weights(
-    out: Out, gradient: Any, weight: Any, indices: Any, offsets: Any, bag: Any, mode: int, padding: int = -1
+    out: OutputSpec, gradient: Any, weight: Any, indices: Any, offsets: Any, bag: Any, mode: int, padding: int = -1
 ) -> Any:
     bag = bag if bag.shape == indices.shape else _bag_of(indices, offsets[: gradient.shape[0]])
     each = (gradient[bag] * weight[indices]).sum(-1)
@@ -200,7 +202,7 @@ def _classes(x: Any, target: Any, weight: Any, ignored: int) -> tuple[Any, Any, 
     return safe, jnp.where(counted, each, 0), counted
 
 
-@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@register_lowering(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(out: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
     safe, each, _ = _classes(x, target, weight, ignored)
     dim = 1 if x.ndim > 1 else 0
@@ -211,9 +213,9 @@ def _nll_loss(out: Any, x: Any, target: Any, weight: Any, reduction: int, ignore
     return (losses.sum() / total if reduction == 1 else losses.sum()), total
 
 
-@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@register_lowering(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _nll_loss_backward(
-    out: Out, gradient: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+    out: OutputSpec, gradient: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
 ) -> Any:
     safe, each, _ = _classes(x, target, weight, ignored)
     each = -each * (gradient / total if reduction == 1 else gradient)
@@ -222,11 +224,11 @@ def _nll_loss_backward(
     return jnp.where(classes == jnp.expand_dims(safe, dim), jnp.expand_dims(each, dim), 0)
 
 
-@lowers(aten.one_hot)
-def _one_hot(out: Out, x: Any, classes: int = -1) -> Any:
+@register_lowering(aten.one_hot)
+def _one_hot(out: OutputSpec, x: Any, classes: int = -1) -> Any:
     return jax.nn.one_hot(x, out.shape[-1], dtype=out.dtype)
 
 
-@lowers(aten.isin.Tensor_Tensor)
-def _isin(out: Out, x: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+@register_lowering(aten.isin.Tensor_Tensor)
+def _isin(out: OutputSpec, x: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
     return jnp.isin(x, among, invert=invert)

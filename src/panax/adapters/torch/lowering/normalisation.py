@@ -6,28 +6,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .registry import aten, lowers, wide
+from .registry import aten, register_lowering, upcast
 
 
-@lowers(aten.native_layer_norm)
+@register_lowering(aten.native_layer_norm)
 def _layer_norm(out: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
     dims = tuple(range(x.ndim - len(shape), x.ndim))
-    x = wide(x)
+    x = upcast(x)
     mean = x.mean(dims, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(x - mean).mean(dims, keepdims=True) + eps)
     y = (x - mean) * inverse
-    y = y if weight is None else y * wide(weight)
-    return (y if bias is None else y + wide(bias)), mean, inverse
+    y = y if weight is None else y * upcast(weight)
+    return (y if bias is None else y + upcast(bias)), mean, inverse
 
 
-@lowers(aten.native_layer_norm_backward)
+@register_lowering(aten.native_layer_norm_backward)
 def _layer_norm_backward(
     out: Any, gradient: Any, x: Any, shape: Any, mean: Any, inverse: Any, weight: Any, bias: Any, wanted: Any
 ) -> Any:
     dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
-    g, x = wide(gradient), wide(x)
+    g, x = upcast(gradient), upcast(x)
     normal = (x - mean) * inverse
-    scaled = g if weight is None else g * wide(weight)
+    scaled = g if weight is None else g * upcast(weight)
     by_input = inverse * (
         scaled - scaled.mean(dims, keepdims=True) - normal * (scaled * normal).mean(dims, keepdims=True)
     )
@@ -35,30 +35,30 @@ def _layer_norm_backward(
     return by_input, by_weight, (g.sum(lead) if wanted[2] and bias is not None else None)
 
 
-@lowers(aten._fused_rms_norm)
+@register_lowering(aten._fused_rms_norm)
 def _rms_norm(out: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
     dims = tuple(range(x.ndim - len(shape), x.ndim))
     eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
-    x = wide(x)
+    x = upcast(x)
     inverse = jax.lax.rsqrt(jnp.square(x).mean(dims, keepdims=True) + eps)
-    return (x * inverse if weight is None else x * inverse * wide(weight)), inverse
+    return (x * inverse if weight is None else x * inverse * upcast(weight)), inverse
 
 
-@lowers(aten._fused_rms_norm_backward)
+@register_lowering(aten._fused_rms_norm_backward)
 def _rms_norm_backward(out: Any, gradient: Any, x: Any, shape: Any, inverse: Any, weight: Any, wanted: Any) -> Any:
     dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
-    g, x = wide(gradient), wide(x)
+    g, x = upcast(gradient), upcast(x)
     normal = x * inverse
-    scaled = g if weight is None else g * wide(weight)
+    scaled = g if weight is None else g * upcast(weight)
     by_input = inverse * (scaled - normal * (scaled * normal).mean(dims, keepdims=True))
     return by_input, ((g * normal).sum(lead) if wanted[1] and weight is not None else None)
 
 
-@lowers(aten.native_group_norm)
+@register_lowering(aten.native_group_norm)
 def _group_norm(
     out: Any, x: Any, weight: Any, bias: Any, rows: int, channels: int, pixels: int, groups: int, eps: Any
 ) -> Any:
-    grouped = wide(x).reshape(rows, groups, -1)
+    grouped = upcast(x).reshape(rows, groups, -1)
     mean = grouped.mean(-1)
     inverse = jax.lax.rsqrt(jnp.square(grouped - mean[..., None]).mean(-1) + eps)
     y = ((grouped - mean[..., None]) * inverse[..., None]).reshape(x.shape)
@@ -66,7 +66,7 @@ def _group_norm(
     return (y if bias is None else y + _channels(bias, x.ndim)), mean, inverse
 
 
-@lowers(aten.native_group_norm_backward)
+@register_lowering(aten.native_group_norm_backward)
 def _group_norm_backward(
     out: Any,
     gradient: Any,
@@ -80,8 +80,8 @@ def _group_norm_backward(
     groups: int,
     wanted: Any,
 ) -> Any:
-    g = wide(gradient)
-    normal = ((wide(x).reshape(rows, groups, -1) - mean[..., None]) * inverse[..., None]).reshape(x.shape)
+    g = upcast(gradient)
+    normal = ((upcast(x).reshape(rows, groups, -1) - mean[..., None]) * inverse[..., None]).reshape(x.shape)
     scaled = (g if weight is None else g * _channels(weight, x.ndim)).reshape(rows, groups, -1)
     each = normal.reshape(rows, groups, -1)
     by_input = inverse[..., None] * (
@@ -96,7 +96,7 @@ def _group_norm_backward(
 
 
 def _channels(value: Any, ndim: int) -> Any:
-    return wide(value).reshape(1, -1, *(1,) * (ndim - 2))
+    return upcast(value).reshape(1, -1, *(1,) * (ndim - 2))
 
 
 def _batch_norm(
@@ -104,12 +104,12 @@ def _batch_norm(
 ) -> Any:
     """Output, the batch's mean and inverse deviation, the running mean and variance afterwards."""
     dims = (0, *range(2, x.ndim))
-    wide_x = wide(x)
+    wide_x = upcast(x)
     if training:
         used_mean = wide_x.mean(dims)
         used_variance = jnp.square(wide_x - _channels(used_mean, x.ndim)).mean(dims)
     else:
-        used_mean, used_variance = wide(mean), wide(variance)
+        used_mean, used_variance = upcast(mean), upcast(variance)
     inverse = jax.lax.rsqrt(used_variance + eps)
     y = (wide_x - _channels(used_mean, x.ndim)) * _channels(inverse, x.ndim)
     y = y if weight is None else y * _channels(weight, x.ndim)
@@ -121,7 +121,7 @@ def _batch_norm(
     return y, used_mean, inverse, mean, variance
 
 
-@lowers(aten._native_batch_norm_legit_functional)
+@register_lowering(aten._native_batch_norm_legit_functional)
 def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> Any:
     y, used, inverse, mean, variance = _batch_norm(x, weight, bias, mean, variance, *settings)
     if not settings[0]:
@@ -129,7 +129,7 @@ def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, 
     return y, used, inverse, mean, variance
 
 
-@lowers(aten._native_batch_norm_legit_no_training.default)
+@register_lowering(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm_no_training(
     out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: Any, eps: Any
 ) -> Any:
@@ -137,12 +137,12 @@ def _batch_norm_no_training(
     return y, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)
 
 
-@lowers(aten._native_batch_norm_legit.no_stats)
+@register_lowering(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_no_stats(out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: Any, eps: Any) -> Any:
     return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
-@lowers(aten.native_batch_norm_backward)
+@register_lowering(aten.native_batch_norm_backward)
 def _batch_norm_backward(
     out: Any,
     gradient: Any,
@@ -157,9 +157,9 @@ def _batch_norm_backward(
     wanted: Any,
 ) -> Any:
     dims = (0, *range(2, x.ndim))
-    g, x = wide(gradient), wide(x)
+    g, x = upcast(gradient), upcast(x)
     if not training:
-        used, inverse = wide(mean), jax.lax.rsqrt(wide(variance) + eps)
+        used, inverse = upcast(mean), jax.lax.rsqrt(upcast(variance) + eps)
     normal = (x - _channels(used, x.ndim)) * _channels(inverse, x.ndim)
     scale = _channels(inverse, x.ndim) * (1 if weight is None else _channels(weight, x.ndim))
     by_input = g * scale
@@ -169,14 +169,14 @@ def _batch_norm_backward(
     return (by_input if wanted[0] else None), by_weight, (g.sum(dims) if wanted[2] else None)
 
 
-@lowers(aten._weight_norm_interface)
+@register_lowering(aten._weight_norm_interface)
 def _weight_norm(out: Any, v: Any, g: Any, dim: int = 0) -> Any:
     dims = tuple(d for d in range(v.ndim) if d != dim)
     norm = jnp.sqrt(jnp.square(v).sum(dims, keepdims=True))
     return v * (g / norm), norm
 
 
-@lowers(aten._weight_norm_interface_backward)
+@register_lowering(aten._weight_norm_interface_backward)
 def _weight_norm_backward(out: Any, gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
     def forward(v: Any, g: Any) -> Any:
         return _weight_norm(out, v, g, dim)[0]

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from jax.scipy import special
 
 from ....kernels.product import fusion_barrier
-from .registry import DTYPES, Out, aten, lowers, table, wide
+from .registry import DTYPES, OutputSpec, aten, register_functions, register_lowering, upcast
 
 
 def _floating(function: Any) -> Any:
     """A function of real numbers, applied to whole ones too, and computed in float32 where precision is low."""
 
-    def apply(out: Out, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(out: OutputSpec, x: Any, *args: Any, **kwargs: Any) -> Any:
         x = jnp.asarray(x)
-        x = wide(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+        x = upcast(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
         return function(x, *args, **kwargs)
 
     return apply
@@ -33,9 +33,9 @@ for _name, _function in {
     "special_i0": special.i0, "special_i1": special.i1, "special_ndtr": special.ndtr,
 }.items():  # fmt: skip
     if hasattr(aten, _name):
-        lowers(getattr(aten, _name))(_floating(_function))
+        register_lowering(getattr(aten, _name))(_floating(_function))
 
-table(
+register_functions(
     {
         "abs": jnp.abs, "neg": jnp.negative, "sign": jnp.sign, "sgn": jnp.sign, "floor": jnp.floor, "ceil": jnp.ceil,
         "trunc": jnp.trunc,
@@ -56,18 +56,18 @@ table(
 )  # fmt: skip
 
 
-@lowers(aten.round)
-def _round(out: Out, x: Any, *, decimals: int = 0) -> Any:
+@register_lowering(aten.round)
+def _round(out: OutputSpec, x: Any, *, decimals: int = 0) -> Any:
     return jnp.round(x, decimals)
 
 
-def _operands(out: Out, *operands: Any) -> list[Any]:
+def _operands(out: OutputSpec, *operands: Any) -> list[Any]:
     """In the dtype of the result, as PyTorch computes; half precisions widened, so that they are rounded once."""
-    return [wide(jnp.asarray(operand).astype(out.dtype)) for operand in operands]
+    return [upcast(jnp.asarray(operand).astype(out.dtype)) for operand in operands]
 
 
-@lowers(aten.add)
-def _add(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+@register_lowering(aten.add)
+def _add(out: OutputSpec, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     a, b = _operands(out, a, b)
     if out.dtype == jnp.bool_:
         return jnp.logical_or(a, b)
@@ -76,25 +76,25 @@ def _add(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     return fusion_barrier(found) if out.shared_backward else found
 
 
-@lowers(aten.sub)
-def _sub(out: Out, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+@register_lowering(aten.sub)
+def _sub(out: OutputSpec, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     a, b = _operands(out, a, b)
     return a - (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
 
 
-@lowers(aten.rsub)
-def _rsub(out: Out, a: Any, b: Any, alpha: Any = 1) -> Any:
+@register_lowering(aten.rsub)
+def _rsub(out: OutputSpec, a: Any, b: Any, alpha: Any = 1) -> Any:
     return _sub(out, b, a, alpha=alpha)
 
 
-@lowers(aten.mul)
-def _mul(out: Out, a: Any, b: Any) -> Any:
+@register_lowering(aten.mul)
+def _mul(out: OutputSpec, a: Any, b: Any) -> Any:
     a, b = _operands(out, a, b)
     return a * b
 
 
-@lowers(aten.div)
-def _div(out: Out, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+@register_lowering(aten.div)
+def _div(out: OutputSpec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     a, b = _operands(out, a, b)
     if rounding_mode is None:
         return a / b
@@ -103,8 +103,8 @@ def _div(out: Out, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     return jax.lax.div(*jnp.broadcast_arrays(a, b)) if jnp.issubdtype(out.dtype, jnp.integer) else jnp.trunc(a / b)
 
 
-@lowers(aten.pow)
-def _pow(out: Out, a: Any, b: Any) -> Any:
+@register_lowering(aten.pow)
+def _pow(out: OutputSpec, a: Any, b: Any) -> Any:
     if isinstance(b, int | float) and float(b).is_integer() and abs(b) <= 8:
         # By products, which are exact where a general power is not; and defined for negative bases.
         (a,) = _operands(out, a)
@@ -123,7 +123,7 @@ for _name, _function in {
     "fmax": jnp.fmax, "fmin": jnp.fmin, "atan2": jnp.arctan2, "hypot": jnp.hypot, "xlogy": special.xlogy,
     "logaddexp": jnp.logaddexp,
 }.items():  # fmt: skip
-    lowers(getattr(aten, _name))(_of_two(_function))
+    register_lowering(getattr(aten, _name))(_of_two(_function))
 
 
 def _compare(function: Any) -> Any:
@@ -151,81 +151,83 @@ for _name, _function in {
     "__lshift__": jnp.left_shift, "__rshift__": jnp.right_shift,
     "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
 }.items():  # fmt: skip
-    lowers(getattr(aten, _name))(_compare(_function))
+    register_lowering(getattr(aten, _name))(_compare(_function))
 
 
-@lowers(aten.where)
-def _where(out: Out, condition: Any, a: Any, b: Any) -> Any:
+@register_lowering(aten.where)
+def _where(out: OutputSpec, condition: Any, a: Any, b: Any) -> Any:
     return jnp.where(condition, jnp.asarray(a).astype(out.dtype), jnp.asarray(b).astype(out.dtype))
 
 
-@lowers(aten.masked_fill)
-def _masked_fill(out: Out, x: Any, mask: Any, value: Any) -> Any:
+@register_lowering(aten.masked_fill)
+def _masked_fill(out: OutputSpec, x: Any, mask: Any, value: Any) -> Any:
     return jnp.where(mask, jnp.asarray(value).astype(out.dtype), x)
 
 
-@lowers(aten.clamp, aten.clip)
-def _clamp(out: Out, x: Any, min: Any = None, max: Any = None) -> Any:
+@register_lowering(aten.clamp, aten.clip)
+def _clamp(out: OutputSpec, x: Any, min: Any = None, max: Any = None) -> Any:
     x = x.astype(out.dtype)
     if min is not None:
         x = jnp.maximum(x, jnp.asarray(min).astype(out.dtype))
     return x if max is None else jnp.minimum(x, jnp.asarray(max).astype(out.dtype))
 
 
-@lowers(aten.clamp_min)
-def _clamp_min(out: Out, x: Any, min: Any) -> Any:
+@register_lowering(aten.clamp_min)
+def _clamp_min(out: OutputSpec, x: Any, min: Any) -> Any:
     return _clamp(out, x, min=min)
 
 
-@lowers(aten.clamp_max)
-def _clamp_max(out: Out, x: Any, max: Any) -> Any:
+@register_lowering(aten.clamp_max)
+def _clamp_max(out: OutputSpec, x: Any, max: Any) -> Any:
     return _clamp(out, x, max=max)
 
 
-@lowers(aten.lerp)
-def _lerp(out: Out, a: Any, b: Any, weight: Any) -> Any:
+@register_lowering(aten.lerp)
+def _lerp(out: OutputSpec, a: Any, b: Any, weight: Any) -> Any:
     a, b, weight = _operands(out, a, b, weight)
     # As PyTorch does it, from the nearer end.
     return jnp.where(jnp.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
 
 
-@lowers(aten.addcmul)
-def _addcmul(out: Out, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+@register_lowering(aten.addcmul)
+def _addcmul(out: OutputSpec, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
     x, a, b = _operands(out, x, a, b)
     return x + value * a * b
 
 
-@lowers(aten.addcdiv)
-def _addcdiv(out: Out, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+@register_lowering(aten.addcdiv)
+def _addcdiv(out: OutputSpec, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
     x, a, b = _operands(out, x, a, b)
     return x + value * (a / b)
 
 
-@lowers(aten._to_copy, aten.to, aten.clone, aten.contiguous, aten.alias, aten.detach, aten.detach_copy, aten.alias_copy)
-@lowers(aten.lift_fresh, aten.lift_fresh_copy, aten.lift, aten.resolve_conj, aten.resolve_neg)
-def _same(out: Out, x: Any, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(
+    aten._to_copy, aten.to, aten.clone, aten.contiguous, aten.alias, aten.detach, aten.detach_copy, aten.alias_copy
+)
+@register_lowering(aten.lift_fresh, aten.lift_fresh_copy, aten.lift, aten.resolve_conj, aten.resolve_neg)
+def _same(out: OutputSpec, x: Any, *args: Any, **kwargs: Any) -> Any:
     if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) and jnp.issubdtype(out.dtype, jnp.integer):
         return jnp.trunc(x)
     return x
 
 
-@lowers(aten.copy)
-def _copy(out: Out, x: Any, source: Any, non_blocking: bool = False) -> Any:
+@register_lowering(aten.copy)
+def _copy(out: OutputSpec, x: Any, source: Any, non_blocking: bool = False) -> Any:
     return jnp.broadcast_to(jnp.asarray(source).astype(out.dtype), out.shape)
 
 
-@lowers(aten.gelu)
-def _gelu(out: Out, x: Any, *, approximate: str = "none") -> Any:
-    x = wide(x)
+@register_lowering(aten.gelu)
+def _gelu(out: OutputSpec, x: Any, *, approximate: str = "none") -> Any:
+    x = upcast(x)
     if approximate == "tanh":
         return jax.nn.gelu(x, approximate=True)
     # PyTorch's own formula. By erfc, as jax.nn has it, it takes five times as long on CPU.
     return x * 0.5 * (1 + special.erf(x * math.sqrt(0.5)))
 
 
-@lowers(aten.gelu_backward)
-def _gelu_backward(out: Out, gradient: Any, x: Any, *, approximate: str = "none") -> Any:
-    g, x = wide(gradient), wide(x)
+@register_lowering(aten.gelu_backward)
+def _gelu_backward(out: OutputSpec, gradient: Any, x: Any, *, approximate: str = "none") -> Any:
+    g, x = upcast(gradient), upcast(x)
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
         t = jnp.tanh(inner)
@@ -235,97 +237,99 @@ def _gelu_backward(out: Out, gradient: Any, x: Any, *, approximate: str = "none"
     return g * (cdf + x * jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
 
 
-@lowers(aten.silu_backward)
-def _silu_backward(out: Out, gradient: Any, x: Any) -> Any:
-    g, x = wide(gradient), wide(x)
+@register_lowering(aten.silu_backward)
+def _silu_backward(out: OutputSpec, gradient: Any, x: Any) -> Any:
+    g, x = upcast(gradient), upcast(x)
     s = jax.nn.sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
 
-@lowers(aten.tanh_backward)
-def _tanh_backward(out: Out, gradient: Any, y: Any) -> Any:
-    y = wide(y)
-    return wide(gradient) * (1 - y * y)
+@register_lowering(aten.tanh_backward)
+def _tanh_backward(out: OutputSpec, gradient: Any, y: Any) -> Any:
+    y = upcast(y)
+    return upcast(gradient) * (1 - y * y)
 
 
-@lowers(aten.sigmoid_backward)
-def _sigmoid_backward(out: Out, gradient: Any, y: Any) -> Any:
-    y = wide(y)
-    return wide(gradient) * y * (1 - y)
+@register_lowering(aten.sigmoid_backward)
+def _sigmoid_backward(out: OutputSpec, gradient: Any, y: Any) -> Any:
+    y = upcast(y)
+    return upcast(gradient) * y * (1 - y)
 
 
-@lowers(aten.threshold_backward)
-def _threshold_backward(out: Out, gradient: Any, x: Any, threshold: Any) -> Any:
+@register_lowering(aten.threshold_backward)
+def _threshold_backward(out: OutputSpec, gradient: Any, x: Any, threshold: Any) -> Any:
     return jnp.where(x > threshold, gradient, jnp.zeros_like(gradient))
 
 
-@lowers(aten.leaky_relu)
-def _leaky_relu(out: Out, x: Any, slope: Any = 0.01) -> Any:
+@register_lowering(aten.leaky_relu)
+def _leaky_relu(out: OutputSpec, x: Any, slope: Any = 0.01) -> Any:
     return jnp.where(x > 0, x, x * slope)
 
 
-@lowers(aten.leaky_relu_backward)
-def _leaky_relu_backward(out: Out, gradient: Any, x: Any, slope: Any, is_result: bool) -> Any:
+@register_lowering(aten.leaky_relu_backward)
+def _leaky_relu_backward(out: OutputSpec, gradient: Any, x: Any, slope: Any, is_result: bool) -> Any:
     return jnp.where(x > 0, gradient, gradient * slope)
 
 
-@lowers(aten.elu)
-def _elu(out: Out, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
-    x = wide(x)
+@register_lowering(aten.elu)
+def _elu(out: OutputSpec, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    x = upcast(x)
     return jnp.where(x > 0, x * scale, alpha * scale * jnp.expm1(jnp.minimum(x, 0) * input_scale))
 
 
-@lowers(aten.softplus)
-def _softplus(out: Out, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
-    x = wide(x)
+@register_lowering(aten.softplus)
+def _softplus(out: OutputSpec, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    x = upcast(x)
     return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
 
 
-@lowers(aten.softplus_backward)
-def _softplus_backward(out: Out, gradient: Any, x: Any, beta: Any, threshold: Any) -> Any:
-    g, x = wide(gradient), wide(x)
+@register_lowering(aten.softplus_backward)
+def _softplus_backward(out: OutputSpec, gradient: Any, x: Any, beta: Any, threshold: Any) -> Any:
+    g, x = upcast(gradient), upcast(x)
     return jnp.where(x * beta > threshold, g, g * jax.nn.sigmoid(x * beta))
 
 
-@lowers(aten.scalar_tensor)
-def _scalar_tensor(out: Out, value: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.scalar_tensor)
+def _scalar_tensor(out: OutputSpec, value: Any, **kwargs: Any) -> Any:
     return jnp.asarray(value, out.dtype)
 
 
-@lowers(aten.full, aten.full_like, aten.new_full)
-def _full(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.full, aten.full_like, aten.new_full)
+def _full(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     return jnp.full(out.shape, args[-1] if len(args) > 1 else kwargs["fill_value"]).astype(out.dtype)
 
 
-@lowers(aten.fill)
-def _fill(out: Out, x: Any, value: Any) -> Any:
+@register_lowering(aten.fill)
+def _fill(out: OutputSpec, x: Any, value: Any) -> Any:
     return jnp.broadcast_to(jnp.asarray(value).astype(out.dtype), out.shape)
 
 
-@lowers(aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero)
-@lowers(aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
-def _zeros(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero)
+@register_lowering(
+    aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty, aten.new_empty_strided
+)
+def _zeros(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     return jnp.zeros(out.shape, out.dtype)
 
 
-@lowers(aten.ones, aten.ones_like, aten.new_ones)
-def _ones(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.ones, aten.ones_like, aten.new_ones)
+def _ones(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     return jnp.ones(out.shape, out.dtype)
 
 
-@lowers(aten.arange)
-def _arange(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.arange)
+def _arange(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     start = args[0] if len(args) > 1 else 0
     step = args[2] if len(args) > 2 else kwargs.get("step", 1)
     (count,) = out.shape
     return (jnp.arange(count) * step + start).astype(out.dtype)
 
 
-@lowers(aten.linspace)
-def _linspace(out: Out, start: Any, end: Any, steps: int, **kwargs: Any) -> Any:
+@register_lowering(aten.linspace)
+def _linspace(out: OutputSpec, start: Any, end: Any, steps: int, **kwargs: Any) -> Any:
     return jnp.linspace(start, end, steps, dtype=out.dtype)
 
 
-@lowers(aten.view.dtype)
-def _bitcast(out: Out, x: Any, dtype: Any) -> Any:
+@register_lowering(aten.view.dtype)
+def _bitcast(out: OutputSpec, x: Any, dtype: Any) -> Any:
     return jax.lax.bitcast_convert_type(x, DTYPES[dtype])

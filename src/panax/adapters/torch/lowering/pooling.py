@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from ....core.errors import RecipeError
-from .registry import Out, aten, lowers
+from .registry import OutputSpec, aten, register_lowering
 
 
 def _each(value: Any, n: int) -> list[int]:
@@ -154,7 +154,7 @@ def _max_pool(n: int) -> tuple[Any, Any]:
         # Where nothing but the backward pass reads the places, the compiler drops them.
         return maxima(x, outputs, *found), _first_maximum(x, outputs, *found)
 
-    def backward(out: Out, gradient: Any, x: Any, *arguments: Any) -> Any:
+    def backward(out: OutputSpec, gradient: Any, x: Any, *arguments: Any) -> Any:
         *given, _ = arguments
         outputs, found = gradient.shape[-n:], settings(*given)
         if np.prod(found[0]) <= UNROLLED_TAPS:
@@ -167,8 +167,8 @@ def _max_pool(n: int) -> tuple[Any, Any]:
 
 for _n in (2, 3):
     _forward, _backward = _max_pool(_n)
-    lowers(getattr(aten, f"max_pool{_n}d_with_indices"))(_forward)
-    lowers(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_backward)
+    register_lowering(getattr(aten, f"max_pool{_n}d_with_indices"))(_forward)
+    register_lowering(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_backward)
 
 
 def _averaged(
@@ -196,7 +196,7 @@ def _averaged(
 
 def _average(n: int) -> Any:
     def apply(
-        out: Out,
+        out: OutputSpec,
         x: Any,
         kernel: Any,
         stride: Any = (),
@@ -212,7 +212,15 @@ def _average(n: int) -> Any:
 
 def _average_backward(n: int) -> Any:
     def apply(
-        out: Out, gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, counts: bool, divisor: Any
+        out: OutputSpec,
+        gradient: Any,
+        x: Any,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil: bool,
+        counts: bool,
+        divisor: Any,
     ) -> Any:
         def forward(x: Any) -> Any:
             return _averaged(x, n, gradient.shape[-n:], kernel, stride, padding, counts, divisor)
@@ -223,9 +231,9 @@ def _average_backward(n: int) -> Any:
 
 
 for _n in (2, 3):
-    lowers(getattr(aten, f"avg_pool{_n}d"))(_average(_n))
-    lowers(getattr(aten, f"avg_pool{_n}d_backward"))(_average_backward(_n))
-lowers(aten.avg_pool1d)(_average(1))
+    register_lowering(getattr(aten, f"avg_pool{_n}d"))(_average(_n))
+    register_lowering(getattr(aten, f"avg_pool{_n}d_backward"))(_average_backward(_n))
+register_lowering(aten.avg_pool1d)(_average(1))
 
 
 def _adaptive(x: Any, outputs: Any) -> Any:
@@ -241,13 +249,13 @@ def _adaptive(x: Any, outputs: Any) -> Any:
     return x
 
 
-@lowers(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d, aten.adaptive_avg_pool1d)
-def _adaptive_average(out: Out, x: Any, outputs: Any) -> Any:
+@register_lowering(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d, aten.adaptive_avg_pool1d)
+def _adaptive_average(out: OutputSpec, x: Any, outputs: Any) -> Any:
     return _adaptive(x, outputs)
 
 
-@lowers(aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward)
-def _adaptive_average_backward(out: Out, gradient: Any, x: Any) -> Any:
+@register_lowering(aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward)
+def _adaptive_average_backward(out: OutputSpec, gradient: Any, x: Any) -> Any:
     outputs = gradient.shape[-2:] if gradient.shape[:-2] == x.shape[:-2] else gradient.shape[-3:]
     return jax.vjp(lambda x: _adaptive(x, outputs), x)[1](gradient.astype(jnp.float32))[0]
 
@@ -309,11 +317,11 @@ def _resize(n: int, how: str) -> tuple[Any, Any]:
         scales = arguments + [None] * (n - len(arguments))
         return corners, scales
 
-    def forward(out: Out, x: Any, size: Any, *arguments: Any) -> Any:
+    def forward(out: OutputSpec, x: Any, size: Any, *arguments: Any) -> Any:
         corners, scales = settings(arguments)
         return _resized(x, n, out.shape[-n:], how, corners, scales)
 
-    def backward(out: Out, gradient: Any, size: Any, input_size: Any, *arguments: Any) -> Any:
+    def backward(out: OutputSpec, gradient: Any, size: Any, input_size: Any, *arguments: Any) -> Any:
         corners, scales = settings(arguments)
         zero = jnp.zeros(input_size, jnp.float32)
         function = lambda x: _resized(x, n, gradient.shape[-n:], how, corners, scales)  # noqa: E731
@@ -330,8 +338,8 @@ _RESIZES = {
 }  # fmt: skip
 for _name, (_n, _how) in _RESIZES.items():
     _forward, _backward = _resize(_n, _how)
-    lowers(getattr(aten, _name).default)(_forward)
-    lowers(getattr(aten, f"{_name}_backward").default)(_backward)
+    register_lowering(getattr(aten, _name).default)(_forward)
+    register_lowering(getattr(aten, f"{_name}_backward").default)(_backward)
 
 
 def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
@@ -364,20 +372,20 @@ def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
     return jnp.moveaxis(cast(Any, total), -1, 1)
 
 
-@lowers(aten.grid_sampler_2d)
-def _grid_sample(out: Out, x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
+@register_lowering(aten.grid_sampler_2d)
+def _grid_sample(out: OutputSpec, x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
     return _sampled(x, grid, mode, padding, corners)
 
 
-@lowers(aten.grid_sampler_2d_backward)
+@register_lowering(aten.grid_sampler_2d_backward)
 def _grid_sample_backward(
     out: Any, gradient: Any, x: Any, grid: Any, mode: int, padding: int, corners: bool, wanted: Any
 ) -> Any:
     return jax.vjp(lambda x, grid: _sampled(x, grid, mode, padding, corners), x, grid)[1](gradient)
 
 
-@lowers(aten.im2col)
-def _im2col(out: Out, x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+@register_lowering(aten.im2col)
+def _im2col(out: OutputSpec, x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     sizes = x.shape[-2:]
     outputs = [
         (s + 2 * p - d * (k - 1) - 1) // t + 1 for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride)
@@ -387,8 +395,8 @@ def _im2col(out: Out, x: Any, kernel: Any, dilation: Any, padding: Any, stride: 
     return jnp.swapaxes(seen, -1, -2).reshape(out.shape)
 
 
-@lowers(aten.col2im)
-def _col2im(out: Out, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+@register_lowering(aten.col2im)
+def _col2im(out: OutputSpec, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     zero = jnp.zeros(out.shape, x.dtype)
-    columns = Out(x.shape, x.dtype, out.key)
+    columns = OutputSpec(x.shape, x.dtype, out.key)
     return jax.vjp(lambda image: _im2col(columns, image, kernel, dilation, padding, stride), zero)[1](x)[0]

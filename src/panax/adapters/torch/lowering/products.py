@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from ....kernels.product import product as product_of_matrices
-from .registry import Out, aten, lowers
+from .registry import OutputSpec, aten, register_lowering
 
 
-def product(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
+def matmul(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
     """`a @ b` over the last dimension of `a` and the last but one of `b`, equal leading dimensions side by side.
 
     Args:
@@ -24,19 +24,19 @@ def product(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
     return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
-@lowers(aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot)
-def _mm(out: Out, a: Any, b: Any) -> Any:
-    return product(a.astype(out.dtype), b.astype(out.dtype), (0 in out.turned, 1 in out.turned))
+@register_lowering(aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot)
+def _mm(out: OutputSpec, a: Any, b: Any) -> Any:
+    return matmul(a.astype(out.dtype), b.astype(out.dtype), (0 in out.turned, 1 in out.turned))
 
 
-@lowers(aten.vdot)
-def _vdot(out: Out, a: Any, b: Any) -> Any:
+@register_lowering(aten.vdot)
+def _vdot(out: OutputSpec, a: Any, b: Any) -> Any:
     return jnp.vdot(a, b)
 
 
-@lowers(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
-def _addmm(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    found = product(a.astype(out.dtype), b.astype(out.dtype), (1 in out.turned, 2 in out.turned))
+@register_lowering(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
+def _addmm(out: OutputSpec, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    found = matmul(a.astype(out.dtype), b.astype(out.dtype), (1 in out.turned, 2 in out.turned))
     if found.ndim > len(out.shape):
         found = found.sum(0)
     if alpha != 1:
@@ -44,19 +44,19 @@ def _addmm(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -
     return found if beta == 0 else found + (x if beta == 1 else x * beta).astype(found.dtype)
 
 
-@lowers(aten.addr)
-def _addr(out: Out, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+@register_lowering(aten.addr)
+def _addr(out: OutputSpec, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return beta * x + alpha * jnp.outer(a, b)
 
 
-@lowers(aten._cdist_forward)
-def _distance(out: Out, a: Any, b: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
+@register_lowering(aten._cdist_forward)
+def _distance(out: OutputSpec, a: Any, b: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
     apart = jnp.abs(a[..., :, None, :] - b[..., None, :, :])
     return jnp.sqrt((apart * apart).sum(-1)) if p == 2.0 else (apart**p).sum(-1) ** (1 / p)
 
 
-@lowers(aten._cdist_backward)
-def _distance_backward(out: Out, gradient: Any, a: Any, b: Any, p: Any, distance: Any) -> Any:
+@register_lowering(aten._cdist_backward)
+def _distance_backward(out: OutputSpec, gradient: Any, a: Any, b: Any, p: Any, distance: Any) -> Any:
     """By the first points; where two are the same, zero."""
     apart = a[..., :, None, :] - b[..., None, :, :]
     safe = jnp.where(distance == 0, 1, distance)[..., None]
@@ -64,28 +64,30 @@ def _distance_backward(out: Out, gradient: Any, a: Any, b: Any, p: Any, distance
     return (jnp.where(distance == 0, 0, gradient)[..., None] * slope).sum(-2).reshape(out.shape)
 
 
-@lowers(aten._trilinear)
-def _trilinear(out: Out, a: Any, b: Any, c: Any, one: Any, two: Any, three: Any, summed: Any, unroll: int = 1) -> Any:
+@register_lowering(aten._trilinear)
+def _trilinear(
+    out: OutputSpec, a: Any, b: Any, c: Any, one: Any, two: Any, three: Any, summed: Any, unroll: int = 1
+) -> Any:
     a, b, c = (jnp.expand_dims(x, tuple(dims)) for x, dims in ((a, one), (b, two), (c, three)))
     return (a * b * c).sum(tuple(summed)).reshape(out.shape)
 
 
-@lowers(aten._fft_r2c)
-def _fft_r2c(out: Out, x: Any, dims: Any, normalization: int, onesided: bool) -> Any:
+@register_lowering(aten._fft_r2c)
+def _fft_r2c(out: OutputSpec, x: Any, dims: Any, normalization: int, onesided: bool) -> Any:
     function = jnp.fft.rfftn if onesided else jnp.fft.fftn
     return function(x, axes=tuple(dims)) * _scale(x, dims, normalization)
 
 
-@lowers(aten._fft_c2c)
-def _fft_c2c(out: Out, x: Any, dims: Any, normalization: int, forward: bool) -> Any:
+@register_lowering(aten._fft_c2c)
+def _fft_c2c(out: OutputSpec, x: Any, dims: Any, normalization: int, forward: bool) -> Any:
     if forward:
         return jnp.fft.fftn(x, axes=tuple(dims)) * _scale(x, dims, normalization)
     count = _count(x.shape, dims)
     return jnp.fft.ifftn(x, axes=tuple(dims)) * count * _scale(x, dims, normalization)
 
 
-@lowers(aten._fft_c2r)
-def _fft_c2r(out: Out, x: Any, dims: Any, normalization: int, last: int) -> Any:
+@register_lowering(aten._fft_c2r)
+def _fft_c2r(out: OutputSpec, x: Any, dims: Any, normalization: int, last: int) -> Any:
     sizes = [*(x.shape[d] for d in dims[:-1]), last]
     whole = jnp.fft.irfftn(x, s=sizes, axes=tuple(dims))
     count = 1
@@ -106,22 +108,24 @@ def _scale(x: Any, dims: Any, normalization: int) -> float:
     return {0: 1.0, 1: _count(x.shape, dims) ** -0.5, 2: 1 / _count(x.shape, dims)}[normalization]
 
 
-@lowers(aten._linalg_check_errors)
+@register_lowering(aten._linalg_check_errors)
 def _check_errors(out: None, info: Any, name: str, *, is_matrix: bool) -> None:
     """What fails gives NaN here, which a guard of the factorization sees (`guards.py`)."""
 
 
-@lowers(aten.linalg_inv_ex.default)
+@register_lowering(aten.linalg_inv_ex.default)
 def _inverse(out: Any, x: Any, check_errors: bool = False) -> Any:
     return jnp.linalg.inv(x), jnp.zeros(out[1].shape, jnp.int32)
 
 
-@lowers(aten.linalg_cholesky_ex.default)
+@register_lowering(aten.linalg_cholesky_ex.default)
 def _cholesky(out: Any, x: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     lower = jnp.linalg.cholesky(x)
     return (lower.swapaxes(-1, -2) if upper else lower), jnp.zeros(out[1].shape, jnp.int32)
 
 
-@lowers(aten.linalg_solve_triangular.default)
-def _solve_triangular(out: Out, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+@register_lowering(aten.linalg_solve_triangular.default)
+def _solve_triangular(
+    out: OutputSpec, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
     return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .registry import Out, aten, lowers
+from .registry import OutputSpec, aten, register_lowering
 
 FUNCTIONAL = {
     aten.bernoulli_.float: aten.bernoulli.p,
@@ -31,17 +31,17 @@ def is_random(operation: Any) -> bool:
     return operation in RANDOM or operation in FUNCTIONAL
 
 
-@lowers(aten.bernoulli.p)
-def _bernoulli_p(out: Out, x: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
+@register_lowering(aten.bernoulli.p)
+def _bernoulli_p(out: OutputSpec, x: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
     return jax.random.bernoulli(out.key(), p, out.shape)
 
 
-@lowers(aten.bernoulli.default)
-def _bernoulli(out: Out, x: Any, *, generator: Any = None) -> Any:
+@register_lowering(aten.bernoulli.default)
+def _bernoulli(out: OutputSpec, x: Any, *, generator: Any = None) -> Any:
     return jax.random.bernoulli(out.key(), x, out.shape)
 
 
-@lowers(aten.native_dropout.default)
+@register_lowering(aten.native_dropout.default)
 def _native_dropout(out: Any, x: Any, p: Any, train: Any = True) -> Any:
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
@@ -49,73 +49,75 @@ def _native_dropout(out: Any, x: Any, p: Any, train: Any = True) -> Any:
     return jnp.where(kept, x / jnp.asarray(1 - p, x.dtype), 0), kept
 
 
-@lowers(aten.uniform.default)
-def _uniform(out: Out, x: Any, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Any:
+@register_lowering(aten.uniform.default)
+def _uniform(out: OutputSpec, x: Any, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.uniform(out.key(), out.shape, minval=low, maxval=high)
 
 
-@lowers(aten.normal_functional.default)
-def _normal(out: Out, x: Any, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Any:
+@register_lowering(aten.normal_functional.default)
+def _normal(out: OutputSpec, x: Any, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.normal(out.key(), out.shape) * std + mean
 
 
-@lowers(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float)
-def _normal_of(out: Out, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(
+    aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float
+)
+def _normal_of(out: OutputSpec, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> Any:
     return jax.random.normal(out.key(), out.shape) * std + mean
 
 
-@lowers(aten.exponential.default)
-def _exponential(out: Out, x: Any, rate: Any = 1.0, *, generator: Any = None) -> Any:
+@register_lowering(aten.exponential.default)
+def _exponential(out: OutputSpec, x: Any, rate: Any = 1.0, *, generator: Any = None) -> Any:
     return jax.random.exponential(out.key(), out.shape) / rate
 
 
-@lowers(aten.rand.default, aten.rand_like.default)
-def _rand(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.rand.default, aten.rand_like.default)
+def _rand(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     return jax.random.uniform(out.key(), out.shape)
 
 
-@lowers(aten.randn.default, aten.randn_like.default)
-def _randn(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.randn.default, aten.randn_like.default)
+def _randn(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     return jax.random.normal(out.key(), out.shape)
 
 
-@lowers(aten.randint.default)
-def _randint(out: Out, high: int, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.randint.default)
+def _randint(out: OutputSpec, high: int, *args: Any, **kwargs: Any) -> Any:
     return jax.random.randint(out.key(), out.shape, 0, high)
 
 
-@lowers(aten.randint.low)
-def _randint_low(out: Out, low: int, high: int, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.randint.low)
+def _randint_low(out: OutputSpec, low: int, high: int, *args: Any, **kwargs: Any) -> Any:
     return jax.random.randint(out.key(), out.shape, low, high)
 
 
-@lowers(aten.randint_like.default)
-def _randint_like(out: Out, x: Any, high: int, **kwargs: Any) -> Any:
+@register_lowering(aten.randint_like.default)
+def _randint_like(out: OutputSpec, x: Any, high: int, **kwargs: Any) -> Any:
     return jax.random.randint(out.key(), out.shape, 0, high)
 
 
-@lowers(aten.randint_like.low_dtype)
-def _randint_like_low(out: Out, x: Any, low: int, high: int, **kwargs: Any) -> Any:
+@register_lowering(aten.randint_like.low_dtype)
+def _randint_like_low(out: OutputSpec, x: Any, low: int, high: int, **kwargs: Any) -> Any:
     return jax.random.randint(out.key(), out.shape, low, high)
 
 
-@lowers(getattr(aten.random, "from"))
-def _random_from(out: Out, x: Any, low: int, high: int, *, generator: Any = None) -> Any:
+@register_lowering(getattr(aten.random, "from"))
+def _random_from(out: OutputSpec, x: Any, low: int, high: int, *, generator: Any = None) -> Any:
     return jax.random.randint(out.key(), out.shape, low, high)
 
 
-@lowers(aten.random.to)
-def _random_to(out: Out, x: Any, high: int, *, generator: Any = None) -> Any:
+@register_lowering(aten.random.to)
+def _random_to(out: OutputSpec, x: Any, high: int, *, generator: Any = None) -> Any:
     return jax.random.randint(out.key(), out.shape, 0, high)
 
 
-@lowers(aten.randperm.default)
-def _randperm(out: Out, n: int, **kwargs: Any) -> Any:
+@register_lowering(aten.randperm.default)
+def _randperm(out: OutputSpec, n: int, **kwargs: Any) -> Any:
     return jax.random.permutation(out.key(), n)
 
 
-@lowers(aten.multinomial.default)
-def _multinomial(out: Out, weights: Any, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
+@register_lowering(aten.multinomial.default)
+def _multinomial(out: OutputSpec, weights: Any, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
     scores = jnp.log(weights)
     if replacement:
         drawn = jax.random.categorical(out.key(), scores, axis=-1, shape=(count, *weights.shape[:-1]))

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ....kernels.product import sum_of_rows
-from .registry import Out, aten, lowers, wide
+from ....kernels.product import sum_rows
+from .registry import OutputSpec, aten, register_lowering, upcast
 
 
 def _axes(x: Any, dim: Any) -> tuple[int, ...] | None:
@@ -16,94 +16,94 @@ def _axes(x: Any, dim: Any) -> tuple[int, ...] | None:
     return tuple(d % max(x.ndim, 1) for d in dims) if x.ndim else None
 
 
-def _wide(out: Out, x: Any) -> Any:
+def _wide(out: OutputSpec, x: Any) -> Any:
     """As PyTorch accumulates: half precisions in float32, truths and small integers as whole numbers."""
     if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.integer):
         return x.astype(out.dtype)
-    return wide(x)
+    return upcast(x)
 
 
-@lowers(aten.sum)
-def _sum(out: Out, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+@register_lowering(aten.sum)
+def _sum(out: OutputSpec, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if x.ndim == 2 and _axes(x, dim) == (0,) and x.dtype == out.dtype and out.dtype in (jnp.float32, jnp.bfloat16):
-        return sum_of_rows(x).reshape(out.shape)  # The gradient of a bias.
+        return sum_rows(x).reshape(out.shape)  # The gradient of a bias.
     return jnp.sum(_wide(out, x), axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.mean)
-def _mean(out: Out, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+@register_lowering(aten.mean)
+def _mean(out: OutputSpec, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return jnp.mean(_wide(out, x), axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.prod)
-def _prod(out: Out, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+@register_lowering(aten.prod)
+def _prod(out: OutputSpec, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return jnp.prod(_wide(out, x), axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.amax)
-def _amax(out: Out, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+@register_lowering(aten.amax)
+def _amax(out: OutputSpec, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return jnp.max(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.amin)
-def _amin(out: Out, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+@register_lowering(aten.amin)
+def _amin(out: OutputSpec, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return jnp.min(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.max.default)
-def _max(out: Out, x: Any) -> Any:
+@register_lowering(aten.max.default)
+def _max(out: OutputSpec, x: Any) -> Any:
     return jnp.max(x)
 
 
-@lowers(aten.min.default)
-def _min(out: Out, x: Any) -> Any:
+@register_lowering(aten.min.default)
+def _min(out: OutputSpec, x: Any) -> Any:
     return jnp.min(x)
 
 
-@lowers(aten.max.dim)
+@register_lowering(aten.max.dim)
 def _max_dim(out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     return jnp.max(x, axis=dim, keepdims=keepdim), jnp.argmax(x, axis=dim, keepdims=keepdim)
 
 
-@lowers(aten.min.dim)
+@register_lowering(aten.min.dim)
 def _min_dim(out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     return jnp.min(x, axis=dim, keepdims=keepdim), jnp.argmin(x, axis=dim, keepdims=keepdim)
 
 
-@lowers(aten.argmax)
-def _argmax(out: Out, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+@register_lowering(aten.argmax)
+def _argmax(out: OutputSpec, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return jnp.argmax(x, axis=dim, keepdims=keepdim)
 
 
-@lowers(aten.argmin)
-def _argmin(out: Out, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+@register_lowering(aten.argmin)
+def _argmin(out: OutputSpec, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return jnp.argmin(x, axis=dim, keepdims=keepdim)
 
 
-@lowers(aten.any)
-def _any(out: Out, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+@register_lowering(aten.any)
+def _any(out: OutputSpec, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return jnp.any(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.all)
-def _all(out: Out, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+@register_lowering(aten.all)
+def _all(out: OutputSpec, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return jnp.all(x, axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.var.correction)
-def _var(out: Out, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
-    return jnp.var(wide(x), axis=_axes(x, dim), ddof=_correction(correction), keepdims=keepdim)
+@register_lowering(aten.var.correction)
+def _var(out: OutputSpec, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    return jnp.var(upcast(x), axis=_axes(x, dim), ddof=_correction(correction), keepdims=keepdim)
 
 
-@lowers(aten.std.correction)
-def _std(out: Out, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
-    return jnp.std(wide(x), axis=_axes(x, dim), ddof=_correction(correction), keepdims=keepdim)
+@register_lowering(aten.std.correction)
+def _std(out: OutputSpec, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    return jnp.std(upcast(x), axis=_axes(x, dim), ddof=_correction(correction), keepdims=keepdim)
 
 
-@lowers(aten.var_mean.correction)
+@register_lowering(aten.var_mean.correction)
 def _var_mean(out: Any, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
     return _var(out[0], x, dim, correction=correction, keepdim=keepdim), jnp.mean(
-        wide(x), axis=_axes(x, dim), keepdims=keepdim
+        upcast(x), axis=_axes(x, dim), keepdims=keepdim
     )
 
 
@@ -111,53 +111,55 @@ def _correction(value: Any) -> Any:
     return 1 if value is None else value
 
 
-@lowers(aten.cumsum)
-def _cumsum(out: Out, x: Any, dim: int, *, dtype: Any = None) -> Any:
+@register_lowering(aten.cumsum)
+def _cumsum(out: OutputSpec, x: Any, dim: int, *, dtype: Any = None) -> Any:
     return jnp.cumsum(_wide(out, x), axis=dim) if x.ndim else x
 
 
-@lowers(aten.cumprod)
-def _cumprod(out: Out, x: Any, dim: int, *, dtype: Any = None) -> Any:
+@register_lowering(aten.cumprod)
+def _cumprod(out: OutputSpec, x: Any, dim: int, *, dtype: Any = None) -> Any:
     return jnp.cumprod(_wide(out, x), axis=dim)
 
 
-@lowers(aten.cummax)
+@register_lowering(aten.cummax)
 def _cummax(out: Any, x: Any, dim: int) -> Any:
     values = jax.lax.cummax(x, axis=dim % x.ndim)
     places = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim % x.ndim)
     return values, jax.lax.cummax(jnp.where(x == values, places, 0), axis=dim % x.ndim)
 
 
-@lowers(aten.logcumsumexp)
-def _logcumsumexp(out: Out, x: Any, dim: int) -> Any:
-    return jax.lax.cumlogsumexp(wide(x), axis=dim % x.ndim)
+@register_lowering(aten.logcumsumexp)
+def _logcumsumexp(out: OutputSpec, x: Any, dim: int) -> Any:
+    return jax.lax.cumlogsumexp(upcast(x), axis=dim % x.ndim)
 
 
-@lowers(aten.logsumexp)
-def _logsumexp(out: Out, x: Any, dim: Any, keepdim: bool = False) -> Any:
-    return jax.nn.logsumexp(wide(x), axis=_axes(x, dim), keepdims=keepdim)
+@register_lowering(aten.logsumexp)
+def _logsumexp(out: OutputSpec, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    return jax.nn.logsumexp(upcast(x), axis=_axes(x, dim), keepdims=keepdim)
 
 
-@lowers(aten.topk)
+@register_lowering(aten.topk)
 def _topk(out: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     moved = jnp.moveaxis(x, dim, -1)
     values, places = jax.lax.top_k(moved if largest else -moved, k)
     return jnp.moveaxis(values if largest else -values, -1, dim), jnp.moveaxis(places, -1, dim)
 
 
-@lowers(aten.sort)
+@register_lowering(aten.sort)
 def _sort(out: Any, x: Any, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
     places = jnp.argsort(x, axis=dim, stable=True, descending=descending)
     return jnp.take_along_axis(x, places, axis=dim), places
 
 
-@lowers(aten.sort.stable)
+@register_lowering(aten.sort.stable)
 def _sort_stable(out: Any, x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
     return _sort(out, x, dim, descending)
 
 
-@lowers(aten.linalg_vector_norm)
-def _vector_norm(out: Out, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+@register_lowering(aten.linalg_vector_norm)
+def _vector_norm(
+    out: OutputSpec, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     axes, size = _axes(x, dim), jnp.abs(_wide(out, x))
     if order in (float("inf"), float("-inf")):
         return (jnp.max if order > 0 else jnp.min)(size, axis=axes, keepdims=keepdim)
@@ -168,30 +170,30 @@ def _vector_norm(out: Out, x: Any, order: Any = 2, dim: Any = None, keepdim: boo
     return (size**order).sum(axis=axes, keepdims=keepdim) ** (1 / order)
 
 
-@lowers(aten._softmax)
-def _softmax(out: Out, x: Any, dim: int, half_to_float: bool) -> Any:
-    return jax.nn.softmax(wide(x), axis=dim)
+@register_lowering(aten._softmax)
+def _softmax(out: OutputSpec, x: Any, dim: int, half_to_float: bool) -> Any:
+    return jax.nn.softmax(upcast(x), axis=dim)
 
 
-@lowers(aten._softmax_backward_data)
-def _softmax_backward(out: Out, gradient: Any, y: Any, dim: int, dtype: Any) -> Any:
-    product = wide(gradient) * wide(y)
-    return product - wide(y) * product.sum(dim, keepdims=True)
+@register_lowering(aten._softmax_backward_data)
+def _softmax_backward(out: OutputSpec, gradient: Any, y: Any, dim: int, dtype: Any) -> Any:
+    product = upcast(gradient) * upcast(y)
+    return product - upcast(y) * product.sum(dim, keepdims=True)
 
 
-@lowers(aten._log_softmax)
-def _log_softmax(out: Out, x: Any, dim: int, half_to_float: bool) -> Any:
-    return jax.nn.log_softmax(wide(x), axis=dim)
+@register_lowering(aten._log_softmax)
+def _log_softmax(out: OutputSpec, x: Any, dim: int, half_to_float: bool) -> Any:
+    return jax.nn.log_softmax(upcast(x), axis=dim)
 
 
-@lowers(aten._log_softmax_backward_data)
-def _log_softmax_backward(out: Out, gradient: Any, y: Any, dim: int, dtype: Any) -> Any:
-    g = wide(gradient)
-    return g - jnp.exp(wide(y)) * g.sum(dim, keepdims=True)
+@register_lowering(aten._log_softmax_backward_data)
+def _log_softmax_backward(out: OutputSpec, gradient: Any, y: Any, dim: int, dtype: Any) -> Any:
+    g = upcast(gradient)
+    return g - jnp.exp(upcast(y)) * g.sum(dim, keepdims=True)
 
 
-@lowers(aten.histc, aten.bincount)
-def _counts(out: Out, *args: Any, **kwargs: Any) -> Any:
+@register_lowering(aten.histc, aten.bincount)
+def _counts(out: OutputSpec, *args: Any, **kwargs: Any) -> Any:
     x = args[0]
     if (out.shape and len(args) > 2) or "max" in kwargs:
         bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)

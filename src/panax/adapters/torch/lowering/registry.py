@@ -20,7 +20,7 @@ DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Out:
+class OutputSpec:
     """What an operation returns, from PyTorch's own shape rules, and what else its lowering may ask.
 
     Attributes:
@@ -42,7 +42,7 @@ LOWERINGS: dict[Any, Lowering] = {}
 PyTorch's dtype afterwards."""
 
 
-def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
+def register_lowering(*operations: Any) -> Callable[[Lowering], Lowering]:
     """Register a function for these operations (overloads, or packets for all of their functional overloads)."""
 
     def register(function: Lowering) -> Lowering:
@@ -62,13 +62,15 @@ def overloads(operation: Any) -> list[Any]:
     return [overload for overload in found if not overload._schema.is_mutable]
 
 
-def table(functions: dict[str, Callable[..., Any]]) -> None:
+def register_functions(functions: dict[str, Callable[..., Any]]) -> None:
     """Register functions of arrays alone by the operation's name."""
     for name, function in functions.items():
-        lowers(getattr(aten, name))(lambda out, *args, function=function, **kwargs: function(*args, **kwargs))
+        register_lowering(getattr(aten, name))(
+            lambda out, *args, function=function, **kwargs: function(*args, **kwargs)
+        )
 
 
-def wide(x: Any) -> Any:
+def upcast(x: Any) -> Any:
     """In float32, where lower precision would be too low."""
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 

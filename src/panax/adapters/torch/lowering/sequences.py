@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ....kernels.product import sum_of_rows
-from .products import product
-from .registry import aten, lowers
+from ....kernels.product import sum_rows
+from .products import matmul
+from .registry import aten, register_lowering
 
 LSTM = 2
 """PyTorch's number of the LSTM among recurrent layers."""
@@ -23,7 +23,7 @@ class _Weights(NamedTuple):
 
 
 def _from_input(x: Any, weights: _Weights) -> Any:
-    flat = product(x.reshape(-1, x.shape[-1]), weights.of_input.T, (False, True))
+    flat = matmul(x.reshape(-1, x.shape[-1]), weights.of_input.T, (False, True))
     return flat.reshape(*x.shape[:-1], -1) + (weights.input_bias + weights.hidden_bias)
 
 
@@ -44,7 +44,7 @@ def _lstm(x: Any, weights: _Weights, first_h: Any, first_c: Any, reverse: bool) 
 
     def position(carry: Any, from_input: Any) -> Any:
         h, c = carry
-        i, f, g, o = _activate(from_input + product(h, weights.of_hidden.T, (False, True)))
+        i, f, g, o = _activate(from_input + matmul(h, weights.of_hidden.T, (False, True)))
         c = f * c + i * g
         h = o * jnp.tanh(c)
         return (h, c), h
@@ -90,24 +90,24 @@ def _lstm_gradients(
             [d_c * g * i * (1 - i), d_c * c_before * f * (1 - f), d_c * i * (1 - g**2), d_h * squashed * o * (1 - o)],
             -1,
         )
-        return (product(d_gates, weights.of_hidden), d_c * f), d_gates
+        return (matmul(d_gates, weights.of_hidden), d_c * f), d_gates
 
     before = shift(hidden, first_h)
     before = before.reshape(-1, before.shape[-1])
-    gates = _from_input(x, weights) + product(before, weights.of_hidden.T, (False, True)).reshape(*x.shape[:2], -1)
+    gates = _from_input(x, weights) + matmul(before, weights.of_hidden.T, (False, True)).reshape(*x.shape[:2], -1)
     gates = _activate(gates)
     cells = jax.lax.scan(cell, first_c, gates, reverse=reverse)[1]
     saved = (by_hidden, gates, cells, shift(cells, first_c))
     (d_h, d_c), d_gates = jax.lax.scan(position, (by_h, by_c), saved, reverse=not reverse)
     d_gates = d_gates.reshape(-1, d_gates.shape[-1])
-    d_bias = sum_of_rows(d_gates)
+    d_bias = sum_rows(d_gates)
     by_weights = _Weights(
-        of_input=product(d_gates.T, x.reshape(-1, x.shape[-1]), (True, False)),
-        of_hidden=product(d_gates.T, before, (True, False)),
+        of_input=matmul(d_gates.T, x.reshape(-1, x.shape[-1]), (True, False)),
+        of_hidden=matmul(d_gates.T, before, (True, False)),
         input_bias=d_bias,
         hidden_bias=d_bias,
     )
-    return product(d_gates, weights.of_input).reshape(x.shape), by_weights, d_h, d_c
+    return matmul(d_gates, weights.of_input).reshape(x.shape), by_weights, d_h, d_c
 
 
 def _of_lstm(mode: int, has_biases: bool, weights: Any, hidden: int) -> _Weights:
@@ -116,7 +116,7 @@ def _of_lstm(mode: int, has_biases: bool, weights: Any, hidden: int) -> _Weights
     return _Weights(*weights) if has_biases else _Weights(weights[0], weights[1], zero, zero)
 
 
-@lowers(aten.mkldnn_rnn_layer)
+@register_lowering(aten.mkldnn_rnn_layer)
 def _rnn_layer(
     out: Any, x: Any, w0: Any, w1: Any, w2: Any, w3: Any, h: Any, c: Any, reverse: bool, batch_sizes: Any, mode: int, hidden: int,
     num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, train: bool,
@@ -133,7 +133,7 @@ def _rnn_layer(
     )
 
 
-@lowers(aten.mkldnn_rnn_layer_backward)
+@register_lowering(aten.mkldnn_rnn_layer_backward)
 def _rnn_layer_backward(
     out: Any, x: Any, w0: Any, w1: Any, w2: Any, w3: Any, h: Any, c: Any, output: Any, last_h: Any, last_c: Any, by_output: Any,
     by_h: Any, by_c: Any, reverse: bool, mode: int, hidden: int, num_layers: int, has_biases: bool, train: bool,

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..lowering import DTYPES, LOWERINGS, Out
+from ..lowering import DTYPES, LOWERINGS, OutputSpec
 from ..lowering.randomness import FUNCTIONAL, is_random
 from ..tracing.values import as_numpy
 
 
-class SameDraws(TorchDispatchMode):
+class ReplayDrawsMode(TorchDispatchMode):
     """Inside, the n-th random operation draws what the n-th of the traced program draws with this key."""
 
     def __init__(self, key: jax.Array):
@@ -27,7 +27,7 @@ class SameDraws(TorchDispatchMode):
         functional = FUNCTIONAL.get(operation, operation)
         like = operation(*args, **kwargs)  # for its shapes alone
         parts = like if isinstance(like, tuple) else (like,)
-        outs = tuple(Out(tuple(part.shape), DTYPES[part.dtype], lambda: key) for part in parts)
+        outs = tuple(OutputSpec(tuple(part.shape), DTYPES[part.dtype], lambda: key) for part in parts)
         arguments = [as_numpy(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         arguments = [jax.numpy.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in arguments]
         drawn = LOWERINGS[functional](outs if isinstance(like, tuple) else outs[0], *arguments, **kwargs)

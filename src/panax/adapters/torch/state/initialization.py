@@ -15,16 +15,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....core.errors import RecipeError
-from ..rejection import locating
+from ..rejection import locate_errors
 from ..tracing.graph import TracedProgram
-from ..tracing.tracing import Traced, functional
+from ..tracing.tracing import TracedGraph, to_functional
 from .untouched import swap_tensors
-from .weights import places
+from .weights import find_tensor_slots
 
 Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
 
 
-def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
+def make_initializer(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
     """A function of a key that draws all parameters and buffers, as `initialise(module)` writes them.
 
     Raises:
@@ -38,7 +38,7 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
                 f"torch.device('meta')"
             )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    tied = places(module)
+    tied = find_tensor_slots(module)
 
     def run() -> list[torch.Tensor]:
         fresh = {}
@@ -50,15 +50,15 @@ def initialiser(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
             after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             return [after[name].detach() for name in own]
 
-    with mode, locating(module), _without_rejection():
+    with mode, locate_errors(module), _without_rejection():
         traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)()
-        graph = functional(traced, (), module)
+        graph = to_functional(traced, (), module)
     outputs: Sequence[Any] = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for name, node in zip(own, outputs):
         if _is_unwritten(node):
             raise RecipeError(f"initialise= leaves {name} as it is, empty; write every parameter and buffer in it")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    program = TracedProgram.create(Traced(graph.graph, constants, (), tuple(own), (), (), (), ()))
+    program = TracedProgram.create(TracedGraph(graph.graph, constants, (), tuple(own), (), (), (), ()))
 
     def draw(key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         values = dict(zip(own, program.run_forward((), key)[0]))

@@ -26,7 +26,7 @@ class Extent:
         return self.space == other.space and self.start < other.end and other.start < self.end
 
 
-def extent_of(value: torch.Tensor | np.ndarray) -> Extent | None:
+def memory_extent(value: torch.Tensor | np.ndarray) -> Extent | None:
     """Where a tensor or array is; None if it has no memory that could be shared."""
     if isinstance(value, np.ndarray):
         reach = [(size - 1) * stride for size, stride in zip(value.shape, value.strides)]
@@ -42,9 +42,9 @@ def extent_of(value: torch.Tensor | np.ndarray) -> Extent | None:
     return Extent(0, value.data_ptr(), value.data_ptr() + length)
 
 
-def overlapping(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+def find_overlaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
     """Pairs of names whose tensors have an element in common; disjoint views of one storage are none."""
-    extents = {name: extent for name, tensor in tensors.items() if (extent := extent_of(tensor)) is not None}
+    extents = {name: extent for name, tensor in tensors.items() if (extent := memory_extent(tensor)) is not None}
     cluster: list[str] = []
     reach = None
     for name in sorted(extents, key=extents.__getitem__):

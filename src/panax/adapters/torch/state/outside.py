@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ....core.errors import RecipeError
-from .python_seen import MOST_BYTES
+from .python_seen import MAX_BYTES
 from .python_state import PythonState
 
 
@@ -51,7 +51,7 @@ def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class UserConstant:
     """A tensor of a user's that a traced step holds at its values.
 
     Attributes:
@@ -67,17 +67,17 @@ class Constant:
         return _mark(self.tensor) != self.mark
 
 
-def constants_of(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[Constant, ...]:
+def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[UserConstant, ...]:
     """Those of a graph's constants that Python code of the user's holds."""
     memory = {_address(tensor) for tensor in constants} - {None}
     return tuple(
-        Constant(f"{place.owner}, {place.shown}", tensor, _mark(tensor))
+        UserConstant(f"{place.owner}, {place.shown}", tensor, _mark(tensor))
         for place, tensor in before.outside.values()
         if _address(tensor) in memory
     )
 
 
-def refuse_moved(constants: Iterable[Constant]) -> None:
+def refuse_changed(constants: Iterable[UserConstant]) -> None:
     """Raise where a tensor that the compiled steps hold fixed has been changed since."""
     for constant in constants:
         if constant.has_moved:
@@ -98,7 +98,7 @@ def _address(tensor: torch.Tensor) -> int | None:
 
 def _mark(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-    step = max(1, flat.numel() * flat.element_size() // MOST_BYTES)
+    step = max(1, flat.numel() * flat.element_size() // MAX_BYTES)
     # By its bits, since .data changes no version; of a large one some of them.
     values = flat[::step].contiguous()
     data = torch.view_as_real(values) if values.is_complex() else values

@@ -14,24 +14,24 @@ import numpy as np
 import torch
 
 from .python_seen import (
-    MOST_BYTES,
-    MOST_ENTRIES,
-    SIMPLE,
-    SKIPPED,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    PLAIN_TYPES,
+    SKIPPED_PACKAGES,
     SeenValue,
     ValueLocation,
     comparison_token,
-    package_of,
+    find_package,
 )
 
 
-def look_at_memory(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_memory(place: ValueLocation, value: Any) -> SeenValue:
     """What gives its bytes: arrays of the standard library, numbers of C in shared memory."""
     try:
         view = memoryview(value).cast("B")
     except (TypeError, ValueError):  # released, or not contiguous
         return SeenValue(type(value).__name__)
-    if view.nbytes > MOST_BYTES:
+    if view.nbytes > MAX_BYTES:
         return SeenValue((type(value).__name__, view.nbytes))
     kept = bytes(view)
     view.release()
@@ -46,7 +46,7 @@ def look_at_memory(place: ValueLocation, value: Any) -> SeenValue:
     return SeenValue((type(value).__name__, len(kept), hashlib.sha256(kept).hexdigest()), (), restore)
 
 
-def look_at_context_variable(place: ValueLocation, value: contextvars.ContextVar[Any]) -> SeenValue:
+def inspect_context_variable(place: ValueLocation, value: contextvars.ContextVar[Any]) -> SeenValue:
     try:
         held = value.get()
     except LookupError:
@@ -59,7 +59,7 @@ def look_at_context_variable(place: ValueLocation, value: contextvars.ContextVar
     return SeenValue("context variable", [(place.under(".get()"), held)], restore)
 
 
-def look_at_reference(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_reference(place: ValueLocation, value: Any) -> SeenValue:
     """A weak reference keeps no tensor, and is a way to an object."""
     held = value()
     children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
@@ -70,10 +70,10 @@ def is_iterator(value: Any) -> bool:
     """Whether taking a value of it moves it on, and no attribute tells how far it is: a generator, `itertools.cycle`."""
     if not isinstance(value, Iterator) or isinstance(value, io.IOBase | itertools.count):
         return False
-    return package_of(type(value)) in SKIPPED or not hasattr(value, "__dict__")
+    return find_package(type(value)) in SKIPPED_PACKAGES or not hasattr(value, "__dict__")
 
 
-def look_at_iterator(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_iterator(place: ValueLocation, value: Any) -> SeenValue:
     """How far an iterator is, for one in whose place nothing can be put, such as in a tuple."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
@@ -85,10 +85,10 @@ def look_at_iterator(place: ValueLocation, value: Any) -> SeenValue:
 
 
 def _how_far(value: Any, depth: int = 4) -> Any:
-    if isinstance(value, SIMPLE):
+    if isinstance(value, PLAIN_TYPES):
         return comparison_token(value)
     if isinstance(value, list | tuple):
-        return tuple(_how_far(each, depth) for each in value[:MOST_ENTRIES])
+        return tuple(_how_far(each, depth) for each in value[:MAX_ENTRIES])
     if not isinstance(value, Iterator) or not depth:
         return id(value)
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def _how_far(value: Any, depth: int = 4) -> Any:
             return getattr(value, "__length_hint__", lambda: "unknown")()
 
 
-def look_at_generator(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_generator(place: ValueLocation, value: Any) -> SeenValue:
     if isinstance(value, random.SystemRandom):  # it has no state: its draws are refused where they are made
         return SeenValue(type(value).__name__)
     get, put = GENERATORS[next(kind for kind in GENERATORS if isinstance(value, kind))]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-SIMPLE = (
+PLAIN_TYPES = (
     bool,
     int,
     float,
@@ -39,26 +39,34 @@ SIMPLE = (
     uuid.UUID,
     pathlib.PurePath,
 )
-SKIPPED = sys.stdlib_module_names | {"torch", "numpy", "jax", "jaxlib", "panax", "lightning", "pytorch_lightning"}
-"""Packages whose functions and classes are not followed, and whose objects are not, but for those that `is_users` names."""
+SKIPPED_PACKAGES = sys.stdlib_module_names | {
+    "torch",
+    "numpy",
+    "jax",
+    "jaxlib",
+    "panax",
+    "lightning",
+    "pytorch_lightning",
+}
+"""Packages whose functions and classes are not followed, and whose objects are not, but for those that `is_user_class` names."""
 
-MACHINERY = frozenset({
+INFRASTRUCTURE_PACKAGES = frozenset({
     "_thread", "abc", "ast", "asyncio", "builtins", "codecs", "concurrent", "contextlib", "dataclasses", "enum", "importlib",
     "inspect", "io", "logging", "operator", "re", "selectors", "socket", "ssl", "subprocess", "threading", "traceback", "typing",
     "unittest", "warnings",
 })  # fmt: skip
 """Packages of the standard library whose objects hold the interpreter's affairs, and no values of a model."""
 
-STATEFUL = ("torch.distributions.", "torch.optim.")
+STATEFUL_PREFIXES = ("torch.distributions.", "torch.optim.")
 """Parts of PyTorch whose objects hold tensors or counts of a model that made them."""
 
-FILE = "the file of "
+FILE_PREFIX = "the file of "
 """What the owner of a global begins with."""
 
-MOST_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 """Entries of a container that are looked at: a vocabulary or a data set is not a count."""
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """An array or tensor of more is not copied."""
 
 
@@ -106,18 +114,20 @@ def comparison_token(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def package_of(code: Any) -> str:
+def find_package(code: Any) -> str:
     """The package that a class, a function or an object is of."""
     return (getattr(code, "__module__", None) or "builtins").split(".")[0]
 
 
-def is_users(cls: type) -> bool:
+def is_user_class(cls: type) -> bool:
     """Whether objects of a class are looked into: a user's, and those of libraries in which users keep values."""
-    package, module = package_of(cls), (getattr(cls, "__module__", None) or "") + "."
-    if module.startswith(STATEFUL):
+    package, module = find_package(cls), (getattr(cls, "__module__", None) or "") + "."
+    if module.startswith(STATEFUL_PREFIXES):
         return True
     if cls is threading.local:
         return True
     if package == "multiprocessing":
         return module.startswith(("multiprocessing.sharedctypes.", "multiprocessing.shared_memory."))
-    return package not in SKIPPED or (package in sys.stdlib_module_names and package not in MACHINERY)
+    return package not in SKIPPED_PACKAGES or (
+        package in sys.stdlib_module_names and package not in INFRASTRUCTURE_PACKAGES
+    )

@@ -21,30 +21,30 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions.utils import lazy_property
 
-from .memory import extent_of
+from .memory import memory_extent
 from .python_opaque import is_iterator
 from .python_seen import (
-    FILE,
-    MOST_BYTES,
-    SIMPLE,
-    SKIPPED,
+    FILE_PREFIX,
+    MAX_BYTES,
+    PLAIN_TYPES,
+    SKIPPED_PACKAGES,
     SeenValue,
     ValueLocation,
     comparison_token,
-    is_users,
-    package_of,
+    find_package,
+    is_user_class,
 )
-from .python_values import LOOKS, look_at_object
+from .python_values import INSPECTORS, inspect_object
 from .surroundings import watched_function_ids
 
-GENERATORS = "the process"
+GENERATORS_OWNER = "the process"
 """The owner of the random generators that everything shares."""
 
-NUMPYS = "NumPy's np.random"
+NUMPY_OWNER = "NumPy's np.random"
 
 _INSTALLED = re.compile(r"(site|dist)-packages")
 
-Put = tuple[Callable[[Any], None], Any]
+HeldValue = tuple[Callable[[Any], None], Any]
 """What is held somewhere, with what puts another thing there."""
 
 
@@ -69,26 +69,26 @@ class PythonState:
                 stand-in in a place of its own (recurrent layers list their weights anew), the tensor itself is put there.
         """
         self._names = {id(part): path for path, part in module.named_modules()}
-        self.packages = {package_of(type(part)) for part in module.modules()} | {package_of(loss)}
+        self.packages = {find_package(type(part)) for part in module.modules()} | {find_package(loss)}
         self.tokens: dict[ValueLocation, Any] = {}
         self.fakes: list[ValueLocation] = []
-        self.borrowed: list[Put] = []
-        self.aliases: list[Put] = []
-        self.iterators: list[Put] = []
+        self.borrowed: list[HeldValue] = []
+        self.aliases: list[HeldValue] = []
+        self.iterators: list[HeldValue] = []
         self.unfollowed: list[ValueLocation] = []
         self.outside: dict[int, tuple[ValueLocation, torch.Tensor]] = {}
         own = [*module.parameters(), *module.buffers()]
         self._watched = watched_function_ids()
         self._own = {id(tensor) for tensor in own}
         self._memory = {_memory_of(tensor) for tensor in own} - {None}
-        self._extents = sorted(extent for tensor in own if (extent := extent_of(tensor)) is not None)
+        self._extents = sorted(extent for tensor in own if (extent := memory_extent(tensor)) is not None)
         self._restores: list[Callable[[], None]] = []
         self._held: list[Any] = []  # so that no id is used twice
         queue = collections.deque(
             [(ValueLocation(f"module {path or '(root)'}"), part) for path, part in module.named_modules()]
         )
         queue.append((ValueLocation("the loss"), loss))
-        queue.append((ValueLocation(GENERATORS, NUMPYS), _numpys_own()))
+        queue.append((ValueLocation(GENERATORS_OWNER, NUMPY_OWNER), _numpys_own()))
         queue.extend(
             (ValueLocation("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items()
         )
@@ -96,7 +96,7 @@ class PythonState:
         while queue:
             place, value = queue.popleft()
             value = stand_ins.get(id(value), value)
-            if isinstance(value, SIMPLE):
+            if isinstance(value, PLAIN_TYPES):
                 self.tokens[place] = comparison_token(value)
                 continue
             if id(value) in met:
@@ -146,18 +146,18 @@ class PythonState:
                 if id(value) in self._names
                 else place
             )
-            return look_at_object(owner, value, self._classes(type(value)))
+            return inspect_object(owner, value, self._classes(type(value)))
         if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
             return SeenValue(type(value).__name__)
         if isinstance(value, np.ndarray) and self._shares(value):
             self.unfollowed.append(place)
-        for fits, look in LOOKS:
+        for fits, look in INSPECTORS:
             if fits(value):
                 return look(place, value)
-        if is_users(type(value)):
+        if is_user_class(type(value)):
             if isinstance(value, torch.distributions.Distribution):
                 _forget_lazy(value)
-            return look_at_object(place, value, self._classes(type(value)))
+            return inspect_object(place, value, self._classes(type(value)))
         return SeenValue(type(value).__name__)
 
     def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
@@ -165,8 +165,8 @@ class PythonState:
 
         Of the latter, classes are followed where they are those of objects, and not wherever a file names them.
         """
-        package = package_of(code)
-        if package in SKIPPED:
+        package = find_package(code)
+        if package in SKIPPED_PACKAGES:
             return False
         file = getattr(sys.modules.get(package), "__file__", None) or ""
         if not _INSTALLED.search(file):
@@ -175,7 +175,7 @@ class PythonState:
 
     def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
         """Whether it has memory of the module's tensors."""
-        extent = extent_of(value)
+        extent = memory_extent(value)
         return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
     def _classes(self, cls: type) -> list[tuple[ValueLocation, type]]:
@@ -188,7 +188,7 @@ class PythonState:
         if id(value) not in self._own:
             self.outside[id(value)] = (place, value)
         # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
-        computed = value.grad_fn is not None and not place.owner.startswith(FILE)
+        computed = value.grad_fn is not None and not place.owner.startswith(FILE_PREFIX)
         if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
             self.unfollowed.append(place)
         hooks = [
@@ -201,7 +201,7 @@ class PythonState:
         if module_owns or value.is_meta or value.layout != torch.strided or value.is_inference():
             return SeenValue(token, children)
         token = (*token, value._version)
-        if value.numel() * value.element_size() > MOST_BYTES:
+        if value.numel() * value.element_size() > MAX_BYTES:
             return SeenValue(token, children)
         kept = value.detach().clone()
 

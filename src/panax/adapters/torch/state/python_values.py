@@ -20,27 +20,27 @@ import numpy as np
 
 from .python_opaque import (
     GENERATORS,
+    inspect_context_variable,
+    inspect_generator,
+    inspect_iterator,
+    inspect_memory,
+    inspect_reference,
     is_iterator,
-    look_at_context_variable,
-    look_at_generator,
-    look_at_iterator,
-    look_at_memory,
-    look_at_reference,
 )
 from .python_seen import (
-    FILE,
-    MOST_BYTES,
-    MOST_ENTRIES,
-    SIMPLE,
-    SKIPPED,
+    FILE_PREFIX,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    PLAIN_TYPES,
+    SKIPPED_PACKAGES,
     SeenValue,
     ValueLocation,
     comparison_token,
-    is_users,
+    is_user_class,
 )
 
 
-def look_at_object(place: ValueLocation, value: Any, classes: list[tuple[ValueLocation, type]]) -> SeenValue:
+def inspect_object(place: ValueLocation, value: Any, classes: list[tuple[ValueLocation, type]]) -> SeenValue:
     held = getattr(value, "__dict__", None)
     children: list[tuple[ValueLocation, Any]] = [*classes]
     slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
@@ -67,7 +67,7 @@ def _but_mode(children: list[tuple[ValueLocation, Any]]) -> list[tuple[ValueLoca
 def _slots(cls: type) -> list[str]:
     slots = cls.__dict__.get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__") and is_users(cls)]
+    return [name for name in names if name not in ("__dict__", "__weakref__") and is_user_class(cls)]
 
 
 def _entries(held: dict[str, Any]) -> list[tuple[Callable[[Any], None], Any]]:
@@ -95,7 +95,7 @@ def _refill(held: dict[Any, Any], kept: Mapping[Any, Any]) -> None:
 
 def _dict(place: ValueLocation, value: dict[Any, Any]) -> SeenValue:
     kept = {key: _unadvanced(each) for key, each in value.items()}
-    entries = itertools.islice(value.items(), MOST_ENTRIES)
+    entries = itertools.islice(value.items(), MAX_ENTRIES)
     children = [(place.under(f"[{_key(i, k)}]"), each) for i, (k, each) in enumerate(entries)]
     owned = place.trail.endswith(_OWNED)
     borrowed = [] if owned else [(functools.partial(value.__setitem__, key), each) for key, each in kept.items()]
@@ -106,11 +106,11 @@ _OWNED = ("'_parameters'", "'_buffers'", "._parameters", "._buffers")
 
 
 def _key(index: int, key: Any) -> str:
-    return repr(key) if isinstance(key, SIMPLE) else f"entry {index}"
+    return repr(key) if isinstance(key, PLAIN_TYPES) else f"entry {index}"
 
 
 def _sequence(place: ValueLocation, value: Any) -> SeenValue:
-    children = [(place.under(f"[{i}]"), each) for i, each in enumerate(itertools.islice(value, MOST_ENTRIES))]
+    children = [(place.under(f"[{i}]"), each) for i, each in enumerate(itertools.islice(value, MAX_ENTRIES))]
     token = (type(value).__name__, len(value))
     if isinstance(value, tuple):
         return SeenValue(token, children)
@@ -127,9 +127,11 @@ def _sequence(place: ValueLocation, value: Any) -> SeenValue:
 
 
 def _set(place: ValueLocation, value: set[Any] | frozenset[Any]) -> SeenValue:
-    entries = list(itertools.islice(value, MOST_ENTRIES))
-    plain = frozenset(comparison_token(each) for each in entries if isinstance(each, SIMPLE))
-    children = [(place.under(f" (entry {i})"), each) for i, each in enumerate(entries) if not isinstance(each, SIMPLE)]
+    entries = list(itertools.islice(value, MAX_ENTRIES))
+    plain = frozenset(comparison_token(each) for each in entries if isinstance(each, PLAIN_TYPES))
+    children = [
+        (place.under(f" (entry {i})"), each) for i, each in enumerate(entries) if not isinstance(each, PLAIN_TYPES)
+    ]
     token = ("set", len(value), hash(plain))
     if isinstance(value, frozenset):
         return SeenValue(token, children)
@@ -145,7 +147,7 @@ def _set(place: ValueLocation, value: set[Any] | frozenset[Any]) -> SeenValue:
 
 def _array(place: ValueLocation, value: np.ndarray) -> SeenValue:
     token = ("array", value.shape, str(value.dtype))
-    if value.nbytes > MOST_BYTES or value.dtype.hasobject:
+    if value.nbytes > MAX_BYTES or value.dtype.hasobject:
         return SeenValue(token)
     kept = value.copy()
 
@@ -186,8 +188,8 @@ def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str])
     for name in sorted(used & held.keys()):
         value = held[name]
         if not isinstance(value, types.ModuleType):
-            yield ValueLocation(FILE + file, repr(name)), value
-        elif value.__name__ not in met and value.__name__.split(".")[0] not in SKIPPED:
+            yield ValueLocation(FILE_PREFIX + file, repr(name)), value
+        elif value.__name__ not in met and value.__name__.split(".")[0] not in SKIPPED_PACKAGES:
             yield from _named_in(value.__name__, vars(value), used, met)
 
 
@@ -231,19 +233,19 @@ def _is(kinds: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds)
 
 
-LOOKS: tuple[tuple[Callable[[Any], bool], Callable[[ValueLocation, Any], SeenValue]], ...] = (
-    (_is(tuple(GENERATORS)), look_at_generator),
+INSPECTORS: tuple[tuple[Callable[[Any], bool], Callable[[ValueLocation, Any], SeenValue]], ...] = (
+    (_is(tuple(GENERATORS)), inspect_generator),
     (_is(dict), _dict),
     (_is((list, tuple, collections.deque)), _sequence),
     (_is((set, frozenset)), _set),
     (_is(np.ndarray), _array),
-    (_is((bytearray, array.array, memoryview, mmap.mmap, ctypes.c_int.__mro__[-2])), look_at_memory),
-    (_is(contextvars.ContextVar), look_at_context_variable),
-    (_is(weakref.ReferenceType), look_at_reference),
+    (_is((bytearray, array.array, memoryview, mmap.mmap, ctypes.c_int.__mro__[-2])), inspect_memory),
+    (_is(contextvars.ContextVar), inspect_context_variable),
+    (_is(weakref.ReferenceType), inspect_reference),
     (_is(types.FunctionType), _function),
     (_is(type), _class),
     (_is((types.MethodType, functools.partial, staticmethod, classmethod, property)), _wrapped),
-    (is_iterator, look_at_iterator),
+    (is_iterator, inspect_iterator),
     (_is_bound, _wrapped),
     (_is(itertools.count), lambda place, value: SeenValue(("count", repr(value)))),
 )

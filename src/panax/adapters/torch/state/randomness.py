@@ -20,7 +20,7 @@ import torch
 INSTEAD = "which a compiled step would hold at one outcome; draw with torch.rand and choose with torch.where, or switch it off"
 
 
-RAISED: list["RandomnessError"] = []
+RAISED_ERRORS: list["RandomnessError"] = []
 """Each that was raised since the list was emptied: an `except` of the model's own may have swallowed it."""
 
 
@@ -29,7 +29,7 @@ class RandomnessError(Exception):
 
     def __init__(self, text: str):
         super().__init__(text)
-        RAISED.append(self)
+        RAISED_ERRORS.append(self)
 
 
 class _Draw:
@@ -75,7 +75,7 @@ for _name in (
 
 
 @contextlib.contextmanager
-def drawing_nothing(
+def forbid_python_draws(
     borrowed: Iterable[tuple[Callable[[Any], None], Any]], where: Callable[[], str]
 ) -> Iterator[list[str]]:
     """Inside, the uniform numbers of `random` and `np.random` are not drawn: see `_Draw`.
@@ -98,7 +98,7 @@ def drawing_nothing(
                 return _instead(usual, f"random.{usual.__name__}()", interval)
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                lines.append(where() + " draws from Python's random" + line_of(traceback.extract_stack()))
+                lines.append(where() + " draws from Python's random" + format_line(traceback.extract_stack()))
                 return usual(*args, **kwargs)
 
             return call
@@ -144,7 +144,7 @@ def _replace(undone: contextlib.ExitStack, module: Any, name: str, function: Cal
     setattr(module, name, function)
 
 
-def line_of(stack: Sequence[traceback.FrameSummary]) -> str:
+def format_line(stack: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line that is neither PyTorch's nor ours, and of the standard library only if no other is."""
     frames = [frame for frame in stack if not frame.filename.startswith((*_LIBRARY, "<"))]
     own = [frame for frame in frames if not _is_standard(frame.filename)]

@@ -23,18 +23,18 @@ import torch
 
 from .randomness import INSTEAD, RandomnessError
 
-Put = tuple[Callable[[Any], None], Any]
+HeldValue = tuple[Callable[[Any], None], Any]
 
-SEEDED = (
+SEED_ADVICE = (
     "and the random numbers of a step come from its key, not from PyTorch's generator; draw once when the module is made, and "
     "keep it in a buffer: self.register_buffer(...)"
 )
-CLOCK = (
+CLOCK_ADVICE = (
     "which a compiled step would hold at the time of its trace; count steps in a buffer, or give the time as a leaf of "
     "the batch"
 )
 
-INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
+INSTALLED_PATTERN = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _PANAX = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep
 
@@ -66,7 +66,9 @@ def watched_function_ids() -> set[int]:
 
 
 @contextlib.contextmanager
-def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[str]) -> Iterator[None]:
+def forbid_side_inputs(
+    borrowed: Iterable[HeldValue], iterators: Iterable[HeldValue], packages: set[str]
+) -> Iterator[None]:
     """Inside, what a trace would hold fixed is refused where the user's code asks for it.
 
     Args:
@@ -88,7 +90,7 @@ def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[st
             setattr(owner, name, new)
 
         for owner, name in _SEEDING:
-            replace(owner, name, _refusing(getattr(owner, name), f"it calls torch.{name}(), {SEEDED}", by_user))
+            replace(owner, name, _refusing(getattr(owner, name), f"it calls torch.{name}(), {SEED_ADVICE}", by_user))
         for owner, name in _ENTROPY:
             replace(
                 owner, name, _refusing(getattr(owner, name), f"it draws from the operating system, {INSTEAD}", by_user)
@@ -100,7 +102,7 @@ def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[st
         undone.callback(setattr, timeit, "default_timer", timeit.default_timer)
         timeit.default_timer = time.perf_counter
         for name in _CALENDARS:
-            replace(time, name, _refusing(getattr(time, name), f"it asks time.{name}(), {CLOCK}", by_user))
+            replace(time, name, _refusing(getattr(time, name), f"it asks time.{name}(), {CLOCK_ADVICE}", by_user))
         for name, new in _calendar(by_user).items():
             replace(datetime, name, new)
         for put, usual in borrowed:
@@ -109,12 +111,12 @@ def watching(borrowed: Iterable[Put], iterators: Iterable[Put], packages: set[st
                 put(instead[id(usual)])
         for put, iterator in iterators:
             undone.callback(put, iterator)
-            put(NotAdvanced(iterator))
+            put(FrozenIterator(iterator))
         yield
 
 
 def _is_users(file: str, packages: set[str]) -> bool:
-    if installed := INSTALLED.search(file):
+    if installed := INSTALLED_PATTERN.search(file):
         return installed[1] in packages and installed[1] not in ("torch", "lightning", "pytorch_lightning")
     return not file.startswith((_STANDARD, _PANAX, "<frozen"))
 
@@ -150,12 +152,12 @@ def _seeded(usual: Callable[..., None], by_user: Callable[[Any], bool]) -> Calla
 def _clock(usual: Callable[..., Any], name: str, by_user: Callable[[Any], bool]) -> Callable[..., Any]:
     def now(*args: Any) -> Any:
         value = usual(*args)
-        return Clock(f"time.{name}()", value) if by_user(sys._getframe(1)) else value
+        return InertClock(f"time.{name}()", value) if by_user(sys._getframe(1)) else value
 
     return now
 
 
-class Clock:
+class InertClock:
     """A time that may be added, subtracted and printed, as one who measures does, and that decides nothing."""
 
     def __init__(self, source: str, value: Any):
@@ -168,28 +170,28 @@ class Clock:
         return format(self._value, spec)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise RandomnessError(f"it lets {self._source} decide a value, {CLOCK}")
+        raise RandomnessError(f"it lets {self._source} decide a value, {CLOCK_ADVICE}")
 
 
-def _combining(operation: Callable[[Any, Any], Any], swap: bool) -> Callable[[Clock, Any], Any]:
-    def combine(self: Clock, other: Any) -> Any:
-        if not isinstance(other, int | float | Clock):
+def _combining(operation: Callable[[Any, Any], Any], swap: bool) -> Callable[[InertClock, Any], Any]:
+    def combine(self: InertClock, other: Any) -> Any:
+        if not isinstance(other, int | float | InertClock):
             return self._refuse()
-        value = other._value if isinstance(other, Clock) else other
+        value = other._value if isinstance(other, InertClock) else other
         pair = (value, self._value) if swap else (self._value, value)
-        return Clock(self._source, operation(*pair))
+        return InertClock(self._source, operation(*pair))
 
     return combine
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
-    setattr(Clock, f"__{_name}__", _combining(getattr(operator, _name), swap=False))
-    setattr(Clock, f"__r{_name}__", _combining(getattr(operator, _name), swap=True))
+    setattr(InertClock, f"__{_name}__", _combining(getattr(operator, _name), swap=False))
+    setattr(InertClock, f"__r{_name}__", _combining(getattr(operator, _name), swap=True))
 for _name in (
     "lt", "le", "gt", "ge", "eq", "ne", "bool", "float", "int", "index", "hash", "round", "abs", "neg", "floor", "ceil", "pow",
     "rpow", "array", "len", "iter", "getitem", "torch_function",
 ):  # fmt: skip
-    setattr(Clock, f"__{_name}__", Clock._refuse)
+    setattr(InertClock, f"__{_name}__", InertClock._refuse)
 
 
 def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
@@ -202,7 +204,7 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
     def asking(name: str, usual: Callable[..., Any]) -> Any:
         def ask(cls: type, *args: Any) -> Any:
             if by_user(sys._getframe(1)):
-                raise RandomnessError(f"it asks {name}(), {CLOCK}")
+                raise RandomnessError(f"it asks {name}(), {CLOCK_ADVICE}")
             return usual(*args)
 
         return classmethod(ask)
@@ -217,13 +219,13 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
     }
 
 
-class NotAdvanced:
+class FrozenIterator:
     """Stands for an iterator: whoever takes its next value is refused, so that it stays where it was."""
 
     def __init__(self, iterator: Any):
         self._iterator = iterator
 
-    def __iter__(self) -> "NotAdvanced":
+    def __iter__(self) -> "FrozenIterator":
         return self
 
     def __next__(self) -> Any:

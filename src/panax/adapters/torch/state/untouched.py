@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .python_state import Put, PythonState
-from .weights import Place
+from .python_state import HeldValue, PythonState
+from .weights import TensorSlot
 
 
 @contextlib.contextmanager
@@ -39,29 +39,29 @@ def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = Fal
         for part, flag in flags.items():
             part.training = flag
         tensors()
-        forget_fakes()
+        clear_fake_caches()
 
     failed = True
-    with generators_kept():
+    with preserve_generators():
         try:
             yield state
             failed = False
         finally:
             if failed or not unless_successful:
-                surely(put_back)
+                retry_interrupted(put_back)
 
 
 @contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """The random generators of Python, NumPy and PyTorch draw afterwards what they would have drawn."""
     generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:
-        surely(lambda: _set_generators(*generators))
+        retry_interrupted(lambda: _set_generators(*generators))
 
 
-def surely(restore: Callable[[], None]) -> None:
+def retry_interrupted(restore: Callable[[], None]) -> None:
     """Do it, and once more where an interrupt cuts it short."""
     try:
         restore()
@@ -71,7 +71,9 @@ def surely(restore: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def swap_tensors(module: nn.Module, tensors: Mapping[Place, Any], aliases: Iterable[Put] = ()) -> Iterator[None]:
+def swap_tensors(
+    module: nn.Module, tensors: Mapping[TensorSlot, Any], aliases: Iterable[HeldValue] = ()
+) -> Iterator[None]:
     """The module with other tensors in the places of its parameters and buffers, and wherever else Python code holds these.
 
     `torch.func.functional_call` does not put back a module that stands under two names, or whose forward registers tensors.
@@ -96,7 +98,7 @@ def swap_tensors(module: nn.Module, tensors: Mapping[Place, Any], aliases: Itera
             put(instead[id(tensor)])
         yield
     finally:
-        surely(put_back)
+        retry_interrupted(put_back)
 
 
 def _refill(held: Any, before: Mapping[str, Any]) -> None:
@@ -109,7 +111,7 @@ def _refill(held: Any, before: Mapping[str, Any]) -> None:
         held[name] = tensor
 
 
-def forget_fakes() -> None:
+def clear_fake_caches() -> None:
     """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone."""
     for cache in [*filter(_is_cache, gc.get_objects()), *_FROZEN.caches()]:
         if _holds_fake(cache):

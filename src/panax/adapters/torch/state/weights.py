@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ....core.errors import RecipeError, nearest
-from ...wrappers import strip_wrapper_names, wrapper_in
+from ....core.errors import RecipeError, suggest_name
+from ...wrappers import find_wrapper, strip_wrapper_names
 from ..lowering import DTYPES
 from ..tracing.values import as_numpy, refuse_large
 
@@ -73,7 +73,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
         if not held:
             raise RecipeError(
                 f"{name} is on the meta device, which holds no values; give initialise=, or weights=, safetensors"
-                + (f" with this name in it ({nearest(name, stored)})" if stored else "")
+                + (f" with this name in it ({suggest_name(name, stored)})" if stored else "")
             )
         for each in held:
             _refuse_other(each, stored[each], tensor)
@@ -96,7 +96,7 @@ def _names_of(module: nn.Module) -> dict[str, list[str]]:
     """All names of each parameter and buffer, by its first."""
     found: dict[str, list[str]] = {}
     paths = {id(part): path for path, part in reversed(list(module.named_modules(remove_duplicate=False)))}
-    for (part, name), first in places(module).items():
+    for (part, name), first in find_tensor_slots(module).items():
         path = paths[id(part)]
         found.setdefault(first, []).append(f"{path}.{name}" if path else name)
     # Parts under several names too, as those of a file may be.
@@ -109,7 +109,7 @@ def _names_of(module: nn.Module) -> dict[str, list[str]]:
     return found
 
 
-def unused_names(module: nn.Module, weights: str) -> list[str]:
+def find_unused_names(module: nn.Module, weights: str) -> list[str]:
     """The names in the files that are none of the module's."""
     known = {name for names in _names_of(module).values() for name in names}
     return sorted(_stored(Path(weights)).keys() - known)
@@ -189,14 +189,14 @@ def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Safeten
     for name in stored:
         if (plain := strip_wrapper_names(name)) != name and plain in own:
             raise RecipeError(
-                f"weights={str(weights)!r}: the names in it hold {wrapper_in({name})!r} ({name}), as those of a module "
+                f"weights={str(weights)!r}: the names in it hold {find_wrapper({name})!r} ({name}), as those of a module "
                 "in a wrapper do "
                 f"(torch.compile, DataParallel); save the state of the module inside of it, or rename its tensors ({plain})"
             )
     for name in own:
         if (plain := strip_wrapper_names(name)) != name and plain in stored:
             raise RecipeError(
-                f"the module's names hold {wrapper_in({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
+                f"the module's names hold {find_wrapper({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
                 "adapt the module "
                 f"inside of its wrapper (torch.compile, DataParallel)"
             )
@@ -245,13 +245,13 @@ def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
         compute()
 
 
-Place = tuple[nn.Module, str]
+TensorSlot = tuple[nn.Module, str]
 
 
-def places(module: nn.Module) -> dict[Place, str]:
+def find_tensor_slots(module: nn.Module) -> dict[TensorSlot, str]:
     """Every place of the module that holds a tensor, and the tensor's first name."""
     first: dict[int, str] = {}
-    found: dict[Place, str] = {}
+    found: dict[TensorSlot, str] = {}
     for path, part in module.named_modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in held.items():
@@ -260,15 +260,15 @@ def places(module: nn.Module) -> dict[Place, str]:
     return found
 
 
-def hold(part: nn.Module, name: str, tensor: Any) -> None:
+def set_tensor(part: nn.Module, name: str, tensor: Any) -> None:
     held: Any = part._parameters if name in part._parameters else part._buffers
     held[name] = tensor
 
 
-def put_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> nn.Module:
+def write_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> nn.Module:
     """Write parameters and buffers into the module; what is on the meta device gets memory of its own, and ties stay."""
     values, made = {**params, **state}, {}
-    for (part, name), first in places(module).items():
+    for (part, name), first in find_tensor_slots(module).items():
         tensor = getattr(part, name)
         value = torch.from_numpy(np.array(values[first], np.float32 if tensor.dtype == torch.bfloat16 else None))
         if not tensor.is_meta:
@@ -279,5 +279,5 @@ def put_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping
             value = value.to(tensor.dtype)
             free = tensor.requires_grad
             made[first] = nn.Parameter(value, requires_grad=free) if isinstance(tensor, nn.Parameter) else value
-        hold(part, name, made[first])
+        set_tensor(part, name, made[first])
     return module

@@ -12,7 +12,7 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def eagerly() -> Iterator[None]:
+def force_eager() -> Iterator[None]:
     """Inside, parts under `torch.compile` run their own code, attention takes no fused path, cumulative means are tensors.
 
     In evaluation `nn.TransformerEncoder` packs rows that a mask shortens into nested tensors; the plain path computes the same.
@@ -48,7 +48,7 @@ def disable_compile() -> Iterator[None]:
         compiler.config.patch(error_on_nested_fx_trace=False),
         warnings.catch_warnings(),
     ):
-        # By which `locating` follows what runs.
+        # By which `locate_errors` follows what runs.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         yield
 

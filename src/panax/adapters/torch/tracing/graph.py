@@ -19,12 +19,12 @@ from torch.fx.node import map_arg
 
 from ....core import current_target
 from ....core.errors import RecipeError
-from ..lowering import DTYPES, LOWERINGS, Out
+from ..lowering import DTYPES, LOWERINGS, OutputSpec
 from ..lowering.randomness import is_random
-from ..rejection import MODULE
-from .guards import NodeGuard, computes_in_double, guards_of, guards_of_doubles, is_double
-from .regions import REGION
-from .tracing import BACKWARD, MOST_LOSSES, Traced
+from ..rejection import MODULE_KEY
+from .guards import NodeGuard, build_double_guards, build_guards, computes_in_double, is_double
+from .regions import REGION_KEY
+from .tracing import BACKWARD_KEY, MAX_LOSSES, TracedGraph
 from .values import as_jax
 
 Values = dict[Node, Any]
@@ -41,7 +41,7 @@ class TracedProgram:
         guards: What the forward part checks of indices and integers.
     """
 
-    traced: Traced
+    traced: TracedGraph
     inputs: tuple[Node, ...]
     outputs: tuple[Any, ...]
     forward: tuple[Node, ...]
@@ -52,7 +52,7 @@ class TracedProgram:
     guards: tuple[NodeGuard, ...]
 
     @classmethod
-    def create(cls, traced: Traced) -> "TracedProgram":
+    def create(cls, traced: TracedGraph) -> "TracedProgram":
         """Sort a graph's nodes.
 
         Raises:
@@ -70,14 +70,14 @@ class TracedProgram:
             marks = node.meta.get("custom") or {}
             source = node.args[0] if node.target is operator.getitem else None
             if (
-                (source in backward if source is not None else bool(marks.get(BACKWARD)))
+                (source in backward if source is not None else bool(marks.get(BACKWARD_KEY)))
                 or any(each in cotangents or each in backward for each in node.all_input_nodes)
             ) and node.op != "get_attr":
                 backward.add(node)
             elif source is not None and source in region:
                 region[node] = region[source]
-            elif REGION in marks and node.op != "get_attr":
-                region[node] = marks[REGION]
+            elif REGION_KEY in marks and node.op != "get_attr":
+                region[node] = marks[REGION_KEY]
             if node.op == "call_function":
                 _check(node)
                 if is_random(node.target):
@@ -95,7 +95,7 @@ class TracedProgram:
             region=region,
             kept=kept,
             draws=draws,
-            guards=(*guards_of(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
+            guards=(*build_guards(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
         )
 
     @property
@@ -105,7 +105,7 @@ class TracedProgram:
         found = {name: None for name, node in zip(names, self.inputs) if is_double(node) and computes_in_double(node)}
         for node in self.forward:
             if is_double(node) and node.op == "call_function" and computes_in_double(node):
-                found.setdefault((node.meta.get("custom") or {}).get(MODULE) or "the loss")
+                found.setdefault((node.meta.get("custom") or {}).get(MODULE_KEY) or "the loss")
         return tuple(found)
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class TracedProgram:
     def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
         """Gradients of the trained parameters."""
         values: Values = dict(zip(self.kept, kept))
-        values.update(zip(self.inputs[-MOST_LOSSES:], cotangents))
+        values.update(zip(self.inputs[-MAX_LOSSES:], cotangents))
         again = _Recomputing(self, values, key)
         for node in self.backward:
             again.provide(node)
@@ -146,7 +146,7 @@ class TracedProgram:
         if node.target is operator.getitem:
             return cast(Any, arguments)[0][cast(Any, arguments)[1]]
         out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
-        if isinstance(out, Out):
+        if isinstance(out, OutputSpec):
             shared = node in self._is_backward and len(node.users) > 1
             out = dataclasses.replace(out, turned=_turned(node), shared_backward=shared)
         with jax.named_scope(node.name):
@@ -201,7 +201,7 @@ class _Recomputing:
         return dict(zip(inputs, held))
 
 
-NEVER = 0x7FC5A5A5
+UNUSED_NAN_BITS = 0x7FC5A5A5
 """The bits of a NaN that no operation makes."""
 
 
@@ -213,7 +213,7 @@ def _after(value: Any, gradient: jax.Array) -> Any:
     if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
         return value
     bits = jax.lax.bitcast_convert_type(gradient.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
-    return jnp.where(bits == jnp.uint32(NEVER), jnp.zeros_like(value), value)
+    return jnp.where(bits == jnp.uint32(UNUSED_NAN_BITS), jnp.zeros_like(value), value)
 
 
 def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
@@ -251,15 +251,15 @@ def _reaching(outputs: Iterable[Any]) -> set[Node]:
     return wanted
 
 
-def _of_inputs(traced: Traced, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
+def _of_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
     """The guards of doubles that come in: leaves of the batch, and buffers that change."""
     first = 2 * (len(traced.losses) + len(traced.metrics))
     rest = inputs[len(traced.parameters) :]
     buffers = dict(zip(traced.buffers, rest))
     leaves = dict(zip(traced.leaves, rest[len(buffers) :]))
     changed = {name: node for (name, node), after in zip(buffers.items(), outputs[first:]) if after is not node}
-    yield from guards_of_doubles(changed, of_batch=False)
-    yield from guards_of_doubles(leaves, of_batch=True)
+    yield from build_double_guards(changed, of_batch=False)
+    yield from build_double_guards(leaves, of_batch=True)
 
 
 def _turned(node: Node) -> frozenset[int]:
@@ -306,7 +306,7 @@ def _check(node: Node) -> None:
 
 def _where(node: Node) -> str:
     """Which part of the model an operation is of, as far as it is known."""
-    module = (node.meta.get("custom") or {}).get(MODULE)
+    module = (node.meta.get("custom") or {}).get(MODULE_KEY)
     if module is not None:
         return f" in {module}"
     trace = node.meta.get("stack_trace") or node.meta.get("seq_stack_trace") or ""
@@ -317,7 +317,7 @@ def _where(node: Node) -> str:
 def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_out(part, key) for part in value)
-    return None if value is None else Out(tuple(value.shape), DTYPES[value.dtype], key)
+    return None if value is None else OutputSpec(tuple(value.shape), DTYPES[value.dtype], key)
 
 
 def _as_declared(found: Any, out: Any, node: Node) -> Any:
@@ -331,14 +331,14 @@ def _as_declared(found: Any, out: Any, node: Node) -> Any:
     return found if found.dtype == out.dtype else found.astype(out.dtype)
 
 
-def as_function(program: TracedProgram) -> Callable[..., list[Any]]:
+def to_jax_function(program: TracedProgram) -> Callable[..., list[Any]]:
     """`f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
 
     `others` maps the remaining inputs by their place; what the losses' gradients are divided by comes in as their cotangents.
     """
     places = {name: i for i, name in enumerate(program.traced.parameters)}
     trained_places = [places[name] for name in program.traced.trained]
-    num_inputs = len(program.inputs) - MOST_LOSSES
+    num_inputs = len(program.inputs) - MAX_LOSSES
 
     def joined(trained: Sequence[Any], others: Sequence[Any]) -> list[Any]:
         inputs: list[Any] = [None] * num_inputs
@@ -358,7 +358,7 @@ def as_function(program: TracedProgram) -> Callable[..., list[Any]]:
     def backward(residuals: Any, cotangents: Any) -> Any:
         kept, key_data = residuals
         given = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
-        given += [jnp.zeros(())] * (MOST_LOSSES - len(given))
+        given += [jnp.zeros(())] * (MAX_LOSSES - len(given))
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             gradients = program.run_backward(kept, given, jax.random.wrap_key_data(key_data))
         return tuple(gradients), None, None

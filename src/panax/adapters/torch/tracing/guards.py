@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from ....core.errors import RecipeError
 from ....core.measures import NO_FAULT
-from ..lowering import LOWERINGS, Out
-from .integers import ADDING, LARGEST, Range, Ranges
+from ..lowering import LOWERINGS, OutputSpec
+from .integers import ACCUMULATING_OPS, INT32_MAX, IntegerRange, RangeAnalysis
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ class NodeGuard:
     worst: Callable[[Mapping[Node, Any]], jax.Array]
 
 
-def guards_of(
+def build_guards(
     nodes: Sequence[Node], constants: Mapping[str, torch.Tensor], where: Callable[[Node], str]
 ) -> tuple[NodeGuard, ...]:
     """The checks of a forward part.
@@ -50,7 +50,7 @@ def guards_of(
     Raises:
         RecipeError: A number in the model's code does not fit into 32 bits.
     """
-    ranges = Ranges(constants)
+    ranges = RangeAnalysis(constants)
     found: list[NodeGuard] = []
     for node in nodes:
         if node.op == "call_function":
@@ -63,13 +63,13 @@ def guards_of(
     return tuple(found)
 
 
-def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
+def _of_indices(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     for index, allowed, ignored in _indices(node):
         if not isinstance(index, Node) or ranges.of(index).within(allowed):
             continue
 
         def worst(
-            values: Mapping[Node, Any], index: Node = index, allowed: Range = allowed, ignored: Any = ignored
+            values: Mapping[Node, Any], index: Node = index, allowed: IntegerRange = allowed, ignored: Any = ignored
         ) -> Any:
             value = values[index]
             bad = (value < allowed.low) | (value > allowed.high)
@@ -79,15 +79,15 @@ def _of_indices(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Ite
         yield NodeGuard(node, text, worst)
 
 
-def _indices(node: Node) -> Iterator[tuple[Any, Range, int | None]]:
+def _indices(node: Node) -> Iterator[tuple[Any, IntegerRange, int | None]]:
     """(indices, what they may be, what is ignored) of an operation that addresses by them."""
     args: Any = node.args
     target: Any = node.target
     if target is torch.ops.panax.within.default:
-        yield args[0], Range(args[1], args[2]), None
+        yield args[0], IntegerRange(args[1], args[2]), None
     packet = getattr(target, "overloadpacket", None)
     if packet in (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only):
-        yield args[1], Range(0, _shape(args[0])[0] - 1), None
+        yield args[1], IntegerRange(0, _shape(args[0])[0] - 1), None
     elif packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
         dim = 0
         for index in args[1]:
@@ -96,13 +96,13 @@ def _indices(node: Node) -> Iterator[tuple[Any, Range, int | None]]:
                 continue
             size = _shape(args[0])[dim]
             dim += 1
-            yield index, Range(-size, size - 1), None
+            yield index, IntegerRange(-size, size - 1), None
     elif packet in _ALONG and _shape(args[0]):
         size = _shape(args[0])[args[1]]
-        yield args[2], Range(-size if packet is aten.index_fill else 0, size - 1), None
+        yield args[2], IntegerRange(-size if packet is aten.index_fill else 0, size - 1), None
     elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
         shape = _shape(args[0])
-        yield args[1], Range(0, shape[1 if len(shape) > 1 else 0] - 1), args[4]
+        yield args[1], IntegerRange(0, shape[1 if len(shape) > 1 else 0] - 1), args[4]
 
 
 _ALONG = {
@@ -111,7 +111,7 @@ _ALONG = {
 }  # fmt: skip
 
 
-def _of_divisors(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
+def _of_divisors(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in (aten.div, aten.floor_divide, aten.remainder, aten.fmod) or not _is_integer(node):
         return
@@ -121,7 +121,7 @@ def _of_divisors(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> It
         yield NodeGuard(node, text, lambda values: _largest(values[divisor], values[divisor] == 0))
 
 
-def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
+def _of_sums(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     value = node.meta.get("val")
     if getattr(value, "dtype", None) != torch.int64 or node.target not in LOWERINGS or not ranges.may_overflow(node):
         return
@@ -137,18 +137,18 @@ def _of_sums(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterat
             if packet in _SHIFTS:
                 x, by = (values[each] if isinstance(each, Node) else each for each in node.args)
                 return _wrapped(jnp.asarray(x, jnp.float32) * jnp.exp2(jnp.asarray(by, jnp.float32)), values[node])
-            numbers = ADDING.get(packet)
+            numbers = ACCUMULATING_OPS.get(packet)
             arguments = [
                 map_arg(each, lambda n, i=i: _floating(values[n]) if numbers is None or i in numbers else values[n])
                 for i, each in enumerate(node.args)
             ]
             keywords = map_arg(node.kwargs, lambda n: _floating(values[n]))
-            out = Out(tuple(cast(Any, value).shape), jnp.float32, functools.partial(jax.random.key, 0))
+            out = OutputSpec(tuple(cast(Any, value).shape), jnp.float32, functools.partial(jax.random.key, 0))
             found = LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))
             return _wrapped(jnp.asarray(found), values[node])
 
     text = f"{_name(node)}{where(node)} makes an integer of 64 bits that 32 bits, as JAX computes, can't hold: expected at most "
-    yield NodeGuard(node, text + f"{LARGEST}, got ", worst)
+    yield NodeGuard(node, text + f"{INT32_MAX}, got ", worst)
 
 
 _SHIFTS = (aten.bitwise_left_shift, aten.__lshift__)
@@ -180,28 +180,32 @@ _FACTORS = {
     aten.linalg_inv_ex: "invertible",
 }
 
-EXACT = 2**24
+MAX_EXACT_INTEGER = 2**24
 """Integers up to this are exact in float32."""
 
 
-def _of_casts(node: Node, ranges: Ranges, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
+def _of_casts(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     """Integers that a model makes into doubles, which hold what float32 does not."""
     source: Any = node.args[0] if node.args else None
     if getattr(node.target, "overloadpacket", None) is not aten._to_copy or not is_double(node):
         return
-    if not _is_integer(source) or ranges.of(source).within(Range(-EXACT, EXACT)) or not computes_in_double(node):
+    if (
+        not _is_integer(source)
+        or ranges.of(source).within(IntegerRange(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER))
+        or not computes_in_double(node)
+    ):
         return
     text = f"{_name(node)}{where(node)} makes a float64 of an integer, {_DOUBLE}"
-    yield NodeGuard(node, text, lambda values: _largest(values[source], jnp.abs(values[source]) > EXACT))
+    yield NodeGuard(node, text, lambda values: _largest(values[source], jnp.abs(values[source]) > MAX_EXACT_INTEGER))
 
 
 _DOUBLE = (
-    f"and float64 is computed in float32 here, whose integers end at {EXACT}: subtract an offset in the data, or cast to float32 "
+    f"and float64 is computed in float32 here, whose integers end at {MAX_EXACT_INTEGER}: subtract an offset in the data, or cast to float32 "
     f"first if that is enough; got "
 )
 
 
-def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[NodeGuard]:
+def build_double_guards(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[NodeGuard]:
     """Doubles that come in larger than float32 tells from their neighbours, where the model computes with them.
 
     Args:
@@ -212,7 +216,7 @@ def guards_of_doubles(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator
 
             def worst(values: Mapping[Node, Any], node: Node = node) -> Any:
                 size = jnp.abs(values[node])
-                return _largest(values[node], (size >= EXACT) & jnp.isfinite(size))
+                return _largest(values[node], (size >= MAX_EXACT_INTEGER) & jnp.isfinite(size))
 
             what = f"batch[{name!r}]" if of_batch else f"the buffer {name}"
             yield NodeGuard(node, f"{what} is float64, {_DOUBLE}", worst)
@@ -249,7 +253,7 @@ def _floating(value: Any) -> Any:
 
 
 def _too_large(value: jax.Array) -> jax.Array:
-    return _largest(value, jnp.abs(value) > LARGEST * (1 - 1e-6))
+    return _largest(value, jnp.abs(value) > INT32_MAX * (1 - 1e-6))
 
 
 def _wrapped(value: jax.Array, integer: jax.Array) -> jax.Array:
@@ -273,9 +277,9 @@ def _refuse_large_numbers(node: Node, where: Callable[[Node], str]) -> None:
     if not all(_is_integer(each) or _is_truth(each) for each in inputs):
         return
     for each in (*node.args, *node.kwargs.values()):
-        if isinstance(each, int) and abs(each) > LARGEST:
+        if isinstance(each, int) and abs(each) > INT32_MAX:
             raise RecipeError(
-                f"{_name(node)}{where(node)} uses the number {each}, and integers have 32 bits here, up to {LARGEST}; use "
+                f"{_name(node)}{where(node)} uses the number {each}, and integers have 32 bits here, up to {INT32_MAX}; use "
                 f"smaller numbers, or take what needs them (a hash of ids) when the data is prepared"
             )
 

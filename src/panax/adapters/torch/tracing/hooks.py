@@ -22,12 +22,12 @@ def follow_hooks(module: nn.Module, stand_ins: Mapping[str, torch.Tensor]) -> No
                 stand_ins[name].register_hook(hook)
 
 
-def hooked_parameters(module: nn.Module) -> tuple[str, ...]:
+def find_hooked_parameters(module: nn.Module) -> tuple[str, ...]:
     """Names of the parameters that have hooks on their accumulated gradients."""
     return tuple(name for name, p in module.named_parameters() if _accumulated(p) and p.requires_grad)
 
 
-def after_accumulation(
+def apply_accumulation_hooks(
     module: nn.Module, stand_ins: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """The gradients after the hooks that `register_post_accumulate_grad_hook` has set.

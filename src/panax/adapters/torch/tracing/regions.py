@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx.traceback import annotate
 
-REGION = "panax_region"
+REGION_KEY = "panax_region"
 """The key, in a node's `custom` metadata, of the outermost checkpointed region that it is in."""
 
 
@@ -32,7 +32,7 @@ def mark_checkpoint_regions() -> Iterator[None]:
             return function(*args, **kwargs)
         inside = True
         try:
-            with annotate({REGION: next(numbers)}):
+            with annotate({REGION_KEY: next(numbers)}):
                 return function(*args, **kwargs)
         finally:
             inside = False
@@ -54,7 +54,7 @@ def mark_checkpoint_regions() -> Iterator[None]:
             return
         inside = True
         try:
-            with annotate({REGION: next(numbers)}):
+            with annotate({REGION_KEY: next(numbers)}):
                 yield
         finally:
             inside = False

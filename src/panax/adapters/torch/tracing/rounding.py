@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch.fx import Interpreter, Node
 
-from ..state.drawing import SameDraws
+from ..state.drawing import ReplayDrawsMode
 from .graph import TracedProgram
 from .values import as_numpy
 
 aten = torch.ops.aten
 
-CLOSE = 1e-5
+TIE_TOLERANCE = 1e-5
 """How far two operands may be apart to count as the same number, of the largest. Sums in another order make 1e-7 to 1e-6."""
 
-DECIDING = {
+DISCONTINUOUS_OPS = {
     aten.threshold_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.hardswish_backward,
     aten.hardsigmoid_backward, aten.elu_backward, aten.sign, aten.sgn, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
     aten.isin, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d,
@@ -37,7 +37,7 @@ DECIDING = {
 """Operations that take one side or another of a value; what they are given is what rounding moves."""
 
 
-def graph_in_torch(
+def run_graph_in_torch(
     program: TracedProgram, inputs: Mapping[str, torch.Tensor], key: jax.Array, *, decided_by_jax: bool
 ) -> dict[str, np.ndarray]:
     """The gradients of the trained parameters, from the traced graph by PyTorch's kernels.
@@ -52,13 +52,13 @@ def graph_in_torch(
     ones = [torch.ones(()) for _ in program.inputs[len(names) :]]
     operands = _operands(program, tensors, key) if decided_by_jax else {}
     module = torch.fx.GraphModule(dict(traced.constants), traced.graph)
-    with torch.no_grad(), SameDraws(key):
+    with torch.no_grad(), ReplayDrawsMode(key):
         outputs: Sequence[Any] = _Deciding(module, operands).run(*tensors, *ones)
     return {name: as_numpy(g) for name, g in zip(traced.trained, outputs[program.num_outputs :])}
 
 
-def decides(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "overloadpacket", None) in DECIDING
+def is_discontinuous(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "overloadpacket", None) in DISCONTINUOUS_OPS
 
 
 def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
@@ -66,7 +66,7 @@ def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.
     wanted = {
         each
         for node in (*program.forward, *program.backward)
-        if decides(node)
+        if is_discontinuous(node)
         for each in node.all_input_nodes
         if _is_floating(each)
     }
@@ -96,7 +96,7 @@ class _Deciding(Interpreter):
         self._operands = operands
 
     def run_node(self, n: Node) -> Any:
-        if not decides(n):
+        if not is_discontinuous(n):
             return super().run_node(n)
         kept = {each: self.env[each] for each in n.all_input_nodes if each.name in self._operands}
         for each, value in kept.items():
@@ -111,7 +111,7 @@ def _nearly(value: torch.Tensor, other: np.ndarray) -> torch.Tensor:
     """`other`'s numbers where they are `value`'s up to rounding, else `value`'s."""
     found = torch.from_numpy(np.array(other, np.float32)).to(value.dtype)
     near = (
-        (found - value).abs() <= CLOSE * value.abs().max()
+        (found - value).abs() <= TIE_TOLERANCE * value.abs().max()
         if value.numel()
         else torch.zeros_like(value, dtype=torch.bool)
     )

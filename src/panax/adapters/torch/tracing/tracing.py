@@ -20,12 +20,12 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 
 from ....core.errors import RecipeError
-from ..lowering import WHILE_TRACING, Replacing, decompositions
+from ..lowering import TRACING_REPLACEMENTS, ReplacementMode, decompositions
 from ..objective import Objective
 from ..rejection import (
-    MODULE,
-    Located,
-    locating,
+    MODULE_KEY,
+    ModuleTracker,
+    locate_errors,
     refuse_changed_constants,
     refuse_changes,
     refuse_leaks,
@@ -33,22 +33,22 @@ from ..rejection import (
     refuse_values,
     refuse_views,
 )
-from ..state.outside import Constant, constants_of, refuse_outside
+from ..state.outside import UserConstant, find_user_constants, refuse_outside
 from ..state.python_state import PythonState
-from ..state.randomness import INSTEAD, RAISED, drawing_nothing
-from ..state.surroundings import SEEDED, watching
-from ..state.untouched import forget_fakes, restore_after, swap_tensors
-from ..state.weights import places
-from .eagerly import eagerly
-from .hooks import after_accumulation, follow_hooks
+from ..state.randomness import INSTEAD, RAISED_ERRORS, forbid_python_draws
+from ..state.surroundings import SEED_ADVICE, forbid_side_inputs
+from ..state.untouched import clear_fake_caches, restore_after, swap_tensors
+from ..state.weights import find_tensor_slots
+from .eagerly import force_eager
+from .hooks import apply_accumulation_hooks, follow_hooks
 from .regions import mark_checkpoint_regions
 
-BACKWARD = "panax_backward"
+BACKWARD_KEY = "panax_backward"
 """The key, in a node's `custom` metadata, of the operations of the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
+class TracedGraph:
     """A graph, and what its inputs and outputs are, in order.
 
     Attributes:
@@ -69,7 +69,7 @@ class Traced:
     losses: tuple[str, ...]
     metrics: tuple[str, ...]
     trained: tuple[str, ...]
-    outside: tuple[Constant, ...] = ()
+    outside: tuple[UserConstant, ...] = ()
 
 
 def trace(
@@ -79,7 +79,7 @@ def trace(
     *,
     train: bool,
     autocast: torch.dtype | None,
-) -> Traced:
+) -> TracedGraph:
     """Trace the loss (and, for training, its gradients) for batches of these shapes.
 
     Args:
@@ -101,7 +101,7 @@ def _trace(
     *,
     train: bool,
     autocast: torch.dtype | None,
-) -> Traced:
+) -> TracedGraph:
     refuse_views(before)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
@@ -116,29 +116,29 @@ def _trace(
     stand_ins: dict[int, torch.Tensor] = {}
     joint = _joint(module, objective, found, before, stand_ins, train=train, autocast=autocast)
     with mode:
-        cotangents = [torch.ones(()) for _ in range(MOST_LOSSES)]
+        cotangents = [torch.ones(()) for _ in range(MAX_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
 
-    def recorded() -> tuple[torch.fx.GraphModule, Located, list[str]]:
-        RAISED.clear()
+    def recorded() -> tuple[torch.fx.GraphModule, ModuleTracker, list[str]]:
+        RAISED_ERRORS.clear()
         seeded = torch.get_rng_state()
         try:
             with (
-                mode_of(module, train), locating(module) as located, mark_checkpoint_regions(), eagerly(), preserve_node_meta(),
-                drawing_nothing(found["python"].borrowed, lambda: located.where) as draws,
-                watching(found["python"].borrowed, found["python"].iterators, before.packages),
+                set_mode(module, train), locate_errors(module) as located, mark_checkpoint_regions(), force_eager(), preserve_node_meta(),
+                forbid_python_draws(found["python"].borrowed, lambda: located.where) as draws,
+                forbid_side_inputs(found["python"].borrowed, found["python"].iterators, before.packages),
             ):  # fmt: skip
                 make = make_fx(
-                    joint, tracing_mode="fake", decomposition_table=WHILE_TRACING, _allow_non_fake_inputs=True
+                    joint, tracing_mode="fake", decomposition_table=TRACING_REPLACEMENTS, _allow_non_fake_inputs=True
                 )
                 made = make(*inputs)
-                if RAISED:
+                if RAISED_ERRORS:
                     # The model's own `except` took it for something else.
-                    raise RAISED[0]
+                    raise RAISED_ERRORS[0]
                 return made, located, draws
         finally:
-            RAISED.clear()
-            forget_fakes()
+            RAISED_ERRORS.clear()
+            clear_fake_caches()
             if not torch.equal(seeded, torch.get_rng_state()):
                 found["seeded"] = True
 
@@ -153,15 +153,15 @@ def _trace(
             raise RecipeError(f"{draws[0]}, {INSTEAD}")
         refuse_changes(after, PythonState(module, objective.loss, stand_ins), located)
     if "seeded" in found:
-        raise RecipeError(f"the forward sets the state of PyTorch's random generator, {SEEDED}")
+        raise RecipeError(f"the forward sets the state of PyTorch's random generator, {SEED_ADVICE}")
     refuse_values(first)
     refuse_changed_constants(first, before)
-    graph = functional(first, inputs, module)
+    graph = to_functional(first, inputs, module)
     _refuse_changed_parameters(graph, tuple(parameters))
     if train:
         refuse_shared_memory(module, _written_buffers(graph, found))
     constants = {node.target: _attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    return Traced(
+    return TracedGraph(
         graph=graph.graph,
         constants=constants,
         parameters=found["parameters"],
@@ -170,7 +170,7 @@ def _trace(
         losses=found["losses"],
         metrics=found["metrics"],
         trained=found["trained"],
-        outside=constants_of(constants.values(), before),
+        outside=find_user_constants(constants.values(), before),
     )
 
 
@@ -189,7 +189,7 @@ def _joint(
     Args:
         stood_in: Takes, by the id of what stands in for it, each parameter and buffer.
     """
-    held = places(module)
+    held = find_tensor_slots(module)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     alive: list[torch.Tensor] = []  # so that no id is used twice
 
@@ -206,7 +206,7 @@ def _joint(
         if train:
             follow_hooks(module, named)
         stand_ins = {place: values[name] for place, name in held.items()}
-        replacing = Replacing(named)
+        replacing = ReplacementMode(named)
         with _casting(autocast), replacing, swap_tensors(module, stand_ins, found["python"].aliases):
             terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
             after = [buffer for _, buffer in module.named_buffers()]
@@ -222,10 +222,10 @@ def _joint(
         if not sums:
             raise RecipeError(_no_gradient(module, bool(free)))
         refuse_outside(sums, own, before)
-        with annotate({BACKWARD: True}):
+        with annotate({BACKWARD_KEY: True}):
             with replacing:
                 gradients = torch.autograd.grad(sums, list(free.values()), weights, allow_unused=True)
-            gradients = after_accumulation(module, free, dict(zip(free, gradients)))
+            gradients = apply_accumulation_hooks(module, free, dict(zip(free, gradients)))
         used = [(name, g) for name, g in zip(free, gradients) if g is not None]
         found["trained"] = tuple(name for name, _ in used)
         return [*detached, *after, *(g for _, g in used)]
@@ -233,7 +233,7 @@ def _joint(
     return joint
 
 
-MOST_LOSSES = 16
+MAX_LOSSES = 16
 """Cotangents that a graph has inputs for; those that no loss uses are dropped."""
 
 
@@ -250,7 +250,7 @@ def _casting(autocast: torch.dtype | None) -> contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
-def mode_of(module: nn.Module, train: bool) -> Iterator[None]:
+def set_mode(module: nn.Module, train: bool) -> Iterator[None]:
     """The module as it trains (what its user has set to `eval()` stays so) or is judged; afterwards as it was."""
     flags = {part: part.training for part in module.modules()}
     if train and not module.training:
@@ -264,7 +264,7 @@ def mode_of(module: nn.Module, train: bool) -> Iterator[None]:
             part.training = flag
 
 
-def functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn.Module) -> torch.fx.GraphModule:
+def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn.Module) -> torch.fx.GraphModule:
     """The same graph without in-place operations and views, in core ATen.
 
     Raises:
@@ -284,7 +284,7 @@ def functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn.Mo
             decomposition_table=decompositions(),
             _allow_non_fake_inputs=True,
         )
-        with locating(module, where=lambda: running[-1].where if running else None):
+        with locate_errors(module, where=lambda: running[-1].where if running else None):
             return make(*[tensor.detach() for tensor in flat])
 
 
@@ -298,7 +298,7 @@ class _SayingWhatChanges(torch.fx.Interpreter):
     where: str | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        self.where = (n.meta.get("custom") or {}).get(MODULE)
+        self.where = (n.meta.get("custom") or {}).get(MODULE_KEY)
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
