@@ -68,7 +68,7 @@ class Rated(Optimizer):
 
         def renewed(state: dict[str, Any], params: Any) -> dict[str, Any]:
             assert usual.renewal is not None
-            return {**state, "inner": usual.renewal.renewed(state["inner"], params)}
+            return {**state, "inner": usual.renewal.renew(state["inner"], params)}
 
         renewal = None if usual.renewal is None else usual.renewal._replace(renewed=renewed)
         return usual._replace(init=init, update=update, axes=lies, renewal=renewal)

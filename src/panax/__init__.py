@@ -65,6 +65,6 @@ register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole"
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step",
-    "is_debugging", "evaluate", "find_batch", "find_lr", "fit", "hooks", "join", "load", "open_run", "preset", "report",
-    "simulate", "sweep", "time_to_loss",
+    "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run", "preset",
+    "report", "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

@@ -58,7 +58,11 @@ def _abstraction(comparison: Comparison) -> Answer:
     )
     evidence = [
         f"{column.title}: {length.program} lines of program"
-        + (f" and {length.model} of model ({column.whose})" if length.model else f"; the model is {column.whose}")
+        + (
+            f" and {length.model} of model ({column.model_source})"
+            if length.model
+            else f"; the model is {column.model_source}"
+        )
         for column, length in lengths
     ]
     adapted = comparison.columns.get("adapted")
@@ -184,7 +188,7 @@ def _ecosystem(comparison: Comparison) -> Answer:
     evidence = [
         f"{column.title}: "
         + (
-            f"the model is {column.whose}; "
+            f"the model is {column.model_source}; "
             + ", ".join(f"{name} {version}" for name, version in entry.versions.items())
             if entry.losses
             else f"{entry.state}: {entry.reason}"

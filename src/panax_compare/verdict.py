@@ -126,15 +126,15 @@ def _same_work(comparison: Comparison, entry: ColumnResult, allowed: list[float]
         return False, entry.reason or "not measured", None
     reference = comparison.columns[comparison.reference]
     found = compare_losses(entry.losses, reference.losses, allowed)
-    if not found.same:
-        return False, f"not the same work: {found.reason}", found.apart
+    if not found.is_equal:
+        return False, f"not the same work: {found.reason}", found.max_distance
     if _kind(entry.device) != _kind(reference.device):
-        return False, f"ran on {entry.device}, the reference on {reference.device}", found.apart
+        return False, f"ran on {entry.device}, the reference on {reference.device}", found.max_distance
     rounds = comparison.settings["rounds"]
     if entry.state == "failed":
-        return bool(entry.turns), f"{entry.reason} (after {len(entry.turns)} of {rounds} rounds)", found.apart
+        return bool(entry.turns), f"{entry.reason} (after {len(entry.turns)} of {rounds} rounds)", found.max_distance
     missing = rounds - len(entry.turns)
-    return True, f"{missing} of {rounds} rounds are missing" if missing > 0 else "", found.apart
+    return True, f"{missing} of {rounds} rounds are missing" if missing > 0 else "", found.max_distance
 
 
 def _kind(device: str) -> str:

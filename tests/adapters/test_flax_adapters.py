@@ -68,7 +68,7 @@ def test_a_variable_that_appears_late_is_an_error():
 def test_an_nnx_model_that_exists_keeps_its_weights():
     model = Net(nnx.Rngs(3))
     task = flax_nnx.task(model, square)
-    np.testing.assert_array_equal(task.model.given[0]["up.kernel"], model.up.kernel[...])
+    np.testing.assert_array_equal(task.model.initial[0]["up.kernel"], model.up.kernel[...])
 
 
 def test_only_what_is_asked_for_trains():
@@ -174,7 +174,7 @@ def test_a_model_is_called_as_often_as_the_loss_likes():
 def test_linen_variables_that_exist():
     variables = nn.Dense(8).init(jax.random.key(5), BATCH["x"])
     task = flax_linen.task(nn.Dense(8), square, variables=variables)
-    np.testing.assert_array_equal(task.model.given[0]["kernel"], variables["params"]["kernel"])
+    np.testing.assert_array_equal(task.model.initial[0]["kernel"], variables["params"]["kernel"])
     with pytest.raises(RecipeError, match=r"the variables are \['bias', 'kernel'\]; expected a collection params"):
         flax_linen.task(nn.Dense(8), square, variables=variables["params"])
 
@@ -232,14 +232,14 @@ def test_an_attribute_that_a_call_changes_is_refused():
 
 def test_a_parameter_that_a_call_changes_ends_the_run():
     task = flax_nnx.task(Changing(clips), square)
-    params, state = task.given(
+    params, state = task.load_initial(
         jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), jax.eval_shape(task.init, KEY))
     )
     result = task.loss(params, state, BATCH, KEY, True)
     with pytest.raises(DataError, match=r"a call of the model changes the parameter linear.kernel"):
-        result.metrics["faults"].refuse("the batch")
+        result.metrics["faults"].raise_if_failed("the batch")
     clipped = {**params, "linear.kernel": jnp.clip(params["linear.kernel"], -0.05, 0.05)}
-    task.loss(clipped, state, BATCH, KEY, True).metrics["faults"].refuse("the batch")
+    task.loss(clipped, state, BATCH, KEY, True).metrics["faults"].raise_if_failed("the batch")
     assert "faults" not in task.loss(params, state, BATCH, KEY, False).metrics
 
 

@@ -71,7 +71,7 @@ def test_haiku_plain_or_transformed(function):
 def test_haiku_weights_that_exist():
     variables = hk.transform_with_state(network).init(KEY, BATCH["x"])
     task = haiku.task(network, square, variables=variables)
-    np.testing.assert_array_equal(task.model.given[0]["linear"]["w"], variables[0]["linear"]["w"])
+    np.testing.assert_array_equal(task.model.initial[0]["linear"]["w"], variables[0]["linear"]["w"])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def rows(model, batch):
 def test_an_equinox_model_that_exists_keeps_its_weights():
     model = eqx.nn.MLP(6, 8, 16, 1, key=KEY)
     task = equinox.task(model, rows)
-    np.testing.assert_array_equal(task.model.given[0].layers[0].weight, model.layers[0].weight)
+    np.testing.assert_array_equal(task.model.initial[0].layers[0].weight, model.layers[0].weight)
 
 
 def test_what_equinox_layers_are():
@@ -189,7 +189,7 @@ def test_rows_that_fill_up_a_batch_count_nothing_in_keras(weighted):
     rows = {"x": rng.standard_normal((4, 6), np.float32), "y": np.arange(4, dtype=np.int32)}
     rows |= {"sample_weight": np.float32([1, 2, 0, 3])} if weighted else {}
     task = keras_adapter.task(dense(), loss="sparse_categorical_crossentropy", metrics=["accuracy"], example=rows)
-    params, state = jax.tree.map(jnp.asarray, task.model.given)
+    params, state = jax.tree.map(jnp.asarray, task.model.initial)
 
     def measured(batch):
         result = task.loss(params, state, batch, KEY, False)

@@ -156,7 +156,7 @@ def test_compound_operations_are_taken_apart():
     example = {"ids": np.arange(24).reshape(8, 3) % 7}
     adapted = task(transformer(), lambda model, batch: (model(ids=batch["ids"]) ** 2).mean(), example=example)
     assert adapted._axes["up"] == ("width", "features") and adapted._axes["table"] == ("features", "width")
-    params, state = adapted.model.given
+    params, state = adapted.model.initial
     half = {"ids": np.asarray(example["ids"][:4], np.int32)}
     gradient = jax.grad(lambda p: adapted.loss(p, state, half, jax.random.key(0), True).losses["objective"].mean)(
         params

@@ -55,7 +55,7 @@ def test_an_exported_module_trains_as_the_module_does(exported):
     ):
         task(proto, squared, example=images(0))
     adapted = task(proto, squared, example=images(0), untied="first.*")
-    names = set(adapted.model.given[0])
+    names = set(adapted.model.initial[0])
     assert {"first.weight", "second.weight", "first.bias", "second.bias"} <= names and len(names) == 12
     assert not any("Constant" in name for name in names) and any("constants=" in note for note in adapted.notes)
     devices = jax.devices()[:1]
@@ -99,9 +99,9 @@ EXAMPLE = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
 @pytest.mark.parametrize("name", ["ones", "onnx::InstanceNormalization", "norm.weight"])
 def test_ones_and_zeros_of_a_group_norm_stay(name):
     adapted = task(grouped(name), squared, example=EXAMPLE)
-    assert set(adapted.model.given[0]) == {"w", "scale"}
+    assert set(adapted.model.initial[0]) == {"w", "scale"}
     assert any(f"{name}_a" in note for note in adapted.notes)
-    assert set(task(grouped(name), squared, example=EXAMPLE, weights=f"{name}_*").model.given[0]) == {
+    assert set(task(grouped(name), squared, example=EXAMPLE, weights=f"{name}_*").model.initial[0]) == {
         "w", "scale", f"{name}_a", f"{name}_b",
     }  # fmt: skip
 
@@ -116,11 +116,11 @@ def test_what_has_no_name_is_asked_for():
         RecipeError, match=r"whether val_3 \(1 in all\) are weights or constants .*weights=.*constants="
     ):
         task(scaled("val_3"), squared, example=EXAMPLE)
-    assert set(task(scaled("val_3"), squared, example=EXAMPLE, weights=["val_*"]).model.given[0]) == {"w", "val_3"}
-    assert set(task(scaled("val_3"), squared, example=EXAMPLE, constants=["val_3"]).model.given[0]) == {"w"}
-    assert set(task(scaled("scale"), squared, example=EXAMPLE).model.given[0]) == {"w", "scale"}
-    assert set(task(scaled("scale"), squared, example=EXAMPLE, constants=["scale"]).model.given[0]) == {"w"}
-    assert set(task(scaled("power", exponent=True), squared, example=EXAMPLE).model.given[0]) == {"w"}
+    assert set(task(scaled("val_3"), squared, example=EXAMPLE, weights=["val_*"]).model.initial[0]) == {"w", "val_3"}
+    assert set(task(scaled("val_3"), squared, example=EXAMPLE, constants=["val_3"]).model.initial[0]) == {"w"}
+    assert set(task(scaled("scale"), squared, example=EXAMPLE).model.initial[0]) == {"w", "scale"}
+    assert set(task(scaled("scale"), squared, example=EXAMPLE, constants=["scale"]).model.initial[0]) == {"w"}
+    assert set(task(scaled("power", exponent=True), squared, example=EXAMPLE).model.initial[0]) == {"w"}
     with pytest.raises(RecipeError, match="constants='scal' matches no initializer; did you mean 'scale'"):
         task(scaled("scale"), squared, example=EXAMPLE, constants="scal")
     with pytest.raises(RecipeError, match=r"scale is in weights= and in constants="):
@@ -132,9 +132,9 @@ def test_a_weight_of_several_nodes_is_one_or_several():
     shared = model_of(nodes, weights(0, w=(4, 4)), X)
     with pytest.raises(RecipeError, match=r"1 initializers are each used by several nodes: w \(a, out\)"):
         task(shared, squared, example=EXAMPLE)
-    assert set(task(shared, squared, example=EXAMPLE, tied="w").model.given[0]) == {"w"}
+    assert set(task(shared, squared, example=EXAMPLE, tied="w").model.initial[0]) == {"w"}
     apart = task(shared, squared, example=EXAMPLE, untied=["w"])
-    assert set(apart.model.given[0]) == {"w", "w.2"}
+    assert set(apart.model.initial[0]) == {"w", "w.2"}
     back = apart.model.rebuild({"w": np.zeros((4, 4)), "w.2": np.ones((4, 4))}, {})
     onnx.checker.check_model(back)
     assert {t.name: float(numpy_helper.to_array(t).mean()) for t in back.graph.initializer} == {"w": 0.0, "w.2": 1.0}

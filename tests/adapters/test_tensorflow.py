@@ -108,7 +108,7 @@ def test_trains_as_tensorflow_does_and_gives_the_variables_back():
 
 def test_dropout_follows_the_key_and_micro_batches_have_shapes_of_their_own():
     adapted = task(Net(), cross_entropy, example=(example := batch_of(8)))
-    params, state = adapted.model.given
+    params, state = adapted.model.initial
     loss = jax.jit(
         lambda key, train: adapted.loss(params, state, example, key, train).losses["objective"].sum, static_argnums=1
     )
@@ -129,7 +129,7 @@ def test_a_function_on_variables_that_returns_its_loss():
 
     example = (np.ones((8, 2), np.float32), np.zeros((8, 1), np.float32))
     adapted = task(loss, example=example, variables={"weight": w})
-    assert set(adapted._axes) == {"weight"} and adapted.model.given[1].keys() == {"held"}
+    assert set(adapted._axes) == {"weight"} and adapted.model.initial[1].keys() == {"held"}
     step = panax.compile_step(adapted, example, SGD, config=UNCLIPPED)
     state, metrics = step(step.init(), example)
     assert float(metrics["loss/fit"]) == pytest.approx(36.0) and float(metrics["loss/small"]) == pytest.approx(0.5)
@@ -153,8 +153,8 @@ def test_a_condition_on_values_becomes_a_branch_of_the_program():
         return branches(batch, w)
 
     adapted = task(loss, example={"x": np.ones((2, 2), np.float32)})
-    up = adapted.loss(*adapted.model.given, {"x": np.ones((2, 2), np.float32)}, jax.random.key(0), True)
-    down = adapted.loss(*adapted.model.given, {"x": -np.ones((2, 2), np.float32)}, jax.random.key(0), True)
+    up = adapted.loss(*adapted.model.initial, {"x": np.ones((2, 2), np.float32)}, jax.random.key(0), True)
+    down = adapted.loss(*adapted.model.initial, {"x": -np.ones((2, 2), np.float32)}, jax.random.key(0), True)
     assert float(up.losses["objective"].mean) == 16.0 and float(down.losses["objective"].mean) == 4.0
 
 
@@ -196,7 +196,7 @@ def test_a_wrong_gradient_is_noticed():
         return x, lambda upstream: 2.0 * upstream
 
     adapted = task(lambda batch: tf.reduce_mean(doubled(batch["x"] @ w)), example={"x": np.ones((2, 1), np.float32)})
-    params, state = adapted.model.given
+    params, state = adapted.model.initial
     batch = {"x": np.ones((2, 1), np.float32)}
     gradient = jax.grad(lambda p: adapted.loss(p, state, batch, jax.random.key(0), True).losses["objective"].mean)(
         params
@@ -228,10 +228,10 @@ def test_generators_and_seeds_draw_from_the_key():
 
     adapted = task(loss, example=(batch := np.ones((8, 4), np.float32)))
     assert adapted.notes == () and set(adapted._axes) == {"w"}
-    of = jax.jit(lambda key: adapted.loss(*adapted.model.given, {"0": batch}, key, True).losses["objective"].mean)
+    of = jax.jit(lambda key: adapted.loss(*adapted.model.initial, {"0": batch}, key, True).losses["objective"].mean)
     losses = {float(of(jax.random.key(seed))) for seed in range(5)}
     assert len(losses) == 5 and all(3 < value < 5 for value in losses)
-    adapted.model.rebuild(*adapted.model.given)
+    adapted.model.rebuild(*adapted.model.initial)
 
 
 def test_what_can_not_be_compared_is_said():
@@ -248,7 +248,7 @@ def test_what_can_not_be_compared_is_said():
         len(adapted.notes) == 2
         and "training was not compared with TensorFlow: a tf.function inside" in adapted.notes[0]
     )
-    params, state = adapted.model.given
+    params, state = adapted.model.initial
     for sign, expected in ((1, 2.0), (-1, -1.0)):
         batch = {"x": sign * np.ones((2, 2), np.float32)}
         gradient = jax.grad(

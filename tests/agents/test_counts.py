@@ -83,7 +83,7 @@ def test_memories_are_read_in_their_own_order(count):
 @pytest.mark.parametrize("numbers", [(0.3, -1.0), (0.0, 0.0), (-2.0, 0.5)])
 def test_the_entropy_of_a_squashed_normal_has_its_own_gradient(numbers):
     family = SquashedGaussian(space=Box(low=-1.0, high=1.0, shape=(1,)))
-    drawn = family.draw(jnp.zeros((1, 2)), jax.random.split(jax.random.key(0), 1))
+    drawn = family.sample(jnp.zeros((1, 2)), jax.random.split(jax.random.key(0), 1))
     given = jnp.array([numbers], jnp.float32)
     value, gradient = jax.value_and_grad(lambda x: family.entropy(x, drawn).sum())(given)
     # The mean over draws that move with the distribution, in double precision: z is a fine grid of the normal's quantiles.
@@ -117,17 +117,17 @@ def test_exploring_ends_for_good(added):
         environment=CartPole(max_steps=50), policy=PerceptronPolicy(hidden=(8,)), environments=2048, steps=1, batch_size=2048,
         capacity=2048 * 128, warmup=1, epsilon=(1.0, 0.05), epsilon_steps=1_000_000, evaluation_episodes=2, evaluation_steps=5,
     )  # fmt: skip
-    assert float(task.share_of_random(replay_of(added))) == pytest.approx(0.05)
+    assert float(task.current_epsilon(replay_of(added))) == pytest.approx(0.05)
 
 
 def test_the_count_of_transitions_stays_in_32_bits():
     replay = replay_of(2**30 - 8)
-    place = int(replay.added) % replay.places
+    place = int(replay.added) % replay.capacity
     for _ in range(3):
         seen = jax.tree.map(lambda leaf: jnp.zeros((8, 2, *leaf.shape[2:]), leaf.dtype), replay.experience)
-        replay, place = replay.adding(seen), (place + 8) % replay.places
-        assert replay.places <= int(replay.added) < 2**30 + 8
-        assert int(replay.added) % replay.places == place
+        replay, place = replay.add(seen), (place + 8) % replay.capacity
+        assert replay.capacity <= int(replay.added) < 2**30 + 8
+        assert int(replay.added) % replay.capacity == place
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -136,10 +136,10 @@ def test_no_number_of_an_environment_is_overlooked(what, value):
     given = {"reward": jnp.zeros((3, 2)), "observation": jnp.zeros((3, 2, 4))}
     given[what] = given[what].at[1].set(value)
     found = check_rollout(**given)
-    assert bool(found.any)
+    assert bool(found.has_failed)
     with pytest.raises(DataError, match=f"{what} that is not finite: {value}"):
-        found.refuse("the batch of step 1")
-    assert not bool(check_rollout(jnp.zeros(3), jnp.full(3, -1e30)).any)
+        found.raise_if_failed("the batch of step 1")
+    assert not bool(check_rollout(jnp.zeros(3), jnp.full(3, -1e30)).has_failed)
 
 
 def test_seeds_report_the_mean_of_their_losses():

@@ -53,10 +53,10 @@ def test_what_is_drawn_has_the_entropy_that_is_said(family):
     keys = jax.random.split(jax.random.key(0), count)
     one = jnp.array([0.3, -0.8, 0.1]) if isinstance(family, Categorical) else numbers_of(1)[0]
     numbers = jnp.broadcast_to(one, (count, *one.shape))
-    drawn = family.draw(numbers, keys)
+    drawn = family.sample(numbers, keys)
     surprise = -family.log_prob(numbers, drawn)
     assert surprise.mean() == pytest.approx(float(family.entropy(numbers, drawn).mean()), abs=0.03)
-    again = family.draw(numbers[:5], keys[:5])
+    again = family.sample(numbers[:5], keys[:5])
     assert (again == drawn[:5]).all(), "an action is a function of its row's key"
 
 

@@ -154,7 +154,7 @@ def test_layouts_equal_one_device(task, mesh, on_one_device):
     assert scalars["transitions_kept"] == on_one_device[1]["transitions_kept"] == 8 * (14 + 16 + 16 + 16) / 4
     held = state.model_state["replay"].experience.observation
     assert held.addressable_shards[0].data.shape[:2] == (1, 16), "an environment's ring on each device"
-    text = step.compiled({"row": jax.ShapeDtypeStruct((8,), np.int32)}).as_text()
+    text = step.get_compiled({"row": jax.ShapeDtypeStruct((8,), np.int32)}).as_text()
     assert "all-gather(" not in text and "all-to-all(" not in text, "no transition leaves its device"
 
 
@@ -210,7 +210,7 @@ def test_a_buffer_is_changed_in_place():
     """What the step needs besides its state does not grow with the buffer."""
 
     def bytes_of(capacity: int) -> tuple[int, int]:
-        memory = step_of(dataclasses.replace(SAC, capacity=capacity)).compiled(
+        memory = step_of(dataclasses.replace(SAC, capacity=capacity)).get_compiled(
             {"row": jax.ShapeDtypeStruct((8,), np.int32)}
         ).memory_analysis()  # fmt: skip
         return memory.temp_size_in_bytes, memory.alias_size_in_bytes
@@ -236,11 +236,11 @@ def test_a_target_network_follows_as_it_is_told():
     other = jax.tree.map(lambda leaf: leaf + 1, params)
     followed = [state]
     for _ in range(3):
-        followed.append(jax.jit(hard.updated)(other, followed[-1]))
+        followed.append(jax.jit(hard.update_state)(other, followed[-1]))
     first = [np.asarray(jax.tree.leaves(each["target"])[0]) for each in followed]
     np.testing.assert_array_equal(first[2], first[0])
     np.testing.assert_array_equal(first[3], np.asarray(jax.tree.leaves(other)[0]))
-    soft = jax.jit(DQN.updated)(other, state)
+    soft = jax.jit(DQN.update_state)(other, state)
     np.testing.assert_allclose(jax.tree.leaves(soft["target"])[0], first[0] + 0.1, rtol=1e-5)
 
 
@@ -248,10 +248,10 @@ def test_random_actions_grow_fewer():
     task = dataclasses.replace(DQN, epsilon=(1.0, 0.2), epsilon_steps=400)
     params, state, _ = begun("dqn")
     explore = jax.jit(
-        lambda added: task.explorer(params, dataclasses.replace(state["replay"], added=added))(seen, keys)
+        lambda added: task.exploration_policy(params, dataclasses.replace(state["replay"], added=added))(seen, keys)
     )
     seen, keys = jnp.tile(state["acting"].ongoing.observation[:1], (4000, 1)), jax.random.split(jax.random.key(1), 4000)
-    best = int(task.greedy(params, seen[:1])[0])
+    best = int(task.greedy_action(params, seen[:1])[0])
     for added, share in ((0, 1.0), (25, 0.6), (50, 0.2), (500, 0.2)):
         # One in four of the random ones is the best one too.
         assert np.mean(np.asarray(explore(jnp.int32(added))) != best) == pytest.approx(share * 0.75, abs=0.03)

@@ -67,7 +67,7 @@ def test_layouts_equal_one_device(mesh, on_one_device):
     assert scalars["episodes"] == on_one_device[1]["episodes"] > 0
     held = state.model_state["acting"].ongoing.observation
     assert held.addressable_shards[0].data.shape == (1, 4), "an environment on each device"
-    text = step.compiled({"row": jax.ShapeDtypeStruct((8,), np.int32)}).as_text()
+    text = step.get_compiled({"row": jax.ShapeDtypeStruct((8,), np.int32)}).as_text()
     assert "all-gather(" not in text and "all-to-all(" not in text, "no step of a rollout leaves its device"
 
 
@@ -266,7 +266,7 @@ def test_an_evaluation_is_of_whole_episodes_with_an_interval():
     totals = jnp.array([1.0, 2.0, 4.0, 9.0])
     sample = evaluation_result(Episodes(totals, jnp.ones(4, jnp.int32), jnp.array([True] * 3 + [False])), {}).metrics
     assert sample["unfinished"].value == 1
-    figures = sample["return"].figures()  # pyright: ignore
+    figures = sample["return"].statistics()  # pyright: ignore
     # scipy.stats.t.interval(0.95, 3) is 3.1824 standard errors wide on each side.
     assert figures["_std"] == pytest.approx(np.std(np.asarray(totals), ddof=1))
     assert figures["_ci95"] == pytest.approx(3.1824 * np.std(np.asarray(totals), ddof=1) / 2, rel=0.01)

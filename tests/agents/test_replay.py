@@ -29,7 +29,7 @@ def steps(first: int, count: int) -> Experience:
 def test_the_last_transitions_are_kept_each_in_its_environments_row():
     replay = ring()
     assert replay.experience.observation.dtype == jnp.uint8
-    add = jax.jit(Replay.adding)
+    add = jax.jit(Replay.add)
     for first in range(0, 20, 4):
         replay = add(replay, steps(first, 4))
         assert int(replay.kept) == min(first + 4, PLACES)
@@ -42,22 +42,22 @@ def test_the_last_transitions_are_kept_each_in_its_environments_row():
 
 
 def test_what_it_begins_with_may_be_fewer_than_a_whole_turn():
-    replay = ring().adding_first(steps(0, 4))
+    replay = ring().add_first(steps(0, 4))
     np.testing.assert_array_equal(replay.experience.reward[1, :5], [100, 101, 102, 103, 0])
-    replay = replay.adding(steps(4, 4))
+    replay = replay.add(steps(4, 4))
     np.testing.assert_array_equal(replay.experience.reward[1], [100, 101, 102, 103, 104, 105, 106, 107, 0, 0, 0, 0])
 
 
 def test_drawing_is_even_over_what_is_kept_and_depends_on_the_environments_number():
-    replay, row = ring().adding_first(steps(0, 6)), jnp.arange(ENVIRONMENTS)
-    drawn = replay.drawn(row, jax.random.key(0), 6000)
+    replay, row = ring().add_first(steps(0, 6)), jnp.arange(ENVIRONMENTS)
+    drawn = replay.sample(row, jax.random.key(0), 6000)
     assert drawn.observation.shape == (ENVIRONMENTS * 6000, 2)
     counts = np.bincount(np.asarray(drawn.reward).astype(int), minlength=206).reshape(-1)
     for environment in range(ENVIRONMENTS):
         own = counts[100 * environment : 100 * environment + 6]
         assert own.sum() == 6000 and (np.abs(own - 1000) < 150).all()
     part = Replay(jax.tree.map(lambda leaf: leaf[1:2], replay.experience), replay.added)
-    alone = part.drawn(row[1:2], jax.random.key(0), 6000)
+    alone = part.sample(row[1:2], jax.random.key(0), 6000)
     np.testing.assert_array_equal(alone.reward, drawn.reward.reshape(ENVIRONMENTS, 6000)[1])
     assert (drawn.reward.reshape(ENVIRONMENTS, 6000)[0] != drawn.reward.reshape(ENVIRONMENTS, 6000)[1] - 100).any()
 

@@ -200,7 +200,7 @@ def test_the_noise_is_theirs():
     """Theirs was handed what ours is drawn from."""
     keys = jax.random.split(jax.random.key(KEY))
     for key, expected in zip(keys, GOLDEN["sac"]["noise"]):
-        drawn = SAC.distribution.draw(jnp.zeros((ROWS, 4)), row_keys(key, jnp.arange(ROWS)))
+        drawn = SAC.distribution.sample(jnp.zeros((ROWS, 4)), row_keys(key, jnp.arange(ROWS)))
         # The same bits give the same uniform numbers; the inverse error function after them is a polynomial, of which compilers
         # fuse other multiplications and additions at each optimization level: up to 4 units in the last place.
         np.testing.assert_array_max_ulp(np.asarray(drawn), np.array(expected, np.float32), maxulp=4)
@@ -228,5 +228,5 @@ def test_critics_and_their_targets_after_a_step_of_sac():
     moved = jax.tree.map(lambda weight, slope: weight - RATE * slope, before.critics, gradient)
     assert_equal(moved, critics_of(theirs["after"]["critic"]))
     state = {"target": critics_of(theirs["before"]["critic_target"]), "updates_made": jnp.int32(0)}
-    followed = SAC.updated(dataclasses.replace(before, critics=moved), state)["target"]
+    followed = SAC.update_state(dataclasses.replace(before, critics=moved), state)["target"]
     assert_equal(followed, critics_of(theirs["after"]["critic_target"]))

@@ -63,7 +63,7 @@ def test_what_is_passed_on_arrives():
     for name in passed_on.split():
         assert getattr(seeds, name) == getattr(task, name) != getattr(PPO, name), name
     assert seeds.rematerialize("full") == Seeds(task=dataclasses.replace(task, steps=8), count=2)
-    assert seeds.for_debugging() == Seeds(task=dataclasses.replace(task, steps=12), count=2)
+    assert seeds.debug_variant() == Seeds(task=dataclasses.replace(task, steps=12), count=2)
     assert seeds.flops_per_example() == 10.0 and Seeds(task=PPO).flops_per_example() is None
     with pytest.raises(RecipeError, match="it does not like these rows"):
         seeds.check_rows({"row": jax.ShapeDtypeStruct((8,), np.int32)})
@@ -71,7 +71,7 @@ def test_what_is_passed_on_arrives():
 
 class OfGivenWeights(Ppo):
     def given(self, shardings):
-        return super().given(shardings)
+        return super().load_initial(shardings)
 
 
 class WithFloat16(Ppo):

@@ -13,7 +13,7 @@ TENSOR = ("h100x64", {"fsdp": 8, "tensor": 8}, 64)
 def share(axis: str, *arguments, **options) -> tuple[float, int]:
     """(the share of the bytes over an axis that has products beside it, the bytes)."""
     found, _ = plan(*arguments, **options)
-    large = [one for one in found.beside if axis in one.collective.axes and one.collective.wire_bytes > 1e5]
+    large = [one for one in found.overlap if axis in one.collective.axes and one.collective.wire_bytes > 1e5]
     sent = sum(one.collective.total_wire_bytes for one in large)
     return sum(one.collective.total_wire_bytes for one in large if one.flops) / sent, sent
 

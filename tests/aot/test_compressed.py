@@ -107,7 +107,7 @@ def test_local_steps_send_what_is_agreed_on(name, wire):
 def test_local_steps_compiled_program_sends_it_in_these_types(wire):
     step = agreeing("64", wire)
     with disable_compilation_cache():
-        text = step.trace_agreement().lower().compile().as_text()
+        text = step.trace_outer_sync().lower().compile().as_text()
     leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
     numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
     sent: dict[str, float] = collections.defaultdict(float)

@@ -58,7 +58,7 @@ def step_on(
 def of_tables(costs: list[TableCost]) -> dict[tuple[str, tuple[str, ...]], int]:
     total: dict[tuple[str, tuple[str, ...]], int] = {}
     for cost in costs:
-        for key, size in cost.sent().items():
+        for key, size in cost.sent_bytes().items():
             total[key] = total.get(key, 0) + size
     return total
 
@@ -106,7 +106,7 @@ def growing_step(**mesh: int) -> tuple[CompiledStep, Any]:
 def test_rows_are_given_out_and_taken_back_in_place():
     step, batch = growing_step(fsdp=8)
     (plan,) = (plan for plan in step.program.task.tables.stacks if plan.growth is not None)
-    program, shard = step.compiled(batch), plan.rows // 8
+    program, shard = step.get_compiled(batch), plan.rows // 8
     made = re.findall(rf"= \w+\[(?:{shard}|{shard // WAYS},{WAYS})[,\]]\S* ([\w-]+)\(", program.as_text())
     assert "scatter" in made
     assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion", "bitcast"}
@@ -130,7 +130,7 @@ def check_compiled(case: Any) -> StepPlan:
     memory = program.memory_analysis()
     held = sum(cost.table_bytes for cost in costs)
     assert memory.alias_size_in_bytes >= held
-    assert memory.temp_size_in_bytes <= TIMES * sum(4 * cost.distinct * (cost.width + 8) for cost in costs)
+    assert memory.temp_size_in_bytes <= TIMES * sum(4 * cost.distinct_rows * (cost.width + 8) for cost in costs)
     shard = max(step.shardings.params.tables.stacks[0].table.shard_shape(x.shape)[0] for x in [table_of(step)])
     made = re.findall(rf"= f32\[{shard}(?:,\d+)?\]\S* ([\w-]+)\(", program.as_text())
     assert "scatter" in made

@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     @property
     def axes(self) -> Mapping[str, Any]:
-        return self.task.axes_of(batch_row_axes(self.draw(0)))
+        return self.task.leaf_axes(batch_row_axes(self.draw(0)))
 
 
 def _mixture() -> DecoderTask:

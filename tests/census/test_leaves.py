@@ -27,7 +27,7 @@ def _leaves():
 
 def _outside(allowed: LeafRange) -> list[Any]:
     near = [edge for edge in (allowed.low - 1, allowed.high + 1) if np.isfinite(edge)]
-    if allowed.whole:
+    if allowed.integral:
         return [value for value in dict.fromkeys([*map(int, near), *FAR]) if not allowed.low <= value <= allowed.high]
     outside = [value for value in (-1e-6, 1 + 1e-6) if not allowed.low <= value <= allowed.high]
     return [*near, *outside, np.nan, np.inf, -np.inf]
@@ -72,25 +72,25 @@ def test_a_step_of_several_processes_finds_it_on_the_devices(name, leaf, value):
     if isinstance(value, int):
         value = min(max(value, held.min), held.max)
     found = find_faults({k: jnp.asarray(v) for k, v in _with(case.draw(0), leaf, value).items()}, case.task.leaf_ranges)
-    assert found is not None and bool(found.any)
+    assert found is not None and bool(found.has_failed)
     with pytest.raises(DataError, match=f"'{leaf}'"):
-        found.refuse("the batch of step 3")
+        found.raise_if_failed("the batch of step 3")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_good_batch_has_no_fault_on_the_devices(name):
     batch = {k: jnp.asarray(v) for k, v in CASES[name].draw(0).items()}
     found = find_faults(batch, CASES[name].task.leaf_ranges)
-    assert found is not None and not bool(found.any)
+    assert found is not None and not bool(found.has_failed)
 
 
 NARROW = [
     pytest.param(name, leaf, dtype, id=f"{name}-{leaf}-{dtype}")
     for (name, leaf, allowed, values), dtype in itertools.product(_leaves(), (*WHOLE, "bool", "float16", "float64"))
-    if (dtype in WHOLE) == (allowed.whole and dtype in WHOLE)
-    and not (allowed.whole and dtype in ("bool", "float16", "float64"))
+    if (dtype in WHOLE) == (allowed.integral and dtype in WHOLE)
+    and not (allowed.integral and dtype in ("bool", "float16", "float64"))
     and (dtype != "bool" or leaf == MASK_LEAF)
-    and (not allowed.whole or (np.iinfo(dtype).min <= values.min() and values.max() <= np.iinfo(dtype).max))
+    and (not allowed.integral or (np.iinfo(dtype).min <= values.min() and values.max() <= np.iinfo(dtype).max))
 ]
 
 
@@ -117,7 +117,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize(("name", "leaf"), [(name, leaf) for name, leaf, allowed, _ in _leaves() if allowed.whole])
+@pytest.mark.parametrize(("name", "leaf"), [(name, leaf) for name, leaf, allowed, _ in _leaves() if allowed.integral])
 def test_what_is_no_integer_is_refused_where_ids_are_meant(name, leaf, mistake):
     change, words = MISTAKES[mistake]
     batch = CASES[name].draw(0)

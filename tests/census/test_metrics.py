@@ -23,7 +23,7 @@ class Measured(DecoderTask):
     """A decoder with a metric of each kind, of whole numbers and of others."""
 
     def measured(self, params: Any, items: Any, targets: Any, train: bool) -> Any:
-        losses, metrics = super().measured(params, items, targets, train)
+        losses, metrics = super().compute_metrics(params, items, targets, train)
         words, mask = targets["targets"], targets["loss_mask"]
         large = words > 40
         found = jnp.where(large.any(), words.max().astype(jnp.float32), NO_FAULT)

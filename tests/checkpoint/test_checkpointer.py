@@ -300,7 +300,7 @@ def test_the_newest_whole_checkpoint_is_used_saying_so_and_outlives_the_damaged_
     candidates = checkpointer.newest_first()
     assert next(candidates).manifest.step == 7
     assert "the checkpoint of step 9 is not used" in said[0] and "manifest.json is damaged" in said[0]
-    checkpointer.distrust(7, DamagedError("flipped"))
+    checkpointer.mark_damaged(7, DamagedError("flipped"))
     assert next(candidates).manifest.step == 5
     checkpointer.save(state, 6, {})
     checkpointer.finish()

@@ -83,7 +83,7 @@ def elastic(folder: Path, stopped: threading.Event) -> int:
         heartbeat().step(step)
         probe(step, number := number + 1, folder / "slow_nodes")
         if step % 4 == 0:
-            heartbeat().saved(step)
+            heartbeat().report_saved(step)
     taken.write_text(str(step))
     return 143 if stopped.is_set() else 0
 

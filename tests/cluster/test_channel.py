@@ -162,9 +162,9 @@ def test_messages_come_in_order_and_in_both_directions():
     one, other, _ = pair()
     for number in range(3):
         one.send(number=number)
-    assert other.received() == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert other.receive() == [{"number": 0}, {"number": 1}, {"number": 2}]
     other.send(answer=True)
-    assert one.received() == [{"answer": True}] and not one.closed and not other.closed
+    assert one.receive() == [{"answer": True}] and not one.closed and not other.closed
     one.close()
     other.close()
 
@@ -190,7 +190,7 @@ def test_what_is_forged_changed_repeated_or_left_out_ends_the_connection(act):
     feed, end = socket.socketpair()
     feed.sendall(act(sent))
     victim = Channel(end, other._keys)
-    found = victim.received()
+    found = victim.receive()
     assert victim.closed and found == []
     for each in (one, other, victim):
         each.close()
@@ -202,7 +202,7 @@ def test_a_message_can_not_be_sent_back_to_its_sender():
     one.send(ping=True)
     reflected = other._connection.recv(4096)
     other._connection.sendall(reflected)
-    assert one.received() == [] and one.closed
+    assert one.receive() == [] and one.closed
     one.close()
     other.close()
 
@@ -213,7 +213,7 @@ def test_the_secret_is_nowhere_in_what_is_sent():
     seen = theirs.recv(4096)
     mine = secrets.token_bytes(32)
     theirs.sendall(mine + channel._proof(SECRET, channel._AGENT, seen, mine))
-    found = greeting.go_on()
+    found = greeting.advance()
     assert found is not None
     found.send(start={"environment": {}})
     seen += theirs.recv(4096)

@@ -68,7 +68,7 @@ def test_a_node_is_taken_out_and_put_back(launched):
 
     def play(job: Played) -> None:
         job.until(on([0, 1, 2]))
-        cordon(JobShapes.in_place(place), place, [0], "a fan is loud", total=3)
+        cordon(JobShapes.from_folder(place), place, [0], "a fan is loud", total=3)
         assert job.until(on([1, 2]))["nodes"] == {"running": [1, 2], "of": 3, "layout": "fsdp=2, 2 micro-batches"}
         uncordon(place, [0], total=3)
         assert job.until(on([0, 1, 2]))["restarts"] == 0
@@ -157,7 +157,7 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
     worlds, taken = JobShapes.of(job), []
     while (found := worlds.best([0, 1, 3])) is not None and found.layout is not None:
         taken.append((found.nodes, str(found.layout)))
-        worlds.refuse(found.layout)
+        worlds.reject(found.layout)
     assert taken == [((0, 1, 3), "fsdp=6"), ((0, 1, 3), "replica=6"), ((0, 1), "fsdp=4")]
 
 
@@ -240,9 +240,9 @@ def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them
     cordon(worlds, job.place, [1], "test", total=4)
     found = worlds.best([0, 1, 2, 3])
     assert found is not None and found.nodes == (0, 2, 3) and found.layout is not None
-    worlds.refuse(found.layout)  # as a run does whose settings need more devices
+    worlds.reject(found.layout)  # as a run does whose settings need more devices
     assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3))
-    assert worlds.best([0, 1, 2]) is None and worlds.without([0, 1, 2, 3], {1}) is None
+    assert worlds.best([0, 1, 2]) is None and worlds.best_without([0, 1, 2, 3], {1}) is None
     (job.place / LAYOUTS).write_text("[" * 50_000)
     assert worlds.best([0, 1, 2]) is None and worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3))
 

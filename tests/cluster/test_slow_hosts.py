@@ -86,7 +86,7 @@ def test_a_host_that_holds_the_others_up_by_its_own_work_is_named():
     well = {host: HostProbe(0.01, host=0.01, part="hooks", device_wait=0.48, step=0.5) for host in range(3)}
     slow = {**well, 2: HostProbe(0.01, host=0.3, part="waiting for data", device_wait=0.01, step=0.5)}
     assert named([well] * 3 + [slow] * 3) == {2: [6]}
-    said = measure_slowness(slow, {})[2].said
+    said = measure_slowness(slow, {})[2].description
     assert said == "it spends 300 ms of each step of 500 ms on waiting for data, where others spend 10 ms"
     # Work that is done while the devices are busy holds nobody up.
     hidden = {**well, 2: HostProbe(0.01, host=0.3, part="hooks", device_wait=0.19, step=0.5)}

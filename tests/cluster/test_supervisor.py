@@ -270,11 +270,11 @@ def test_the_first_cause_is_named():
         "pair.cc:459] op.preamble.length <= op.nbytes. 8 vs 2. Is there a distributed collective mismatch in your code?"
     )
     found = diagnose([peer, WorkerExit(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
-    assert found.cause is Cause.MISMATCH and not found.cause.retried and "another collective" in found.message
+    assert found.cause is Cause.MISMATCH and not found.cause.is_retried and "another collective" in found.message
     assert "jax.process_index() == 0" in found.advice
     odd = {"kinds": ["CheckError", "PanaxError"], "message": "the check has 1 finding", "exit_code": 6}
     found = diagnose([peer, WorkerExit(1, "b", 6, 2.0, odd)])
-    assert found.cause is Cause.CHECK and not found.cause.retried and found.exit_code == 6
+    assert found.cause is Cause.CHECK and not found.cause.is_retried and found.exit_code == 6
     assert diagnose([peer, WorkerExit(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
     assert diagnose([WorkerExit(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
     # What the transport writes while all goes well says nothing of an error that was told.

@@ -31,30 +31,30 @@ def attempt(*phases):
 
 def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
     job = attempt("save", "steps")
-    assert job.stalled(40.0, POLICY) is None and job.saves(40.0, POLICY)
-    job.beat(0, {"at": 1.0}, 45.0)  # another file is written
-    assert job.stalled(90.0, POLICY) is None
-    assert not job.saves(96.0, POLICY)
-    hung = job.stalled(96.0, POLICY)
+    assert job.find_stalled(40.0, POLICY) is None and job.is_saving(40.0, POLICY)
+    job.update(0, {"at": 1.0}, 45.0)  # another file is written
+    assert job.find_stalled(90.0, POLICY) is None
+    assert not job.is_saving(96.0, POLICY)
+    hung = job.find_stalled(96.0, POLICY)
     assert hung is not None
-    job.beat(0, {"at": 1.0, "phase": "steps"}, 96.0)
-    assert job.stalled(107.0, POLICY) is not None, "a hang after the save"
+    job.update(0, {"at": 1.0, "phase": "steps"}, 96.0)
+    assert job.find_stalled(107.0, POLICY) is not None, "a hang after the save"
 
 
 def test_those_that_waited_for_a_save_do_not_hang_when_it_ends():
     """The process that has saved goes on first; the others had been quiet for as long as it saved."""
     job = attempt("save", "steps")
-    assert job.stalled(39.0, POLICY) is None
-    job.beat(0, {"at": 1.0, "phase": "steps"}, 40.0)
-    assert job.stalled(41.0, POLICY) is None and job.stalled(48.0, POLICY) is None
-    assert job.stalled(50.5, POLICY) is not None
+    assert job.find_stalled(39.0, POLICY) is None
+    job.update(0, {"at": 1.0, "phase": "steps"}, 40.0)
+    assert job.find_stalled(41.0, POLICY) is None and job.find_stalled(48.0, POLICY) is None
+    assert job.find_stalled(50.5, POLICY) is not None
 
 
 def test_silence_while_the_supervisor_was_stopped_is_forgiven():
     job = attempt("steps")
-    assert job.stalled(41.0, POLICY) is not None
-    job.forgive(40.0)
-    assert job.stalled(41.0, POLICY) is None and job.stalled(51.0, POLICY) is not None
+    assert job.find_stalled(41.0, POLICY) is not None
+    job.extend_deadlines(40.0)
+    assert job.find_stalled(41.0, POLICY) is None and job.find_stalled(51.0, POLICY) is not None
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_silence_while_the_supervisor_was_stopped_is_forgiven():
 )
 def test_a_beat_that_makes_no_sense_is_no_error(beat, capsys):
     job = attempt("steps")
-    job.beat(0, {"at": 1.0, **beat}, 1.0)
+    job.update(0, {"at": 1.0, **beat}, 1.0)
     job.give_up_on_failed(1e9)
     View(10).status(job, None, "running")
     for ended in job.ends:
         assert 0 < diagnose([ended]).exit_code < 256
-    json.dumps(job.workers[0].shown(2.0))
+    json.dumps(job.workers[0].to_status(2.0))
 
 
 @pytest.mark.parametrize("number", [1, 9, 35, 64, 77])
@@ -182,11 +182,11 @@ def test_a_thread_that_saves_does_not_hide_steps_that_stand_still(monkeypatch):
     beat.phase("steps")
     os.read(reading, 4096)
     os.set_blocking(reading, False)
-    beat.moved("save")
+    beat.report_progress("save")
     with pytest.raises(BlockingIOError):
         os.read(reading, 4096)
     with beat.during("save"):
-        beat.moved("save")
+        beat.report_progress("save")
     said = [json.loads(line) for line in os.read(reading, 4096).splitlines()]
     assert [line.get("phase") for line in said] == ["save", None, "steps"]
     os.close(reading)

@@ -123,7 +123,7 @@ def test_nothing_crosses_replicas_but_what_they_agree_on(wire, each):
 
 def test_replicas_agree_at_the_end_of_a_run():
     step = compiled({"replica": 2}, Comms(local_steps=4))
-    agrees = [number for number in range(1, 11) if step.program.meeting_after(number)]
+    agrees = [number for number in range(1, 11) if step.program.outer_sync_after(number)]
     assert agrees == [4, 8, 10]
 
 

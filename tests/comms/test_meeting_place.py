@@ -106,8 +106,8 @@ def test_an_update_that_can_not_be_used_is_left_out_and_said(case, tmp_path):
     assert decided.left_out.keys() == {1} and decided.left_out[1]
     # All others read the same.
     assert place(tmp_path, 2).decide(1, BASE, norm) == decided
-    moved = [place(tmp_path, 2).read_from(1, member) for member in decided.members]
-    found = GroupUpdate.of_first(LIKE).after(average_updates(moved), Comms(local_steps=2))
+    moved = [place(tmp_path, 2).read_update(1, member) for member in decided.members]
+    found = GroupUpdate.initial(LIKE).apply_outer_step(average_updates(moved), Comms(local_steps=2))
     assert all(np.isfinite(x).all() for x in found.params.values())
 
 
@@ -123,7 +123,7 @@ def test_nobody_is_a_decision_too(tmp_path):
     own = place(tmp_path)
     own.contribute(1, BASE, {name: x * np.inf for name, x in update().items()})
     decided = own.decide(1, BASE, norm)
-    assert decided.members == () and decided.base == BASE and own.newest() == 1
+    assert decided.members == () and decided.base == BASE and own.latest_round() == 1
 
 
 def test_alone_an_update_is_compared_with_the_rounds_before(tmp_path):
@@ -143,11 +143,11 @@ def test_a_store_with_late_lists_decides_nothing_wrong(tmp_path):
         place(tmp_path, index, late=True).contribute(1, BASE, update())
     own = place(tmp_path, late=True)
     assert [member.index for member in own.decide(1, BASE, norm).members] == [0, 1, 2]
-    assert own.newest() == 1 == place(tmp_path, 1, late=True).newest()
+    assert own.latest_round() == 1 == place(tmp_path, 1, late=True).latest_round()
     own.contribute(2, BASE, update())
     own.decide(2, BASE, norm)
     (tmp_path / "newest.json").write_text("[" * 50_000)
-    assert place(tmp_path, 1, late=True).newest() == 2  # by name, from the first on
+    assert place(tmp_path, 1, late=True).latest_round() == 2  # by name, from the first on
     own.publish(1, LIKE)
     own.publish(4, LIKE)
 
@@ -162,8 +162,8 @@ def test_a_damaged_record_of_a_round_is_one_error_and_waits_for_nobody(text, tmp
     own.decide(1, BASE, norm)
     (tmp_path / "round_00000001" / "members.json").write_text(text)
     with pytest.raises(CheckpointError, match="is damaged"):
-        own.round(1)
-    assert own.newest() == 1
+        own.read_round(1)
+    assert own.latest_round() == 1
     own.contribute(2, BASE, update())
     assert [member.index for member in own.decide(2, BASE, norm).members] == [0]
 
@@ -177,21 +177,21 @@ def test_a_record_that_names_islands_twice_or_none_is_damaged(members):
         "left_out": {},
     }
     with pytest.raises(ValueError, match="expected some of 0 to 2, in order"):
-        OuterRound.read(json.dumps(raw).encode(), 3)
+        OuterRound.from_json(json.dumps(raw).encode(), 3)
 
 
 def test_what_was_agreed_is_read_as_it_was_written_or_not_at_all(tmp_path):
     own = place(tmp_path)
-    assert own.agreed(1) is None
+    assert own.read_result(1) is None
     own.publish(1, LIKE)
-    found = own.agreed(1)
+    found = own.read_result(1)
     assert found is not None and all((found[name] == LIKE[name]).all() for name in LIKE)
     path = tmp_path / "round_00000001" / "agreed.safetensors"
     usual = path.read_bytes()
     for data in (flipped(usual), usual[:-1], b"", header("[1]"), save(load(usual))):
         path.write_bytes(data)
         with pytest.raises(ValueError):
-            own.agreed(1)
+            own.read_result(1)
 
 
 def test_bytes_that_changed_after_the_decision_are_not_taken(tmp_path):
@@ -201,11 +201,11 @@ def test_bytes_that_changed_after_the_decision_are_not_taken(tmp_path):
     path = file_of(tmp_path, 1, 0)
     path.write_bytes(another(lambda x: x["w"].fill(0.2)))
     with pytest.raises(ValueError, match="not those on which the round was decided"):
-        other.read_from(1, member)
-    assert (own.read_from(1, member)["w"] == update()["w"]).all()  # who decided it has read them
-    own.forget()
+        other.read_update(1, member)
+    assert (own.read_update(1, member)["w"] == update()["w"]).all()  # who decided it has read them
+    own.drop_updates()
     with pytest.raises(ValueError):
-        own.read_from(1, member)
+        own.read_update(1, member)
     assert parse_update(path.read_bytes()).base == BASE
 
 

@@ -108,11 +108,11 @@ def test_a_sum_is_as_near_as_its_codes(wire):
     sums, _ = summed(placement, Comms(compress=wire), gradients)
     for name, axes in AXES.items():
         rows = RowView.of(name, SHAPES[name], axes, placed(fsdp=1), 1)
-        largest = sum(np.abs(np.asarray(rows.cut(jnp.asarray(x)))).max(-1) for x in gradients[name])
+        largest = sum(np.abs(np.asarray(rows.to_rows(jnp.asarray(x)))).max(-1) for x in gradients[name])
         # Each term is rounded at most once, then the sum, whose box holds nothing larger than all theirs together.
-        apart = np.abs(np.asarray(rows.cut(jnp.asarray(sums[name] - gradients[name].astype(np.float64).sum(0))))).max(
-            -1
-        )
+        apart = np.abs(
+            np.asarray(rows.to_rows(jnp.asarray(sums[name] - gradients[name].astype(np.float64).sum(0))))
+        ).max(-1)
         assert (apart <= 2 * STEPS[wire] * largest * (1 + STEPS[wire]) + 1e-6 * largest).all(), name
         assert (apart > 0).any()
 
@@ -195,12 +195,12 @@ def test_what_is_not_finite_is_seen_by_all(wire, bad):
 def test_boxes_are_dealt_out_and_put_back(shape, owners):
     rows = RowView.of("up", shape, ("layer", "embed", "ffn"), placed(fsdp=1), owners)
     x = jnp.arange(1, 1 + math.prod(shape), dtype=jnp.float32).reshape(shape)
-    cut = rows.cut(x)
-    assert cut.shape == (owners, rows.count, rows.numbers)
-    np.testing.assert_array_equal(rows.joined(cut), x)
+    cut = rows.to_rows(x)
+    assert cut.shape == (owners, rows.rows_per_owner, rows.row_length)
+    np.testing.assert_array_equal(rows.from_rows(cut), x)
     assert sorted(np.asarray(cut[cut > 0])) == sorted(np.asarray(x).reshape(-1))
     if shape == (32, 512, 256):
-        assert rows.numbers == 256 and rows.count * owners * 256 == math.prod(shape)
+        assert rows.row_length == 256 and rows.rows_per_owner * owners * 256 == math.prod(shape)
 
 
 @pytest.mark.parametrize(("before", "after"), [((4,), (2,)), ((2,), (4,)), ((3,), (2,)), ((2, 2), (2,)), ((1,), (1,))])

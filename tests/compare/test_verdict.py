@@ -119,9 +119,9 @@ def test_tolerances_are_of_the_precision_and_of_what_a_nudge_does():
 def test_what_rounding_explains_is_the_same_work_and_nothing_else_is():
     reference = [6.9, 6.8]
     allowed = tolerances(reference, None, "f32")
-    assert compare_losses([6.9 + 1e-6, 6.8], reference, allowed).same
+    assert compare_losses([6.9 + 1e-6, 6.8], reference, allowed).is_equal
     for losses in ([6.9, 6.8 + 1e-4], [math.nan, 6.8], [6.9], [math.inf, 6.8]):
-        assert not compare_losses(losses, reference, allowed).same
+        assert not compare_losses(losses, reference, allowed).is_equal
 
 
 def test_answers_come_from_what_was_probed():

@@ -79,7 +79,7 @@ def test_the_largest_preset_may_lie_on_a_thousand_devices(mesh):
 
 def test_a_rank_rests_split_over_the_axes_that_divide_it():
     mesh = {"fsdp": 4, "expert": 3, "stage": 2}
-    fitted = Rules().fitted({"embed": 96, "q_rank": 48, "kv_rank": 8}, mesh)
+    fitted = Rules().fit({"embed": 96, "q_rank": 48, "kv_rank": 8}, mesh)
     assert fitted.storage["q_rank"] == ("fsdp", "expert", "stage")
     assert fitted.storage["kv_rank"] == ("fsdp",)
-    assert Rules().fitted({"embed": 96, "kv_rank": 6}, mesh).storage["kv_rank"] == ()
+    assert Rules().fit({"embed": 96, "kv_rank": 6}, mesh).storage["kv_rank"] == ()

@@ -38,9 +38,9 @@ def test_a_sample_in_parts_has_the_spread_of_the_whole():
     for other in others:
         merged = merged.merge(other)
     assert float(merged.count) == 37 and abs(float(merged.value) - numbers.mean()) < 1e-3
-    figures = merged.figures()
+    figures = merged.statistics()
     deviation = numbers.astype(np.float64).std(ddof=1)
     np.testing.assert_allclose(figures["_std"], deviation, rtol=1e-3)
     # 2.0281 is Student's 97.5 % quantile with 36 degrees of freedom.
     np.testing.assert_allclose(figures["_ci95"], 2.0281 * deviation / np.sqrt(37), rtol=2e-3)
-    assert np.isnan(MeanWithInterval.of(jnp.ones(1), jnp.ones(1)).figures()["_ci95"])
+    assert np.isnan(MeanWithInterval.of(jnp.ones(1), jnp.ones(1)).statistics()["_ci95"])

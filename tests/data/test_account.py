@@ -42,7 +42,7 @@ def test_of_one_corpus(documents, packed, batch_size):
     counts = np.zeros(len(documents.store.tokens), np.int64)
     for batch, position in itertools.islice(source.batches(), 25):
         counts = count(batch, counts)
-        (seen,) = source.seen(position).values()
+        (seen,) = source.count_documents(position).values()
         assert seen.times.tolist() == times_whole(documents, counts)
         assert source.epochs(position) == {"": seen.epochs}
         assert seen.times.min() <= seen.epochs <= seen.times.max() + 1
@@ -68,7 +68,7 @@ def test_of_a_mixture_by_part(documents):
     counts = np.zeros(len(documents.store.tokens), np.int64)
     for batch, position in itertools.islice(source.batches(), 40):
         counts = count(batch, counts)
-        for name, seen in source.seen(position).items():
+        for name, seen in source.count_documents(position).items():
             assert seen.times.tolist() == times_whole(parts[name], counts)
     epochs = source.epochs(position)
     assert epochs["front"] > 2 * epochs["back"] > 0

@@ -134,7 +134,7 @@ def test_a_random_crop_has_its_area_and_ratio():
     crop, generator = RandomCrop(area=(0.2, 0.5), aspect=(0.8, 1.25)), np.random.default_rng(0)
     areas, ratios, corners = [], [], []
     for _ in range(500):
-        left, upper, right, lower = crop.box(200, 100, generator)
+        left, upper, right, lower = crop.sample_box(200, 100, generator)
         assert 0 <= left < right <= 200 and 0 <= upper < lower <= 100
         areas.append((right - left) * (lower - upper) / 20_000)
         ratios.append((right - left) / (lower - upper))
@@ -144,7 +144,7 @@ def test_a_random_crop_has_its_area_and_ratio():
     assert 0.78 < min(ratios) < 0.82 and 1.21 < max(ratios) < 1.28
     assert len({*corners}) > 300
     # No half of such a strip is nearly square: the middle stands for it.
-    assert RandomCrop(area=(0.5, 0.5)).box(1000, 10, generator) == (493, 0, 506, 10)
+    assert RandomCrop(area=(0.5, 0.5)).sample_box(1000, 10, generator) == (493, 0, 506, 10)
 
 
 def test_a_crop_sees_the_picture_as_it_was_taken():
@@ -153,7 +153,7 @@ def test_a_crop_sees_the_picture_as_it_was_taken():
     pixels[::2] = 255
     lines = Image.fromarray(pixels)
     crop = Augmentation(crop=RandomCrop(area=(0.06, 0.0626), aspect=(1.0, 1.0)), flip=0.0)
-    cut = np.asarray(crop.changed(lines, (16, 16), lambda whole: whole.resize((16, 16)), np.random.default_rng(0)))
+    cut = np.asarray(crop.apply(lines, (16, 16), lambda whole: whole.resize((16, 16)), np.random.default_rng(0)))
     assert sorted({*cut[:, :, 0].ravel().tolist()}) == [0, 255]
 
 
@@ -163,7 +163,7 @@ def test_flips_and_shifts():
 
     def changed(seed: int, **settings) -> np.ndarray:
         augmentation = Augmentation(**{"crop": None, "flip": 0.0, **settings})
-        return np.asarray(augmentation.changed(image, (4, 4), lambda whole: whole, np.random.default_rng(seed)))
+        return np.asarray(augmentation.apply(image, (4, 4), lambda whole: whole, np.random.default_rng(seed)))
 
     np.testing.assert_array_equal(changed(0, flip=1.0), pixels[:, ::-1])
     flipped = sum(np.array_equal(changed(seed, flip=0.3), pixels[:, ::-1]) for seed in range(200))
@@ -180,7 +180,7 @@ def test_every_operation_changes_more_the_stronger_it_is(name, mode):
     image = Image.open(io.BytesIO(encoded(3))).convert(mode)
 
     def distance(magnitude: int, sign: int) -> float:
-        changed = RandAugment(magnitude=magnitude).one(image, name, sign)
+        changed = RandAugment(magnitude=magnitude).apply_operation(image, name, sign)
         assert changed.size == image.size and changed.mode == mode
         return float(np.abs(np.asarray(changed, np.float32) - np.asarray(image, np.float32)).mean())
 
@@ -197,13 +197,13 @@ def test_operations_are_those_of_the_paper_at_their_ranges():
     assert len(OPERATIONS) == 14
     strongest = RandAugment(magnitude=MAX_MAGNITUDE)
     image = Image.fromarray(np.full((331, 331), 200, np.uint8))
-    shifted = np.asarray(strongest.one(image, "translate_x"))
+    shifted = np.asarray(strongest.apply_operation(image, "translate_x"))
     assert (shifted[0] == 0).sum() == pytest.approx(150, abs=1) and shifted[0, 0] == 200
-    assert np.asarray(strongest.one(image, "brightness"))[0, 0] == 255
-    assert np.asarray(strongest.one(image, "brightness", -1))[0, 0] == 20
-    assert np.asarray(strongest.one(image, "posterize"))[0, 0] == 200 // 16 * 16
-    assert np.asarray(strongest.one(image, "solarize"))[0, 0] == 55
-    turned = np.asarray(strongest.one(image, "rotate"))
+    assert np.asarray(strongest.apply_operation(image, "brightness"))[0, 0] == 255
+    assert np.asarray(strongest.apply_operation(image, "brightness", -1))[0, 0] == 20
+    assert np.asarray(strongest.apply_operation(image, "posterize"))[0, 0] == 200 // 16 * 16
+    assert np.asarray(strongest.apply_operation(image, "solarize"))[0, 0] == 55
+    turned = np.asarray(strongest.apply_operation(image, "rotate"))
     assert turned[0, 0] == 0 and (turned == 0).mean() == pytest.approx(
         1 - np.cos(np.radians(30)) ** -1 * 0.732, abs=0.03
     )
@@ -227,9 +227,9 @@ def test_rand_augment_draws_every_operation_alike():
 def test_mixup_is_a_weighted_mean_and_cutmix_a_box():
     dark, bright = np.zeros((10, 20, 3), np.uint8), np.full((10, 20, 3), 200, np.uint8)
     for seed in range(20):
-        mixed, share = Mixing(mixup=1.0).mixed(dark, bright, np.random.default_rng(seed))
+        mixed, share = Mixing(mixup=1.0).apply(dark, bright, np.random.default_rng(seed))
         np.testing.assert_allclose(mixed, 200 * (1 - share), atol=0.51)
-        cut, share = Mixing(mixup=0.0, cutmix=1.0).mixed(dark, bright, np.random.default_rng(seed))
+        cut, share = Mixing(mixup=0.0, cutmix=1.0).apply(dark, bright, np.random.default_rng(seed))
         assert {*np.unique(cut).tolist()} <= {0, 200}
         assert share == pytest.approx((cut == 0).mean()) and not dark.any()
         rows, columns = (np.flatnonzero((cut > 0).any(axis=axes)) for axes in ((1, 2), (0, 2)))

@@ -127,7 +127,7 @@ def test_a_wait_that_is_given_up_waits_for_nothing_more(monkeypatch):
     """A job that is told to end has half a minute for its checkpoint: none of it goes to a source that does not answer."""
     free = threading.Event()
     items = prefetch(iter(free.wait, True))
-    items.gives_up = lambda: True
+    items.should_stop = lambda: True
     with monkeypatch.context() as patched:
         patched.setattr(items._thread, "join", lambda seconds: pytest.fail("waits for the source"))
         assert list(items) == []

@@ -106,7 +106,7 @@ def test_what_was_seen_is_told_with_the_batch_in_work(many_documents):
     steps = drawn(ramp)
     assert ramp.epochs(steps[0].position) == ramp.epochs(steps[3].position) == plain.epochs(after_one)
     assert ramp.epochs(steps[8].position) == plain.epochs(after_four)
-    assert_array_equal(ramp.seen(steps[8].position)[""].times, plain.seen(after_four)[""].times)
+    assert_array_equal(ramp.count_documents(steps[8].position)[""].times, plain.count_documents(after_four)[""].times)
 
 
 def test_data_that_ends_within_the_ramp_ends():

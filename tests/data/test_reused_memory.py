@@ -128,7 +128,7 @@ def test_a_run_trains_on_each_batch_as_it_was_given(tmp_path, expected, data):
 
 def test_the_first_batches_of_a_source_are_kept_as_they_were():
     first = FirstBatches(ReusedSource(), 3)
-    drawn = [batch["y"].copy() for batch, _ in first.once.batches()]
+    drawn = [batch["y"].copy() for batch, _ in first.without_repeats.batches()]
     for batch, y in zip(fresh(), drawn, strict=False):
         np.testing.assert_array_equal(batch["y"], y)
 

@@ -94,7 +94,7 @@ def test_what_can_not_be_renumbered_is_refused(folders):
     held_out = FirstBatches(pictures(folders / "val").open().train, 1)
     with pytest.raises(DataError, match="numbers its classes otherwise"):
         align_held_out(held_out, FirstBatches(train, 1))
-    same = FirstBatches(train, 1).once
+    same = FirstBatches(train, 1).without_repeats
     assert align_held_out(same, train) == (same, ())
 
 

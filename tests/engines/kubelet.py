@@ -101,4 +101,4 @@ def launched(words: list[str], asked, folder: Path) -> Kubelet:
     """The pods of a launch."""
     from panax.cluster.engines import make_engine
 
-    return Kubelet(json.loads(make_engine("kubernetes", asked).submission(words, folder)), folder.parents[1])
+    return Kubelet(json.loads(make_engine("kubernetes", asked).render_submission(words, folder)), folder.parents[1])

@@ -29,7 +29,7 @@ class Supervised:
         self.secret = engine.secret()
         self._listener = socket.create_server((host, port))
         self._listener.settimeout(0.1)
-        self.placed = engine.place(f"{host}:{self._listener.getsockname()[1]}", self.secret)
+        self.placed = engine.start_agents(f"{host}:{self._listener.getsockname()[1]}", self.secret)
         self.connections: list[socket.socket] = []
 
     def come(self, count: int, seconds: float = 25.0) -> list[Came]:
@@ -38,7 +38,7 @@ class Supervised:
         deadline = time.monotonic() + seconds
         while len(found) < count:
             assert time.monotonic() < deadline, (
-                f"{len(found)} of {count} agents came: {self.placed.failure()} {self.placed.said()}"
+                f"{len(found)} of {count} agents came: {self.placed.failure()} {self.placed.log_tail()}"
             )
             try:
                 connection = self._listener.accept()[0]

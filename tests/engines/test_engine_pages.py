@@ -63,7 +63,7 @@ def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8", "HF_TOKEN": "x"}
     on, resources = resources_of(words)
     engine = make_engine(on, resources, agent=agent, environment=environment)
-    printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
+    printed = engine.render_submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
     assert shown.strip() == printed.strip().replace(str(mpirun), "/usr/bin/mpirun")
 
 
@@ -74,7 +74,7 @@ def test_lines_that_kubernetes_is_shown_to_be_given():
         words := shlex.split(COMMAND.findall(text)[0].replace("\\\n", " ").partition(" > ")[0])
     )
     engine = make_engine(on, resources, environment={"PATH": ""})
-    printed = engine.submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
+    printed = engine.render_submission([word for word in words if word != "--dry-run"], Path("runs/quickstart"))
     (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     parts = shown.strip().removesuffix("...").split("...\n")
     assert len(parts) > 2

@@ -42,7 +42,7 @@ def manifest(**more) -> dict:
     engine = make_engine(
         "kubernetes", Resources(**{**GIVEN, **more}), environment={"HF_TOKEN": TOKEN, "HOME": "/home/me"}
     )
-    return json.loads(engine.submission(LAUNCH, Path("runs/gpt2")))
+    return json.loads(engine.render_submission(LAUNCH, Path("runs/gpt2")))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
         first, second = ({**given, "JOB_COMPLETION_INDEX": index} for index in "01")
         engine = make_engine("kubernetes", Resources(**GIVEN), agent=agent, environment=first)
         engine.check()
-        assert not engine.submits() and engine.secret() == "s" * 64 and engine.listen_address() == ("127.0.0.1", 7733)
+        assert not engine.is_queued() and engine.secret() == "s" * 64 and engine.listen_address() == ("127.0.0.1", 7733)
         assert pod_command(LAUNCH, first) == [sys.executable, "-m", "panax", *LAUNCH]
         assert pod_command(LAUNCH, second)[1:] == ["-m", "panax.cluster.node.agent"]
         # That was the look whether somebody listens.
         listener.accept()[0].close()
-        placed, other = engine.place(address, engine.secret()), ClientProcess(agent, second)
+        placed, other = engine.start_agents(address, engine.secret()), ClientProcess(agent, second)
         connections = [listener.accept()[0] for _ in range(2)]
         assert sorted(connection.recv(99).decode() for connection in connections) == ["s" * 64 + " 0", "s" * 64 + " 1"]
         placed.replace(1)
@@ -263,7 +263,7 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
             connection.close()
         placed.close()
         other.close()
-        assert other.failure() == "" and other.said() == ""
+        assert other.failure() == "" and other.log_tail() == ""
 
 
 def test_a_pod_without_a_number_or_a_first_one():

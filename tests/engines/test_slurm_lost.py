@@ -74,7 +74,7 @@ def placed(clients):
         environment = clients(scontrol="case $2 in hostnames) echo $3 | tr ',' '\\n' ;; esac", **more)
         given = {"SLURM_JOB_NODELIST": "a,b,c", "PANAX_SLURM_FOLDER": "/runs/50% of it/job", "HOME": "/home/me"}
         asked = Resources(nodes=3, processes=6, memory="8G", partition="long", time="01:00:00")
-        return make_engine("slurm", asked, environment=environment | given).place("10.0.0.1:1", SECRET)
+        return make_engine("slurm", asked, environment=environment | given).start_agents("10.0.0.1:1", SECRET)
 
     found = []
     yield lambda **more: found.append(make(**more)) or found[-1]
@@ -142,7 +142,7 @@ def test_slurm_that_does_not_answer_leaves_it_at_the_same_machine(placed, tmp_pa
 def test_an_allocation_of_a_person_has_no_job_to_queue_again(clients):
     environment = clients() | {"SLURM_JOB_NODELIST": "a,b,c"}
     engine = make_engine("slurm", Resources(nodes=3, processes=3), environment=environment)
-    here = engine.place("10.0.0.1:1", SECRET)
+    here = engine.start_agents("10.0.0.1:1", SECRET)
     try:
         assert here.start_over() is None
     finally:

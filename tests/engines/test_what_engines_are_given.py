@@ -99,7 +99,7 @@ OPEN_MPI, HYDRA = "echo 'mpirun (Open MPI) 4.1.4'", "echo HYDRA build details:"
 )
 def test_mpirun_is_given_names_and_no_values(version, words, clients):
     engine = make_engine("mpi", Resources(nodes=2, processes=2, hosts="a,b,c"), environment=clients(mpirun=version))
-    shown = engine.submission((), Path("runs/x"))
+    shown = engine.render_submission((), Path("runs/x"))
     assert words in shown and "PANAX_SECRET" in shown and "a,b " in shown
     for value in ("token of mine", "HF_TOKEN", "/home/me", "old"):
         assert value not in shown
@@ -107,7 +107,7 @@ def test_mpirun_is_given_names_and_no_values(version, words, clients):
 
 def test_what_a_launch_names_is_passed_too(clients):
     engine = make_engine("mpi", Resources(env=("HF_TOKEN",)), environment=clients(mpirun=OPEN_MPI))
-    shown = engine.submission((), Path())
+    shown = engine.render_submission((), Path())
     assert "-x HF_TOKEN" in shown and "token of mine" not in shown
 
 
@@ -123,7 +123,9 @@ def test_mpi_sees_what_is_wrong_before_it_starts(clients, monkeypatch):
 
 def test_an_mpirun_that_fails_says_why(clients):
     environment = clients(mpirun=f"[ $1 = --version ] && {OPEN_MPI} && exit; echo no such host: a; exit 3")
-    placed = make_engine("mpi", Resources(nodes=2, processes=2), environment=environment).place("127.0.0.1:1", SECRET)
+    placed = make_engine("mpi", Resources(nodes=2, processes=2), environment=environment).start_agents(
+        "127.0.0.1:1", SECRET
+    )
     deadline = time.monotonic() + 10
     while not placed.failure() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -150,7 +152,7 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
     }
     arguments = ["launch", "my recipe.py", "--name", "try-%a", "--on", "slurm"]
     engine = slurm(given, clients())
-    text = engine.submission(arguments, tmp_path / "50%")
+    text = engine.render_submission(arguments, tmp_path / "50%")
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
     )
@@ -175,7 +177,7 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
 
 
 def test_a_job_that_is_no_array_keeps_its_percent_signs(clients):
-    assert slurm({}, clients()).submission(["a", "%a"], Path("x")).splitlines()[-1].endswith("-m panax a %a")
+    assert slurm({}, clients()).render_submission(["a", "%a"], Path("x")).splitlines()[-1].endswith("-m panax a %a")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_slurm_that_is_not_reached_or_has_no_default(clients):
 
 def test_submitting_writes_the_script_and_says_the_jobs_id(tmp_path, clients):
     engine = slurm({}, clients(sbatch=f"cat $2 > {tmp_path}/given; echo '42;cluster'"))
-    assert engine.submits() and engine.submit(["launch", "x"], tmp_path / "run") == "42"
+    assert engine.is_queued() and engine.submit(["launch", "x"], tmp_path / "run") == "42"
     assert (tmp_path / "given").read_text() == (tmp_path / "run/job/slurm.sh").read_text()
 
 
@@ -236,8 +238,8 @@ def test_in_an_allocation_srun_is_given_names_and_no_values(tmp_path, clients):
         srun=f'echo "$@" >> {told}; env >> {told}; sleep 60',
     )
     engine = slurm({"nodes": 2, "processes": 2}, environment | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[a-b]"})
-    assert not engine.submits() and engine.listen_address() == ("127.0.0.1", 0)
-    placed = engine.place("127.0.0.1:1", SECRET)
+    assert not engine.is_queued() and engine.listen_address() == ("127.0.0.1", 0)
+    placed = engine.start_agents("127.0.0.1:1", SECRET)
     try:
         placed.replace(1)
         with pytest.raises(LaunchError, match="nodes 0 to 1; there is no node 2"):
@@ -270,7 +272,7 @@ def test_a_followed_client_ends_in_any_case(monkeypatch):
     monkeypatch.setattr("panax.cluster.engines.client.END_SECONDS", 0.2)
     client = ClientProcess(["/bin/sh", "-c", "trap '' TERM; echo here; exec sleep 60"], HOME)
     deadline = time.monotonic() + 10
-    while client.said() != "here":
+    while client.log_tail() != "here":
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert client.failure() == ""

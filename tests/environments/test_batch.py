@@ -20,7 +20,7 @@ def run(batch: EnvironmentBatch, index: jax.Array, steps: int = 40) -> tuple:
         transition = batch.step(
             ongoing, jnp.ones(index.shape, jnp.int32), jax.random.fold_in(jax.random.key(1), number), index
         )
-        return transition.ongoing, (ongoing, transition)
+        return transition.environment_state, (ongoing, transition)
 
     return jax.jit(lambda: jax.lax.scan(step, batch.reset(jax.random.key(0), index), jnp.arange(steps))[1])()
 

@@ -131,7 +131,7 @@ def stepped(monkeypatch):
 
             def step(ongoing, key):
                 after = batch.step(ongoing, action, key, index)
-                return after.ongoing, after
+                return after.environment_state, after
 
             begun = jax.jit(batch.reset)(jax.random.key(0), index)
             _, after = jax.jit(lambda ongoing: jax.lax.scan(step, ongoing, jax.random.split(jax.random.key(1), 3)))(

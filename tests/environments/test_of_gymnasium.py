@@ -155,7 +155,7 @@ def test_it_runs_in_a_compiled_loop_and_ends_with_a_word():
 
     def step(ongoing, number):
         after = batch.step(ongoing, jnp.ones(4, jnp.int32), jax.random.fold_in(jax.random.key(1), number), index)
-        return after.ongoing, (ongoing, after)
+        return after.environment_state, (ongoing, after)
 
     run = jax.jit(lambda ongoing: jax.lax.scan(step, ongoing, jnp.arange(30)))
     begun = jax.jit(batch.reset)(jax.random.key(0), index)
@@ -230,4 +230,4 @@ def test_a_job_of_several_processes_refuses_it(monkeypatch):
     with pytest.raises(
         RecipeError, match=r"^Gymnasium\(name='CartPole-v1'\) is stepped by one host, and this job has 2"
     ):
-        Dqn(environment=environment).adapted(DataFacts())
+        Dqn(environment=environment).adapt_to_data(DataFacts())

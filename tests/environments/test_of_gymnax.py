@@ -46,7 +46,7 @@ def test_breakout_steps_as_gymnax_does():
         if done:
             break
     assert ended
-    frame = ours.draw(jax.tree.map(np.asarray, state))
+    frame = ours.render(jax.tree.map(np.asarray, state))
     assert frame is not None and frame.shape == (120, 120, 3)
 
 

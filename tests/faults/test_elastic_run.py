@@ -97,7 +97,7 @@ def test_shrunk_and_grown_again(tmp_path):
     ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"]["3"]
     for count, stop, layout in (
         (4, shrunk, WHOLE),
-        (3, grown, ("--devices", "1", *JobLayout.read(ranked[0]).flags)),
+        (3, grown, ("--devices", "1", *JobLayout.from_json(ranked[0]).flags)),
         (4, 0, WHOLE),
     ):
         nodes = ("--nodes", str(count), "--processes", str(count))

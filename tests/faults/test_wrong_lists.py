@@ -26,7 +26,7 @@ def checkpointer(bucket: str) -> Checkpointer:
 def saved(bucket: str, *steps: int) -> Checkpointer:
     """A run's checkpoints, written by a job of its own."""
     job = checkpointer(bucket)
-    job.claim()
+    job.acquire()
     for step in steps:
         job.save({"w": jnp.full(4, float(step))}, step, {"data": None})
         job.finish()
@@ -39,7 +39,7 @@ def test_what_is_not_the_list_is_an_error_and_nothing_is_overwritten(s3_server, 
     proxy.faults.set(Fault(kind=kind, path=LISTS, times=None))
     again = checkpointer(bucket)
     with pytest.raises((CheckpointError, StoreError), match="list"):
-        again.claim()
+        again.acquire()
     with pytest.raises((CheckpointError, StoreError), match="list"):
         next(checkpointer(bucket).newest_first())
     proxy.faults.set()
@@ -52,7 +52,7 @@ def test_a_list_from_before_the_last_checkpoint_passes_it_over_no_more(s3_server
     assert checkpointer(bucket).steps() == [1]  # the answers that are given again
     proxy.faults.set()
     job = checkpointer(bucket)
-    job.claim()
+    job.acquire()
     job.save({"w": jnp.zeros(4)}, 2, {"data": None})
     job.finish()
     proxy._server.first_answers = {
@@ -116,10 +116,10 @@ def test_a_job_that_was_taken_for_dead_saves_no_more(tmp_path):
         Checkpointer(tmp_path, CheckpointConfig(retries=0, keep_last=1), say=lines.append) for _ in range(2)
     )
     state = {"w": jnp.zeros(4)}
-    first.claim()
+    first.acquire()
     first.save(state, 1, {"data": None})
     first.finish()
-    second.claim()
+    second.acquire()
     second.save(state, 5, {"data": None})
     second.finish()
     first.save(state, 2, {"data": None})
@@ -131,12 +131,12 @@ def test_a_job_that_was_taken_for_dead_saves_no_more(tmp_path):
 def test_a_damaged_record_is_said_and_written_again(tmp_path):
     lines: list[str] = []
     first = Checkpointer(tmp_path, say=lines.append)
-    first.claim()
+    first.acquire()
     first.save({"w": jnp.zeros(4)}, 1, {"data": None})
     first.finish()
     file = tmp_path / "run" / "run.json"
     file.write_bytes(file.read_bytes().replace(b'"newest": 1', b'"newest": 7'))
     again = Checkpointer(tmp_path, say=lines.append)
-    again.claim()
+    again.acquire()
     assert again.steps() == [1] and any("is not the record of a run" in line for line in lines)
     assert len(again.run_name()) == 16

@@ -84,13 +84,13 @@ class DecoderStep:
     @functools.cached_property
     def layers_rest(self) -> bool:
         """Whether a pipeline's layers are stored where they are computed."""
-        return self.task.pipelined.rest_on(self.size("stage"))
+        return self.task.pipeline_requirement.can_store_on(self.size("stage"))
 
     @functools.cached_property
     def fitted_rules(self) -> Rules:
         """The rules with what the model can't split laid out otherwise."""
         sizes = {axis: n for _, axes, shape in decoder_arrays(self.model) for axis, n in zip(axes, shape) if axis}
-        return self.rules.fitted(sizes, self.mesh, layers_rest_on_stages=self.layers_rest)
+        return self.rules.fit(sizes, self.mesh, layers_rest_on_stages=self.layers_rest)
 
     @functools.cached_property
     def arrays(self) -> list["StoredArray"]:

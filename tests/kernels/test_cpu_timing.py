@@ -52,7 +52,7 @@ def test_without_matrix_units_the_instruction_set_decides(unchosen):
     told: list[KernelSelection] = []
     choose_kernels(told=told.append)
     assert not count and set(dataclasses.asdict(cpu_kernels.current_choice()).values()) == {"c"}
-    assert told[0].line().endswith(f"by instruction set ({library.instruction_set()})")
+    assert told[0].summary().endswith(f"by instruction set ({library.instruction_set()})")
 
 
 def test_what_some_process_lacks_is_not_taken(unchosen):
@@ -61,7 +61,9 @@ def test_what_some_process_lacks_is_not_taken(unchosen):
     unchosen.setattr(cpu_timing, "gather_texts", lambda mine: ["", "c_float32 c_bfloat16 mkl_float32 mkl_bfloat16"])
     told: list[KernelSelection] = []
     choose_kernels(told=told.append)
-    assert not count and cpu_kernels.current_choice() == CpuKernels() and "some process of this job" in told[0].line()
+    assert (
+        not count and cpu_kernels.current_choice() == CpuKernels() and "some process of this job" in told[0].summary()
+    )
 
 
 def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
@@ -105,7 +107,7 @@ def test_a_real_timing_finds_every_kind_of_work(unchosen):
     """With every kernel that this machine has; whichever wins, what is chosen is there."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         choose_kernels()
-    assert cpu_kernels.is_chosen() and not cpu_kernels.current_choice().unavailable()
+    assert cpu_kernels.is_chosen() and not cpu_kernels.current_choice().list_unavailable()
 
 
 def test_a_run_records_and_says_its_kernels(tmp_path):

@@ -123,8 +123,8 @@ def test_losses_that_layers_report_need_a_weight():
         def reported(self, found, count, train):
             return {}, {}
 
-        count = StagedTask.count
+        count = StagedTask.count_tokens
 
     task = Reporting(model=DecoderConfig(vocab_size=64, max_length=16, embed=16, num_layers=1, heads=2, ffn=16))
     with pytest.raises(RecipeError, match="has `reported`, and no `count`"):
-        task.count({})
+        task.count_tokens({})

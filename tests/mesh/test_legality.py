@@ -38,7 +38,7 @@ NEEDS = MeshRequirements(
         ("w_k", ("layer", "embed", "kv_heads", "head_dim"), (6, 48, 2, 8)),
         ("w_up", ("layer", "embed", "ffn"), (6, 48, 96)),
     ),
-    pipelined=PipelineRequirement(6, 1, 6),
+    pipeline_requirement=PipelineRequirement(6, 1, 6),
     splits_residual=True,
 )
 
@@ -148,7 +148,7 @@ def test_what_can_be_laid_out_otherwise_is_legal(sizes):
 def test_uneven_stages_of_a_published_model_are_legal():
     needs = MeshRequirements(
         arrays=(("w_up", ("layer", "embed", "ffn"), (126, 16384, 53248)),),
-        pipelined=PipelineRequirement(126, 1, 126),
+        pipeline_requirement=PipelineRequirement(126, 1, 126),
     )
     assert find_problem(needs, Rules(), mesh(stage=16, fsdp=128, tensor=8)) is None
 

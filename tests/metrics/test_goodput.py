@@ -44,11 +44,11 @@ def session(
     ledger.begin_steps(begins)
     for step in range(begins + 1, begins + steps + 1):
         clock(1.0)
-        ledger.mark(step)
+        ledger.record_step(step)
         if step in saves:
-            with ledger.during("checkpoint wait"):
+            with ledger.measure("checkpoint wait"):
                 clock(0.5)
-            ledger.mark(step, saved=True)
+            ledger.record_step(step, saved=True)
     if word:
         ledger.close(word)
     return ledger
@@ -56,10 +56,10 @@ def session(
 
 def test_seconds_go_where_they_were_spent_and_add_up(tmp_path, clock):
     ledger = session(tmp_path, clock, 0, 12, saves=(4, 8))
-    with ledger.during("evaluation"):
+    with ledger.measure("evaluation"):
         clock(3.0)
-        ledger.move(1.0, "compile")
-        with ledger.during("checkpoint wait"):
+        ledger.reassign(1.0, "compile")
+        with ledger.measure("checkpoint wait"):
             clock(0.25)
     ledger.close("done")
     life = read_life(tmp_path)
@@ -224,13 +224,13 @@ def test_a_wait_for_data_counts_from_when_the_devices_were_done(tmp_path, clock)
             assert time.perf_counter() < deadline
             waited.wait(0.001)
 
-    with ledger.waiting(finished):
+    with ledger.measure_data_wait(finished):
         clock(3.0)
         done()
         clock(0.75)
     assert ledger.scalars()["goodput/data_wait_seconds"] == 0.75
     busy.clear()
-    with ledger.waiting(finished):
+    with ledger.measure_data_wait(finished):
         clock(9.0)
     # The devices were busy all the time.
     assert ledger.scalars()["goodput/data_wait_seconds"] == 0.75
@@ -241,7 +241,7 @@ def test_other_processes_book_and_write_nothing(tmp_path, clock):
     ledger = Ledger(None, clock.now)
     ledger.begin_steps(0)
     clock(20.0)
-    ledger.mark(3)
+    ledger.record_step(3)
     ledger.close("done")
     assert list(tmp_path.iterdir()) == [] and ledger.scalars()["goodput/training_seconds"] == 20.0
 
@@ -252,7 +252,7 @@ def test_energy_is_that_of_each_interval(tmp_path, clock):
     clock(3.0)
     ledger.begin_steps(0)
     clock(12.0)
-    ledger.mark(5)
+    ledger.record_step(5)
     ledger.close("done")
     (only,) = read_life(tmp_path).sessions
     assert (only.joules, only.joules_of) == (1500.0, "a test's devices")

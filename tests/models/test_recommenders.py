@@ -71,7 +71,7 @@ def test_the_area_is_scikit_learns_within_its_bound():
         error = abs(found[""] - roc_auc_score(label, np.asarray(score), sample_weight=mask))
         assert error <= found["_error_bound"] < (0.05 if bins == 16 else 1e-4)
     # Sixteen bins are wrong by something, or the bound would say nothing.
-    nobody = RocHistogram.of(score[:3], jnp.ones(3), jnp.ones(3), 8).figures()
+    nobody = RocHistogram.of(score[:3], jnp.ones(3), jnp.ones(3), 8).statistics()
     assert np.isnan(nobody[""])
 
 
@@ -84,14 +84,14 @@ def test_the_area_counts_each_example_by_its_weight():
     score = 1 / (1 + np.exp(-(rng.standard_normal(5000) * (1 + weight) + label)))
     found = RocHistogram.of(
         jnp.array(score, jnp.float32), jnp.array(label, jnp.float32), jnp.array(weight), 2**16
-    ).figures()
+    ).statistics()
     assert found[""] == pytest.approx(
         roc_auc_score(label, score, sample_weight=weight), abs=found["_error_bound"] + 1e-6
     )
     assert abs(found[""] - roc_auc_score(label, score, sample_weight=weight > 0)) > 0.01
     lacking = RocHistogram.of(
         jnp.array([0.1, np.nan, 0.3], jnp.float32), jnp.array([0.0, 1.0, 1.0]), jnp.ones(3), 8
-    ).figures()
+    ).statistics()
     assert np.isnan(lacking[""])
 
 
@@ -102,7 +102,7 @@ def test_rare_clicks_are_told_apart():
     for shift in (-11.0, 11.0):
         label = (rng.random(20_000) < 0.5).astype(np.float32)
         logits = (shift + rng.standard_normal(20_000) + label).astype(np.float32)
-        found = click_metrics(*map(jnp.array, (logits, label, np.ones_like(label))))["auc"].figures()
+        found = click_metrics(*map(jnp.array, (logits, label, np.ones_like(label))))["auc"].statistics()
         assert abs(found[""] - roc_auc_score(label, logits)) <= found["_error_bound"] < 1e-3
 
 
@@ -278,17 +278,17 @@ def test_vectors_are_written_with_their_names(tmp_path):
 def test_tasks_take_the_datas_ids():
     open_tables = TablesConfig(tables=(TableConfig(name="a", rows=0, width=4, features=(FeatureConfig(leaf="a"),)),))
     task = DlrmTask(model=DlrmConfig(interaction="cross", tables=open_tables, top=(4,)))
-    assert task.adapted(DataFacts(num_ids={"a": 9})).model.tables.tables[0].rows == 9
+    assert task.adapt_to_data(DataFacts(num_ids={"a": 9})).model.tables.tables[0].rows == 9
     with pytest.raises(RecipeError, match="the data does not say how many 'a' may hold"):
-        task.adapted(DataFacts())
+        task.adapt_to_data(DataFacts())
     with pytest.raises(RecipeError, match=r"rows=5, and the data's 'city' may hold 6 ids"):
-        dlrm().adapted(DataFacts(num_ids={"city": 6}))
+        dlrm().adapt_to_data(DataFacts(num_ids={"city": 6}))
     open_items = dataclasses.replace(sasrec(), model=dataclasses.replace(sasrec().model, vocab_size=0))
-    assert open_items.adapted(DataFacts(num_ids={"items": 77})).model.vocab_size == 77
+    assert open_items.adapt_to_data(DataFacts(num_ids={"items": 77})).model.vocab_size == 77
     with pytest.raises(RecipeError, match="less than the data's 51 items"):
-        sasrec().adapted(DataFacts(num_ids={"items": 51}))
+        sasrec().adapt_to_data(DataFacts(num_ids={"items": 51}))
     with pytest.raises(RecipeError, match="negatives=50 of 50 items"):
-        sasrec(negatives=50).adapted(DataFacts())
+        sasrec(negatives=50).adapt_to_data(DataFacts())
 
 
 def test_what_does_not_fit_is_refused():

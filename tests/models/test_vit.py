@@ -297,11 +297,11 @@ def test_senseless_models_are_refused(wrong, message):
 
 def test_classes_come_from_the_data():
     open_task = VitTask(model=VitConfig())
-    assert open_task.adapted(DataFacts(num_classes=37)).model.num_classes == 37
+    assert open_task.adapt_to_data(DataFacts(num_classes=37)).model.num_classes == 37
     with pytest.raises(RecipeError, match="does not say how many"):
-        open_task.adapted(DataFacts())
+        open_task.adapt_to_data(DataFacts())
     with pytest.raises(RecipeError, match="num_classes=7 is less than the data's 37"):
-        task().adapted(DataFacts(num_classes=37))
+        task().adapt_to_data(DataFacts(num_classes=37))
     with pytest.raises(RecipeError, match="label_smoothing=1"):
         VitTask(model=CONFIG, label_smoothing=1.0)
 

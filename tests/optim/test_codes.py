@@ -67,8 +67,8 @@ def boxes(x, block):
 def test_fifty_steps_are_torchao_s(monkeypatch):
     # torchao rounds to the nearest code, which never falls where a moment decays slowly, and has no code for a block's largest
     # number where it is negative: all else is its own.
-    monkeypatch.setattr(ParameterShard, "bits", lambda self, kind, count: None)
-    monkeypatch.setattr(DynamicMap, "scale_of", Format.scale_of)
+    monkeypatch.setattr(ParameterShard, "random_bits", lambda self, kind, count: None)
+    monkeypatch.setattr(DynamicMap, "compute_scale", Format.compute_scale)
     # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbours, so it is given our blocks one after the
     # other. Those of `latent` and `long` lie so already.
     optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decays={"*": 1.0}, moments="int8")
@@ -143,7 +143,7 @@ def test_codes_are_the_same_on_every_mesh(name, mesh):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_stacked_layers_have_the_codes_of_separate_ones(name, monkeypatch):
     # The bits of rounding by chance are of a parameter's name, and a stack has one.
-    monkeypatch.setattr(ParameterShard, "bits", lambda self, kind, count: None)
+    monkeypatch.setattr(ParameterShard, "random_bits", lambda self, kind, count: None)
     names = ("up", "bias")
     optimizer = in_codes(name, **({"minimum_factored": 1024} if name == "adafactor" else {}))
     apart = {f"{n}.{i}": AXES[n][1:] for n in names for i in range(4)}
@@ -189,7 +189,7 @@ def test_chance_rounds_codes_alike_on_every_mesh_and_keeps_small_moments(monkeyp
     _, state = run(optimizer, arrays(0, names), steps, mesh={"stage": 2, "tensor": 2, "fsdp": 2}, axes=axes)
     for kind in ("mean", "square"):
         assert (np.asarray(kept[kind]["up"].codes) != np.asarray(state[kind]["up"].codes)).mean() <= 1e-3
-    monkeypatch.setattr(ParameterShard, "bits", lambda self, kind, count: None)
+    monkeypatch.setattr(ParameterShard, "random_bits", lambda self, kind, count: None)
     _, other = run(optimizer, arrays(0, names), steps, axes=axes)
     assert (np.asarray(other["mean"]["up"].codes) != np.asarray(kept["mean"]["up"].codes)).mean() > 0.2
 

@@ -187,7 +187,7 @@ def test_an_average_that_the_optimizer_gives_is_judged():
         )
         assert (averaged[name][0] == begins[name][0]).all() and (averaged[name][1] != params[name][1]).any(), name
     found = evaluate_all(step, state, [batch(4)])
-    judged = dataclasses.replace(state, params=state.judged_params, averaged=None)
+    judged = dataclasses.replace(state, params=state.eval_params, averaged=None)
     plain = made("sgd", {"fsdp": 8}, frozen=("layers.0", "bias"))
     alone = dataclasses.replace(judged, optimizer_state=plain.init(0).optimizer_state)
     assert found["averaged"] == 1.0 and found["loss"] == pytest.approx(

@@ -29,22 +29,25 @@ def test_matrices_of_one_shape_come_to_one_group_whichever_way_they_map():
     with Placement.create(MeshShape(fsdp=4, tensor=2)).activate():
         groups = {name: group_of(parameter) for name, parameter in described().items()}
     assert groups["up"] == groups["down"] and groups["query"] == groups["out"] and groups["up"] != groups["query"]
-    (up,), (query,) = groups["up"].given, groups["query"].given
+    (up,), (query,) = groups["up"].inputs, groups["query"].inputs
     assert up.shape == (8, 16) and query.shape == (8, 24)
-    assert up.places == (("fsdp",), ("tensor",)) and up.split == groups["up"].over
-    assert [TransposedView.of(parameter).flipped for parameter in described(("up", "down")).values()] == [False, True]
+    assert up.dim_axes == (("fsdp",), ("tensor",)) and up.split == groups["up"].owner_axes
+    assert [TransposedView.of(parameter).transposed for parameter in described(("up", "down")).values()] == [
+        False,
+        True,
+    ]
 
 
 def test_layers_on_stages_and_experts_are_shared_out_among_those_that_have_them():
     with Placement.create(MeshShape(stage=2, fsdp=2, expert=2)).activate():
         groups = {name: group_of(parameter) for name, parameter in described().items()}
-    assert groups["up"].over == ("fsdp", "expert") and groups["expert"].over == ("fsdp",)
+    assert groups["up"].owner_axes == ("fsdp", "expert") and groups["expert"].owner_axes == ("fsdp",)
 
 
 def test_what_owns_nothing_is_filled_up():
     group = OwnedMatrices((), (), ("replica", "fsdp"))
     sizes = {"replica": 2, "fsdp": 4}
-    assert [group.owned(matrices, sizes) for matrices in (1, 8, 9)] == [1, 1, 2]
+    assert [group.num_owned(matrices, sizes) for matrices in (1, 8, 9)] == [1, 1, 2]
 
 
 def test_parts_of_one_matrix_on_different_devices_are_refused():
@@ -76,7 +79,7 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
     def on_one(name):
         matrices, kept = np.asarray(arrays[name], np.float64), np.asarray(beside[name], np.float64)
         oriented = TransposedView.of(parameters[name])
-        order = (*oriented.copies, *oriented.rows, *oriented.columns)
+        order = (*oriented.stack_dims, *oriented.rows, *oriented.columns)
         stack = matrices.transpose(order)
         flat = stack.reshape(-1, *oriented.shape)
         result = flat * np.abs(flat).sum((1, 2), keepdims=True) + np.cumsum(flat, 2)
@@ -92,7 +95,7 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
         parts = {
             name: [
                 OwnedArray.of(ParameterShard.of(parameters[name])),
-                OwnedArray.beside(ParameterShard.of(statistics[name])),
+                OwnedArray.of_statistic(ParameterShard.of(statistics[name])),
             ]
             for name in NAMES
         }
@@ -112,9 +115,9 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
 
 def leading(name):
     parameter = described()[name]
-    return tuple(parameter.shape[dim] for dim in parameter.copies)
+    return tuple(parameter.shape[dim] for dim in parameter.stack_dims)
 
 
 def kept_axes(name):
     parameter = described()[name]
-    return (*(parameter.axes[dim] for dim in parameter.copies), "statistic", "statistic")
+    return (*(parameter.axes[dim] for dim in parameter.stack_dims), "statistic", "statistic")

@@ -144,12 +144,12 @@ def test_the_root_of_zeros_is_the_identity_and_a_power_of_two_is_one_too():
 
 def test_blocks_are_cut_evenly_and_joined_again():
     blocks = MatrixBlocks.of((10, 7), 4)
-    assert blocks == ((10, 7), (3, 2), (4, 4)) and blocks.whole == (12, 8)
+    assert blocks == ((10, 7), (3, 2), (4, 4)) and blocks.padded_shape == (12, 8)
     x = jnp.arange(140.0).reshape(2, 10, 7)
-    cut = blocks.cut(x)
+    cut = blocks.split(x)
     assert cut.shape == (2, 3, 2, 4, 4)
     np.testing.assert_array_equal(cut[1, 1, 1, :, :3], x[1, 4:8, 4:7])
-    np.testing.assert_array_equal(blocks.joined(cut), x)
+    np.testing.assert_array_equal(blocks.join(cut), x)
 
 
 def test_bases_of_zeros_stay_and_others_stay_orthonormal():

@@ -93,7 +93,7 @@ def test_without_a_schedule_steps_and_averages_are_optax_s():
             params = optax.apply_updates(params, updates)
         averaged = optax.contrib.schedule_free_eval_params(told, params)
     compared(found, params, bound=1e-5)
-    compared(optimizer.averaged(found, state), averaged, bound=1e-5)
+    compared(optimizer.average(found, state), averaged, bound=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["adamw", "spectral"])

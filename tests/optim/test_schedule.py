@@ -95,7 +95,7 @@ def test_settings_without_sense_are_refused(settings, message):
 def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
     settings = {} if rule == "same" else {"per_batch": rule, "base_batch": 4}
     schedule = Schedule(peak=0.1, decay="constant", **settings)
-    assert AdamW(schedule=schedule).for_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
+    assert AdamW(schedule=schedule).scale_to_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
     if rule != "same":
         with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by for_batch"):
             AdamW(schedule=schedule).build({"w": ("embed",)}, 10)

@@ -44,7 +44,7 @@ def exchanged(ragged: bool, buffer: int):
             arrivals = exchange.arrivals(plan, window)
             mine = jax.lax.axis_index("expert") * EXPERTS
             scaled = arrived * (mine + arrivals.expert + 1).astype(jnp.float32)
-            back = back + exchange.bring(scaled, plan, window, ROWS)
+            back = back + exchange.send_back(scaled, plan, window, ROWS)
             # In the order of experts, ranks fill each expert's places one after the other.
             starts = jnp.cumsum(arrivals.counts) - arrivals.counts
             inside = jnp.minimum(arrivals.expert, EXPERTS - 1)
@@ -104,7 +104,7 @@ def test_gathers_are_each_others_gradients(uses):
     place = jnp.asarray(rng.permutation(30)[: 8 * uses].reshape(8, uses), jnp.int32)
     place = place.at[2, 0].set(40)
     x, rows = jnp.asarray(rng.normal(size=(8, 5)), jnp.float32), jnp.asarray(rng.normal(size=(30, 5)), jnp.float32)
-    for places in (RowMap.of_places(place, 30), RowMap(RowMap.of_places(place, 30).token, None, 8)):
+    for places in (RowMap.of_positions(place, 30), RowMap(RowMap.of_positions(place, 30).token, None, 8)):
         matrix = np.zeros((30, 8))
         for row, token in enumerate(np.asarray(places.token)):
             if token < 8:

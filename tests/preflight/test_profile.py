@@ -99,12 +99,12 @@ def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
     gather = Traffic("all-gather", ("fsdp",), 10**9, ExecutionCount(2, 2), "weights")
     elsewhere = dataclasses.replace(gather, axes=("tensor",))
     time = step_time(cost(gather, elsewhere), ProfileFigures(PROFILE, {"fsdp": 4, "tensor": 2}))
-    assert time.multiplying == pytest.approx(7e12 / PROFILE.matrix_flops)
+    assert time.compute == pytest.approx(7e12 / PROFILE.matrix_flops)
     assert time.state == pytest.approx(6e9 / PROFILE.memory_bandwidth)
-    assert time.sending == pytest.approx(2 * (1.0 + 2e-4))
+    assert time.communication == pytest.approx(2 * (1.0 + 2e-4))
     assert time.unknown == (("tensor",),)
     known, unknown = time.links
-    assert (known.axes, known.sent) == (("fsdp",), 2 * 10**9) and known.seconds == pytest.approx(time.sending)
+    assert (known.axes, known.sent) == (("fsdp",), 2 * 10**9) and known.seconds == pytest.approx(time.communication)
     assert (unknown.axes, unknown.sent, unknown.seconds) == (("tensor",), 2 * 10**9, None)
     assert any(line.split() == ["tensor", "1.9", "GiB"] for line in time_lines(time, "a profile"))
     # Of an axis of another length than was measured nothing is known.
@@ -113,6 +113,6 @@ def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
 
 def test_data_sheets_say_which_axes_leave_the_fast_network():
     sheet = DataSheet(parse_target("h100x16"), {"replica": 2, "fsdp": 4, "tensor": 2})
-    assert sheet.of_collective("all-gather", ("fsdp",)) == (450e9, 0.0)
-    assert sheet.of_collective("all-reduce", ("replica",)) == (50e9, 0.0)
-    assert sheet.of_collective("all-gather", ("fsdp", "tensor")) == (450e9, 0.0)
+    assert sheet.collective_figures("all-gather", ("fsdp",)) == (450e9, 0.0)
+    assert sheet.collective_figures("all-reduce", ("replica",)) == (50e9, 0.0)
+    assert sheet.collective_figures("all-gather", ("fsdp", "tensor")) == (450e9, 0.0)

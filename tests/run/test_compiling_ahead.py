@@ -22,11 +22,11 @@ def test_errors_come_to_whoever_asks():
 
     ahead.begin("wrong", fail)
     ahead.begin("right", threading.current_thread)
-    assert ahead.made("right", lambda: None) is not here
+    assert ahead.get_or_make("right", lambda: None) is not here
     with pytest.raises(ValueError, match="no program"):
-        ahead.made("wrong", lambda: None)
+        ahead.get_or_make("wrong", lambda: None)
     # Each is given once, and what nobody began is made by whoever asks.
-    assert ahead.made("right", threading.current_thread) is here
+    assert ahead.get_or_make("right", threading.current_thread) is here
 
 
 def traced_in(monkeypatch, experiment, **settings):

@@ -108,7 +108,7 @@ def test_a_gradient_that_is_formed_early_is_returned_at_once():
     def returned(w):
         opened = gather_weight_early(w, "embed ffn", jnp.float32)
         assert opened.value.shape == (16, 4)
-        return opened.returned(opened.value).array
+        return opened.reduce_grad(opened.value).array
 
     spec = PartitionSpec("fsdp")
     with placement.activate():

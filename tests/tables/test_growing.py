@@ -115,7 +115,7 @@ def test_a_row_that_is_taken_begins_anew_and_no_other_changes(alone):
     (each,), batch = step.program.task.growing, step.put(keyed_batch(STEPS))
     before = jax.device_put(alone[0], step.shardings)
     assert step.program.growing is not None
-    after, numbers, _, counts, _ = step.program.growing.given(before, batch, step.batch_axes)
+    after, numbers, _, counts, _ = step.program.growing.assign_rows(before, batch, step.batch_axes)
     given = np.asarray(after.model_state["item"]["asked"]) == STEPS
     given &= (np.asarray(after.model_state["item"]["keys"]) != vocabulary(before)["keys"]).any(axis=1)
     assert given.sum() == int(counts["vocabulary/item/given"]) > int(counts["vocabulary/item/taken"]) - 1 > 4

@@ -117,4 +117,4 @@ def test_mistakes_are_told():
         _ = small.stacks
     open_ = TablesConfig(tables=(TableConfig(name="item", rows=0, width=8, features=feature, hot_rows=50),))
     with pytest.raises(RecipeError, match="has hot_rows=50, and the data 40 ids; expected fewer"):
-        open_.adapted({"item": 40})
+        open_.adapt_to_data({"item": 40})

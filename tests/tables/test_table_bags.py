@@ -159,7 +159,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
     long = batch_of(0)
     long["seen"] = np.zeros((16, 6), np.int32)
     with pytest.raises(RecipeError, match=r"'seen' has the shape \[16, 6\], and its feature capacity=5"):
-        step.compiled(step.put(long))
+        step.get_compiled(step.put(long))
     config = tiny_tables()
     with pytest.raises(RecipeError, match="read by the batch leaf 'day'"):
         config.row_ids({name: leaf for name, leaf in batch_of(0).items() if name != "day"})

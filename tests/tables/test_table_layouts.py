@@ -216,7 +216,7 @@ def of_size(text: str, shape: str) -> set[str]:
 @pytest.mark.parametrize("mesh", [None, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)])
 def test_nothing_of_a_tables_size_is_made(mesh):
     step = compiled(None if mesh is None else MeshShape(**mesh), 1 if mesh is None else 8)
-    program = step.compiled(step.put(batch_of(0)))
+    program = step.get_compiled(step.put(batch_of(0)))
     rows = step.program.abstract.params.tables.stacks[0].table.shape[0] // (1 if mesh is None else 8)
     text = program.as_text()
     operations = of_size(text, f"f32[{rows},8]") | of_size(text, f"f32[{rows}]")
@@ -242,7 +242,7 @@ def test_what_tables_can_not_be_trained_by_is_refused():
         Program.create(Forgets(), Sgd(), num_steps=1), Placement.create(devices=jax.devices()[:1]), BATCH_AXES
     )
     with pytest.raises(RecipeError, match=r"the table 'tables\.stacks\.1\.table' that no feature uses"):
-        step.compiled(step.put(batch_of(0)))
+        step.get_compiled(step.put(batch_of(0)))
 
 
 @pytest.mark.slow

@@ -185,4 +185,4 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         program_of(Counting()), Placement.create(MeshShape(), devices=jax.devices()[:1]), {"row": ("batch",)}
     )
     with pytest.raises(RecipeError, match="has 8 environments, and the batch has 16 rows"):
-        step.compiled({"row": jax.ShapeDtypeStruct((16,), jnp.int32)})
+        step.get_compiled({"row": jax.ShapeDtypeStruct((16,), jnp.int32)})

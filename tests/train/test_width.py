@@ -40,7 +40,7 @@ def test_rates_fall_with_what_goes_in_and_the_head_begins_smaller():
     assert program.widths.scales == {"head.table": 0.5}
     assert program.optimizer.rates == program.widths.rates
     assert program.optimizer.decays == dict.fromkeys(program.widths.rates, 4.0)
-    assert [line.partition(":")[0] for line in program.widths.words()] == [
+    assert [line.partition(":")[0] for line in program.widths.describe()] == [
         "muP  rate x 0.25", "muP  rate x 0.25, begun x 0.5",
     ]  # fmt: skip
     plain = made(task(4))
@@ -98,7 +98,7 @@ def test_what_mup_has_no_rule_for_is_refused(make, message):
 
 def test_a_narrow_head_dim_asks_for_another_scale_of_scores():
     wide = task(2, BaseWidth(embed=32, heads=4, ffn=64), query_scale=256 / 8)
-    assert wide.narrower is not None and wide.narrower.model.head_size == 8
+    assert wide.mup_base_task is not None and wide.mup_base_task.model.head_size == 8
     assert made(wide).widths is not None
     with pytest.raises(RecipeError, match=r"muP has no rule for"):
         DecoderTask(model=HybridConfig(tied=False), base=BaseWidth(embed=32))

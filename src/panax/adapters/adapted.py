@@ -45,7 +45,7 @@ class Model:
     evaluate: EvaluateFn
     rebuild: Callable[[Params, State], Any]
     create: Callable[[jax.Array], tuple[Params, State]] | None = None
-    given: tuple[Params, State] | None = None
+    initial: tuple[Params, State] | None = None
     axes: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
     kind_of: Callable[[str], Kind | None] = lambda path: None
     frozen: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Model:
     sums: bool = False
 
     def __post_init__(self) -> None:
-        assert (self.create is None) != (self.given is None)
+        assert (self.create is None) != (self.initial is None)
 
 
 class AdaptedTask(Task):
@@ -103,14 +103,14 @@ class AdaptedTask(Task):
         return self.compute_dtype == "float16"
 
     def init(self, key: jax.Array) -> tuple[Params, State]:
-        if self.model.given is not None:
-            return zeros_tree(self.model.given)
+        if self.model.initial is not None:
+            return zeros_tree(self.model.initial)
         assert self.model.create is not None
         with use_standard_promotion():
             return self.model.create(key)
 
-    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
-        return None if self.model.given is None else device_put_tree(self.model.given, shardings)
+    def load_initial(self, shardings: tuple[Any, Any]) -> tuple[Params, State] | None:
+        return None if self.model.initial is None else device_put_tree(self.model.initial, shardings)
 
     def loss(self, params: Params, state: State, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         leaves = {name: leaf for name, leaf in batch.items() if name != "row"}
@@ -155,7 +155,7 @@ class AdaptedTask(Task):
     def parameter_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._axes[name] for name in named_leaves(params)])
 
-    def meaning_axes(self, params: Params) -> Any:
+    def semantic_axes(self, params: Params) -> Any:
         return jax.tree.structure(params).unflatten([self._meanings[name] for name in named_leaves(params)])
 
     def trained(self, state: TrainState) -> Any:
@@ -164,7 +164,7 @@ class AdaptedTask(Task):
         Where a run averages its parameters (`step.ema_decay`, `ScheduleFreeAdamW`), they are the averages, which evaluations,
         exports and `init="checkpoint:..."` take too.
         """
-        params, model_state = jax.device_get((state.judged_params, state.model_state))
+        params, model_state = jax.device_get((state.eval_params, state.model_state))
         return self.model.rebuild(params, model_state)
 
 

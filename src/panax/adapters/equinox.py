@@ -87,7 +87,7 @@ def task(
         Model(
             name=type(model_shape).__name__,
             create=None if exists else split,
-            given=jax.device_get(split(jax.random.key(0))) if exists else None,
+            initial=jax.device_get(split(jax.random.key(0))) if exists else None,
             evaluate=evaluate,
             rebuild=rebuild,
             kind_of=_kinds(model_shape).get,

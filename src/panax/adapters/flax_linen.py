@@ -133,7 +133,7 @@ def task(
         Model(
             name=type(module).__name__,
             create=(lambda key: split(variables_for(key))) if variables is None else None,
-            given=None if variables is None else jax.device_get(split(boxed)),
+            initial=None if variables is None else jax.device_get(split(boxed)),
             evaluate=evaluate,
             rebuild=rebuild,
             axes=head_axes(shapes) | read_names(named, axis_names or {}),

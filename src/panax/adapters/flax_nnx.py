@@ -112,7 +112,7 @@ def task(
         Model(
             name=type(example).__name__,
             create=None if exists else split,
-            given=jax.device_get((_flat(params_like), _flat(state_like))) if exists else None,
+            initial=jax.device_get((_flat(params_like), _flat(state_like))) if exists else None,
             evaluate=evaluate,
             rebuild=rebuild,
             axes=head_axes(shapes) | read_names(named, axis_names or {}),

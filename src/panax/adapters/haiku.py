@@ -80,7 +80,7 @@ def task(
         Model(
             name=name,
             create=initial if variables is None else None,
-            given=None if variables is None else jax.device_get(tuple(variables)),
+            initial=None if variables is None else jax.device_get(tuple(variables)),
             evaluate=evaluate,
             rebuild=lambda params, state: (params, state),
             axes={path: (None,) * leaf.ndim for path, leaf in named_leaves(params).items() if _of_a_norm(path)},

@@ -101,7 +101,7 @@ def task(
     return AdaptedTask(
         Model(
             name=model.name,
-            given=(host(weights), host(others)),
+            initial=(host(weights), host(others)),
             evaluate=evaluate,
             rebuild=rebuild,
             axes=head_axes({name: tuple(variable.shape) for name, variable in weights.items()}),

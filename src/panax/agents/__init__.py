@@ -18,5 +18,6 @@ from .statistics import Statistics
 __all__ = [
     "Advantages", "Agent", "Categorical", "DecoderPolicy", "DiagonalGaussian", "Distribution", "Dqn", "Episodes",
     "Experience", "Film", "FinishedEpisodes", "PerceptronPolicy", "Policy", "PolicyOutput", "Ppo", "RecurrentPolicy",
-    "Replay", "Sac", "Seeds", "SquashedGaussian", "Statistics", "make_distribution", "evaluation_result", "gae", "run_episodes",
+    "Replay", "Sac", "Seeds", "SquashedGaussian", "Statistics", "evaluation_result", "gae", "make_distribution",
+    "run_episodes",
 ]  # fmt: skip

@@ -51,7 +51,7 @@ class Agent(Validated, CollectingTask):
     def units_per_row(self) -> int:
         return self.steps * self.collections
 
-    def adapted(self, facts: DataFacts) -> "Agent":
+    def adapt_to_data(self, facts: DataFacts) -> "Agent":
         check_environment(self.environment, steps=0)
         return self
 
@@ -59,7 +59,7 @@ class Agent(Validated, CollectingTask):
         return logical_axes(params)
 
     @abc.abstractmethod
-    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+    def eval_policy(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
         """Return the policy that evaluations run in `rows` environments, and its initial memory."""
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class Agent(Validated, CollectingTask):
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         if train:
             return self.losses(params, state, batch, key)
-        act, memory = self.player(params, state, batch["row"].shape[0])
+        act, memory = self.eval_policy(params, state, batch["row"].shape[0])
         return evaluation_result(
             run_episodes(self.environment, act, memory, batch["row"], key, self.evaluation_steps), state
         )

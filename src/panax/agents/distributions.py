@@ -35,16 +35,16 @@ class Distribution(Validated, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         """How many numbers a network gives for one action."""
 
     @property
-    def log_deviations(self) -> int:
+    def num_log_stds(self) -> int:
         """How many further numbers are parameters, the same for every observation."""
         return 0
 
     @abc.abstractmethod
-    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+    def sample(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
         """Draw one action for each row, by the row's own key."""
 
     @abc.abstractmethod
@@ -79,10 +79,10 @@ class Categorical(Distribution):
             raise RecipeError(f"Categorical.count={self.count}; expected at least one choice")
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         return self.count
 
-    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+    def sample(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
         return jax.vmap(jax.random.categorical)(keys, numbers).astype(jnp.int32)
 
     def mode(self, numbers: Numbers) -> Num[Array, "..."]:
@@ -108,14 +108,14 @@ class DiagonalGaussian(Distribution):
     space: Box
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         return self.space.size
 
     @property
-    def log_deviations(self) -> int:
+    def num_log_stds(self) -> int:
         return self.space.size
 
-    def draw(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
+    def sample(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
         mean, log_deviation = jnp.split(numbers, 2, axis=-1)
         noise = jax.vmap(lambda key: jax.random.normal(key, (self.space.size,), jnp.float32))(keys)
         return mean + jnp.exp(log_deviation) * noise
@@ -145,7 +145,7 @@ class SquashedGaussian(DiagonalGaussian):
     """
 
     def __post_init__(self) -> None:
-        if not self.space.bounded:
+        if not self.space.is_bounded:
             raise RecipeError(
                 f"a squashed distribution fills the bounds of actions, and these are not finite: {self.space}; take 'gaussian'"
             )
@@ -164,9 +164,9 @@ class SquashedGaussian(DiagonalGaussian):
         return super().entropy(numbers, drawn) + (slope @ jnp.asarray(_WEIGHTS, mean.dtype)).sum(axis=-1)
 
     def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
-        return self.scaled(jnp.tanh(drawn))
+        return self.rescale_action(jnp.tanh(drawn))
 
-    def scaled(self, unit: Float[Array, "*rows element"]) -> Num[Array, "..."]:
+    def rescale_action(self, unit: Float[Array, "*rows element"]) -> Num[Array, "..."]:
         """Actions in [-1, 1] as the environment takes them: stretched to the bounds of the space, in its shape.
 
         >>> box = Box(low=0.0, high=(1.0, 10.0), shape=(2,))

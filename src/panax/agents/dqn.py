@@ -74,38 +74,38 @@ class Dqn(OffPolicy):
     def networks(self, key: jax.Array) -> DqnParameters:
         return DqnParameters(policy=self.policy.build(key, self.environment.observation_space, self._count))
 
-    def followed(self, params: DqnParameters) -> DqnParameters:
+    def target_network_source(self, params: DqnParameters) -> DqnParameters:
         return params
 
     def values(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch action"]:
         """Compute the expected return of each action."""
-        _, said = self.policy.act(params.policy, self.policy.first_carry(observation.shape[0]), observation)
-        return dueling_values(said.numbers, said.value) if self.dueling else said.numbers
+        _, said = self.policy.act(params.policy, self.policy.initial_carry(observation.shape[0]), observation)
+        return dueling_values(said.distribution_params, said.value) if self.dueling else said.distribution_params
 
-    def share_of_random(self, replay: Replay) -> Float[Array, ""]:
+    def current_epsilon(self, replay: Replay) -> Float[Array, ""]:
         """Return the current fraction of random actions."""
         first, last = self.epsilon
         # Converted first: the product passes 2**31 after minutes of fast environments.
         done = replay.added.astype(jnp.float32) * self.environments / self.epsilon_steps
         return first + (last - first) * jnp.minimum(done, 1.0)
 
-    def explorer(self, params: DqnParameters, replay: Replay) -> Explore:
-        share = self.share_of_random(replay)
+    def exploration_policy(self, params: DqnParameters, replay: Replay) -> Explore:
+        share = self.current_epsilon(replay)
 
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
             def one(key: jax.Array, best: jax.Array) -> jax.Array:
                 whether, which = jax.random.split(key)
                 return jnp.where(jax.random.uniform(whether) < share, self.random_action(which), best)
 
-            return jax.vmap(one)(keys, self.greedy(params, observation))
+            return jax.vmap(one)(keys, self.greedy_action(params, observation))
 
         return explore
 
-    def greedy(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Num[Array, " batch"]:
+    def greedy_action(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Num[Array, " batch"]:
         return self.values(params, observation).argmax(axis=-1).astype(jnp.int32)
 
-    def exploring_metrics(self, replay: Replay) -> Metrics:
-        return {"epsilon": Mean(self.share_of_random(replay), jnp.float32(1.0))}
+    def exploration_metrics(self, replay: Replay) -> Metrics:
+        return {"epsilon": Mean(self.current_epsilon(replay), jnp.float32(1.0))}
 
     def losses(self, params: DqnParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         value = action_value(self.values(params, batch["observation"]), batch["action"])

@@ -44,12 +44,12 @@ class FinishedEpisodes(eqx.Module):
     any: Bool[Array, " environment"]
 
     @classmethod
-    def none(cls, environments: int) -> "FinishedEpisodes":
+    def empty(cls, environments: int) -> "FinishedEpisodes":
         return cls(
             jnp.zeros(environments, jnp.float32), jnp.zeros(environments, jnp.int32), jnp.zeros(environments, jnp.bool_)
         )
 
-    def after(self, transition: Transition) -> "FinishedEpisodes":
+    def update(self, transition: Transition) -> "FinishedEpisodes":
         """Return the statistics updated with the episodes that a step ended."""
         ended = transition.ended
         return FinishedEpisodes(
@@ -101,7 +101,7 @@ def run_episodes(
             found.length + playing.astype(jnp.int32),
             found.finished | moved.ended,
         )
-        return number + 1, moved.ongoing, memory, moved.ended, found
+        return number + 1, moved.environment_state, memory, moved.ended, found
 
     none = jnp.zeros(row.shape, jnp.bool_)
     nothing = Episodes(jnp.zeros(row.shape, jnp.float32), jnp.zeros(row.shape, jnp.int32), none)

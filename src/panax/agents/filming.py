@@ -44,7 +44,7 @@ class Film(Hook, Validated):
         if not isinstance(task, Agent):
             raise RecipeError(f"Film shows episodes of one agent, and the task is {describe_type(task)}; leave it out")
         environment = task.environment
-        if type(environment).draw is Environment.draw or _first_frame(environment) is None:
+        if type(environment).render is Environment.render or _first_frame(environment) is None:
             raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
         if jax.process_count() > 1:
             raise RecipeError("Film plays in runs of one process; leave it out of this job")
@@ -52,7 +52,7 @@ class Film(Hook, Validated):
 
     def after_evaluation(self, run: RunView, evaluation: Any) -> None:
         task, state = run.experiment.task, run.state
-        states = self._play(state.judged_params, state.model_state, jax.random.key(self.seed))
+        states = self._play(state.eval_params, state.model_state, jax.random.key(self.seed))
         frames = render_frames(task.environment, *jax.device_get(states))
         seconds = task.environment.seconds_per_frame
         run.film("episode", frames, seconds)
@@ -69,7 +69,7 @@ def render_frames(environment: Environment, states: Any, steps: np.ndarray) -> F
         states: From the first on; every leaf has a leading axis of time.
         steps: How many the episode had.
     """
-    drawn = [environment.draw(jax.tree.map(lambda leaf, at=at: leaf[at], states)) for at in range(int(steps) + 1)]
+    drawn = [environment.render(jax.tree.map(lambda leaf, at=at: leaf[at], states)) for at in range(int(steps) + 1)]
     return np.stack([frame for frame in drawn if frame is not None])
 
 
@@ -107,4 +107,4 @@ def rollout_states(environment: Environment, act: Act, memory: Any, key: jax.Arr
 
 def _first_frame(environment: Environment) -> Any:
     state, _ = environment.reset(jax.random.key(0))
-    return environment.draw(jax.device_get(state))
+    return environment.render(jax.device_get(state))

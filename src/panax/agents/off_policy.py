@@ -82,14 +82,14 @@ class OffPolicy(Agent):
         ):
             if getattr(self, name) % unit:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected a multiple of {of} = {unit}")
-        if self.warmup > self.places:
+        if self.warmup > self.capacity_per_environment:
             raise RecipeError(
                 f"task.warmup={self.warmup} steps of {self.environments} environments are more than "
-                f"task.capacity={self.capacity} transitions; expected at most {self.places}"
+                f"task.capacity={self.capacity} transitions; expected at most {self.capacity_per_environment}"
             )
 
     @property
-    def places(self) -> int:
+    def capacity_per_environment(self) -> int:
         """Capacity of the buffer per environment, in transitions."""
         return self.capacity // self.environments
 
@@ -98,7 +98,7 @@ class OffPolicy(Agent):
         """Initialize all trained parameters."""
 
     @abc.abstractmethod
-    def followed(self, params: Any) -> Any:
+    def target_network_source(self, params: Any) -> Any:
         """Return the part of the parameters that the target networks follow."""
 
     @property
@@ -107,11 +107,11 @@ class OffPolicy(Agent):
         """Return the shape and dtype of an action in the buffer."""
 
     @abc.abstractmethod
-    def explorer(self, params: Params, replay: Replay) -> Explore:
+    def exploration_policy(self, params: Params, replay: Replay) -> Explore:
         """Return the exploration policy of collections."""
 
     @abc.abstractmethod
-    def greedy(self, params: Params, observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
+    def greedy_action(self, params: Params, observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
         """Choose the actions of an evaluation, in the buffer's form."""
 
     def random_action(self, key: Key[Array, ""]) -> Num[Array, "..."]:
@@ -122,7 +122,7 @@ class OffPolicy(Agent):
         """Convert actions from the buffer's form to the environment's."""
         return stored
 
-    def exploring_metrics(self, replay: Replay) -> Metrics:
+    def exploration_metrics(self, replay: Replay) -> Metrics:
         """Return the metrics of exploration."""
         return {}
 
@@ -130,7 +130,7 @@ class OffPolicy(Agent):
         network_key, reset_key, warmup_key = jax.random.split(key, 3)
         params = self.networks(network_key)
         row = jnp.arange(self.environments, dtype=jnp.int32)
-        begins, none = jnp.ones(self.environments, jnp.bool_), FinishedEpisodes.none(self.environments)
+        begins, none = jnp.ones(self.environments, jnp.bool_), FinishedEpisodes.empty(self.environments)
         acting = RolloutState(EnvironmentBatch(self.environment).reset(reset_key, row), (), begins, none)
 
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
@@ -138,9 +138,9 @@ class OffPolicy(Agent):
 
         acting, seen, _ = self._act(explore, acting, row, warmup_key, self.warmup)
         replay = Replay.create(
-            self.environment.observation_space, self.stored_action, self.environments, self.places
-        ).adding_first(seen)
-        target = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.followed(params))
+            self.environment.observation_space, self.stored_action, self.environments, self.capacity_per_environment
+        ).add_first(seen)
+        target = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.target_network_source(params))
         return params, {
             "acting": acting,
             "replay": replay,
@@ -166,7 +166,7 @@ class OffPolicy(Agent):
         }
 
     def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> CollectionResult:
-        explore = self.explorer(params, state["replay"])
+        explore = self.exploration_policy(params, state["replay"])
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
         replay = state["replay"].adding(seen)
         # What was found once, also before the first step, stays in the buffer: no update is made again.
@@ -176,7 +176,7 @@ class OffPolicy(Agent):
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
             "transitions_kept": Mean(replay.kept.astype(jnp.float32) * self.environments, jnp.float32(1.0)),
-            **self.exploring_metrics(state["replay"]),
+            **self.exploration_metrics(state["replay"]),
             "environment": DataChecks(worst, CHECKS),
         }
         rest = {name: state[name] for name in ("target", "updates_made")}
@@ -186,9 +186,9 @@ class OffPolicy(Agent):
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
         own = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)
         replay: Replay = experience["replay"]
-        return dict(to_batch(replay.drawn(experience["row"], own, self.batch_size // self.environments)))
+        return dict(to_batch(replay.sample(experience["row"], own, self.batch_size // self.environments)))
 
-    def updated(self, params: Any, state: Any) -> Any:
+    def update_state(self, params: Any, state: Any) -> Any:
         made = state["updates_made"] + 1
         moves = made % self.target_period == 0
 
@@ -197,7 +197,7 @@ class OffPolicy(Agent):
             moved = (1.0 - self.target_rate) * old + self.target_rate * new.astype(old.dtype)
             return moved if self.target_period == 1 else jnp.where(moves, moved, old)
 
-        target = jax.tree.map(toward, state["target"], self.followed(params))
+        target = jax.tree.map(toward, state["target"], self.target_network_source(params))
         return {**state, "target": target, "updates_made": made}
 
     @property
@@ -209,9 +209,9 @@ class OffPolicy(Agent):
         count: Scalar = jnp.float32(micro_batches["reward"].size)
         return dict.fromkeys(self.loss_names, count)
 
-    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+    def eval_policy(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
-            return memory, self.action(self.greedy(params, observation))
+            return memory, self.action(self.greedy_action(params, observation))
 
         return act, ()
 
@@ -224,9 +224,12 @@ class OffPolicy(Agent):
         def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, tuple[Experience, jax.Array]]:
             act_keys, move_keys = keys
             stored = explore(now.ongoing.observation, act_keys)
-            moved = batch.moved(now.ongoing, self.action(stored), move_keys)
+            moved = batch.step_with_keys(now.ongoing, self.action(stored), move_keys)
             seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
-            return RolloutState(moved.ongoing, (), moved.ended, now.finished.after(moved)), (seen, moved.ended)
+            return RolloutState(moved.environment_state, (), moved.ended, now.finished.update(moved)), (
+                seen,
+                moved.ended,
+            )
 
         acting, (seen, ended) = jax.lax.scan(step, acting, step_keys(key, row, steps))
         return acting, seen, ended

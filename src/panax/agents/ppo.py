@@ -140,17 +140,17 @@ class Ppo(Agent):
         return self.epochs * self.minibatches
 
     @property
-    def stops_early(self) -> bool:
+    def may_stop_early(self) -> bool:
         return self.target_divergence is not None
 
     def init(self, key: jax.Array) -> tuple[PpoParameters, dict[str, Any]]:
         policy_key, acting_key = jax.random.split(key)
         space, family = self.environment.observation_space, self.distribution
-        count = family.log_deviations
+        count = family.num_log_stds
         deviation = jnp.full((count,), self.first_log_deviation, jnp.float32) if count else None
-        params = PpoParameters(policy=self.policy.build(policy_key, space, family.outputs), log_deviation=deviation)
+        params = PpoParameters(policy=self.policy.build(policy_key, space, family.num_outputs), log_deviation=deviation)
         state: dict[str, Any] = {
-            "acting": RolloutState.begun(self.environment, self.policy, self.environments, acting_key)
+            "acting": RolloutState.initial(self.environment, self.policy, self.environments, acting_key)
         }
         if self.normalise_observations:
             state["observations"] = Statistics.create(space.abstract.shape)
@@ -206,12 +206,12 @@ class Ppo(Agent):
         )
         seen = {
             "observation": actor.seen(rollout.observation),
-            "drawn": rollout.drawn,
+            "drawn": rollout.sampled_action,
             "log_prob": rollout.log_prob,
             "value": rollout.value,
             "advantage": found.advantage,
             "target": found.target,
-            "begins": rollout.begins,
+            "begins": rollout.is_first,
         }
         experience = {
             "seen": {name: self._in_pieces(leaf) for name, leaf in seen.items()},
@@ -271,7 +271,7 @@ class Ppo(Agent):
             batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         return batch
 
-    def goes_on(self, scalars: Mapping[str, Any]) -> jax.Array:
+    def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
         assert self.target_divergence is not None
         return scalars["divergence"] <= 1.5 * self.target_divergence
 
@@ -280,11 +280,11 @@ class Ppo(Agent):
         return dict.fromkeys(("policy", "value", *(("entropy",) if self.entropy_weight else ())), count)
 
     def losses(self, params: PpoParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        structure = jax.tree.structure(self.policy.first_carry(1))
+        structure = jax.tree.structure(self.policy.initial_carry(1))
         # By index: sorted by name, memory10 would precede memory2.
         memory = structure.unflatten([batch[f"{_MEMORY}{number}"] for number in range(structure.num_leaves)])
-        said = self.policy.over_time(params.policy, memory, batch["observation"], batch["begins"])
-        numbers = self.actor(params, {}).numbers(said.numbers)
+        said = self.policy.unroll(params.policy, memory, batch["observation"], batch["begins"])
+        numbers = self.actor(params, {}).numbers(said.distribution_params)
         family, drawn = self.distribution, batch["drawn"]
         log_ratio = family.log_prob(numbers, drawn) - batch["log_prob"]
         count = jnp.float32(log_ratio.size)
@@ -304,15 +304,15 @@ class Ppo(Agent):
         }
         return Evaluation(losses, state, metrics)
 
-    def player(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
+    def eval_policy(self, params: Any, state: Any, rows: int) -> tuple[Act, Any]:
         actor = self.actor(params, state)
 
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
             memory, said = self.policy.act(actor.params, memory, actor.seen(observation))
-            numbers = actor.numbers(said.numbers)
+            numbers = actor.numbers(said.distribution_params)
             drawn = (
-                actor.distribution.draw(numbers, keys) if self.evaluation_draws else actor.distribution.mode(numbers)
+                actor.distribution.sample(numbers, keys) if self.evaluation_draws else actor.distribution.mode(numbers)
             )
             return memory, actor.distribution.action(drawn)
 
-        return act, self.policy.first_carry(rows)
+        return act, self.policy.initial_carry(rows)

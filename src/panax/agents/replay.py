@@ -65,16 +65,16 @@ class Replay(eqx.Module):
         return cls(Experience(*(zeros(leaf) for leaf in (seen, action, number, flag, seen))), jnp.int32(0))
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Capacity per environment, in transitions."""
         return self.experience.reward.shape[1]
 
     @property
-    def kept(self) -> Int[Array, ""]:
+    def size(self) -> Int[Array, ""]:
         """Number of transitions per environment that are currently stored."""
-        return jnp.minimum(self.added, self.places)
+        return jnp.minimum(self.added, self.capacity)
 
-    def adding(self, experience: Experience) -> "Replay":
+    def add(self, experience: Experience) -> "Replay":
         """Return the buffer with the oldest transitions replaced by new ones.
 
         Args:
@@ -82,15 +82,15 @@ class Replay(eqx.Module):
                 every time.
         """
         steps = experience.reward.shape[0]
-        assert self.places % steps == 0
-        start = self.added % self.places
+        assert self.capacity % steps == 0
+        start = self.added % self.capacity
 
         def put(ring: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), start, axis=1)
 
         return Replay(jax.tree.map(put, self.experience, experience), self._more(steps))
 
-    def adding_first(self, experience: Experience) -> "Replay":
+    def add_first(self, experience: Experience) -> "Replay":
         """Return an empty buffer filled from its start with transitions of any number of steps up to its
         capacity.
         """
@@ -102,10 +102,10 @@ class Replay(eqx.Module):
 
     def _more(self, steps: int) -> Int[Array, ""]:
         """The count after some more steps, within 32 bits: far beyond the ring's size whole rounds of it are taken off."""
-        added, rounds = self.added + steps, _FAR // 2 // self.places * self.places
+        added, rounds = self.added + steps, _FAR // 2 // self.capacity * self.capacity
         return jnp.where(added >= _FAR, added - rounds, added)
 
-    def drawn(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
+    def sample(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
         """Sample transitions uniformly with replacement, `each` per environment: none leaves its device.
 
         Args:
@@ -114,7 +114,7 @@ class Replay(eqx.Module):
         Returns:
             Leaves of environment * each rows.
         """
-        most = self.kept
+        most = self.size
         places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, most))(row_keys(key, row))
 
         def take(ring: jax.Array) -> jax.Array:

@@ -37,10 +37,12 @@ class RolloutState(eqx.Module):
     finished: FinishedEpisodes
 
     @classmethod
-    def begun(cls, environment: Environment, policy: Policy, environments: int, key: Key[Array, ""]) -> "RolloutState":
+    def initial(
+        cls, environment: Environment, policy: Policy, environments: int, key: Key[Array, ""]
+    ) -> "RolloutState":
         ongoing = EnvironmentBatch(environment).reset(key, jnp.arange(environments, dtype=jnp.int32))
         begins = jnp.ones(environments, jnp.bool_)
-        return cls(ongoing, policy.first_carry(environments), begins, FinishedEpisodes.none(environments))
+        return cls(ongoing, policy.initial_carry(environments), begins, FinishedEpisodes.empty(environments))
 
 
 class Rollout(NamedTuple):
@@ -60,8 +62,8 @@ class Rollout(NamedTuple):
 
     observation: Num[Array, "time environment ..."]
     memory: Any
-    begins: Bool[Array, "time environment"]
-    drawn: Num[Array, "time environment ..."]
+    is_first: Bool[Array, "time environment"]
+    sampled_action: Num[Array, "time environment ..."]
     log_prob: Float[Array, "time environment"]
     value: Float[Array, "time environment"]
     reward: Float[Array, "time environment"]
@@ -104,14 +106,14 @@ def collect_rollout(
     def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, Rollout]:
         act_keys, move_keys = keys
         memory, said = policy.act(actor.params, now.memory, actor.seen(now.ongoing.observation))
-        numbers = actor.numbers(said.numbers)
-        drawn = distribution.draw(numbers, act_keys)
-        moved = batch.moved(now.ongoing, distribution.action(drawn), move_keys)
+        numbers = actor.numbers(said.distribution_params)
+        drawn = distribution.sample(numbers, act_keys)
+        moved = batch.step_with_keys(now.ongoing, distribution.action(drawn), move_keys)
         final_value = jnp.zeros_like(said.value)
         if policy.recurrent:
             final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
         after = RolloutState(
-            moved.ongoing, policy.forgotten(memory, moved.ended), moved.ended, now.finished.after(moved)
+            moved.environment_state, policy.reset_carry(memory, moved.ended), moved.ended, now.finished.update(moved)
         )
         return after, Rollout(
             now.ongoing.observation,

@@ -69,7 +69,7 @@ class Sac(OffPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         space = self.environment.action_space
-        if not (isinstance(space, Box) and space.dtype == "float32" and space.bounded):
+        if not (isinstance(space, Box) and space.dtype == "float32" and space.is_bounded):
             raise RecipeError(
                 f"Sac takes actions in a Box of float32 with finite bounds, and those of the environment are {space}; "
                 f"take Dqn or Ppo"
@@ -113,13 +113,15 @@ class Sac(OffPolicy):
             log_temperature=jnp.float32(math.log(self.first_temperature)),
         )
 
-    def followed(self, params: SacParameters) -> Critics:
+    def target_network_source(self, params: SacParameters) -> Critics:
         return params.critics
 
-    def numbers(self, params: SacParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch number"]:
+    def distribution_params(
+        self, params: SacParameters, observation: Num[Array, "batch ..."]
+    ) -> Float[Array, "batch number"]:
         """Compute the means and log standard deviations of actions."""
-        _, said = self.policy.act(params.actor, self.policy.first_carry(observation.shape[0]), observation)
-        mean, log_deviation = jnp.split(said.numbers, 2, axis=-1)
+        _, said = self.policy.act(params.actor, self.policy.initial_carry(observation.shape[0]), observation)
+        mean, log_deviation = jnp.split(said.distribution_params, 2, axis=-1)
         return jnp.concatenate([mean, jnp.clip(log_deviation, _NARROWEST, _WIDEST)], axis=-1)
 
     def values(
@@ -134,20 +136,20 @@ class Sac(OffPolicy):
         both = jnp.concatenate([features, unit], axis=-1)
         return jnp.stack([critic(both)[:, 0] for critic in critics.each])
 
-    def explorer(self, params: SacParameters, replay: Replay) -> Explore:
+    def exploration_policy(self, params: SacParameters, replay: Replay) -> Explore:
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
-            return jnp.tanh(self.distribution.draw(self.numbers(params, observation), keys))
+            return jnp.tanh(self.distribution.sample(self.distribution_params(params, observation), keys))
 
         return explore
 
-    def greedy(self, params: SacParameters, observation: Num[Array, "batch ..."]) -> Num[Array, "batch element"]:
-        return jnp.tanh(self.distribution.mode(self.numbers(params, observation)))
+    def greedy_action(self, params: SacParameters, observation: Num[Array, "batch ..."]) -> Num[Array, "batch element"]:
+        return jnp.tanh(self.distribution.mode(self.distribution_params(params, observation)))
 
     def random_action(self, key: jax.Array) -> Num[Array, " element"]:
         return jax.random.uniform(key, (self._size,), jnp.float32, -1.0, 1.0)
 
     def action(self, stored: Num[Array, "batch element"]) -> Action:
-        return self.distribution.scaled(stored)
+        return self.distribution.rescale_action(stored)
 
     def losses(self, params: SacParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         now_key, next_key = jax.random.split(key)
@@ -178,6 +180,6 @@ class Sac(OffPolicy):
         self, params: SacParameters, observation: Num[Array, "batch ..."], keys: jax.Array
     ) -> tuple[Float[Array, "batch element"], Float[Array, " batch"]]:
         """Sample actions in [-1, 1] and return them with their log densities; both are differentiable."""
-        numbers = self.numbers(params, observation)
-        drawn = self.distribution.draw(numbers, keys)
+        numbers = self.distribution_params(params, observation)
+        drawn = self.distribution.sample(numbers, keys)
         return jnp.tanh(drawn), self.distribution.log_prob(numbers, drawn)

@@ -75,7 +75,7 @@ class Seeds(Validated, CollectingTask):
             raise RecipeError(f"Seeds.count={self.count}; expected 1 or more")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise RecipeError(f"Seeds.clip_norm={self.clip_norm}; expected a positive number, or None")
-        if self.task.stops_early:
+        if self.task.may_stop_early:
             raise RecipeError(
                 f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
                 f"target_divergence to None"
@@ -92,8 +92,8 @@ class Seeds(Validated, CollectingTask):
                     f"{type(self.task).__name__}.{name} has no effect in Seeds, which does not pass it on; train it alone"
                 )
 
-    def adapted(self, facts: DataFacts) -> "Seeds":
-        return self._of(self.task.adapted(facts))
+    def adapt_to_data(self, facts: DataFacts) -> "Seeds":
+        return self._of(self.task.adapt_to_data(facts))
 
     @property
     def name(self) -> str:
@@ -130,8 +130,8 @@ class Seeds(Validated, CollectingTask):
     def rematerialize(self, policy: str) -> "Seeds":
         return self._of(self.task.rematerialize(policy))
 
-    def for_debugging(self) -> "Seeds":
-        return self._of(self.task.for_debugging())
+    def debug_variant(self) -> "Seeds":
+        return self._of(self.task.debug_variant())
 
     def flops_per_example(self) -> float | None:
         """Of a row of each run, since the runs share a row's number."""
@@ -174,8 +174,8 @@ class Seeds(Validated, CollectingTask):
     def parameter_axes(self, params: Any) -> Any:
         return self._with_seed(params, self.task.parameter_axes(_first(params)))
 
-    def meaning_axes(self, params: Any) -> Any:
-        return self._with_seed(params, self.task.meaning_axes(_first(params)))
+    def semantic_axes(self, params: Any) -> Any:
+        return self._with_seed(params, self.task.semantic_axes(_first(params)))
 
     def state_axes(self, state: Any) -> Any:
         return self._with_seed(state, self.task.state_axes(_first(state)))
@@ -188,8 +188,8 @@ class Seeds(Validated, CollectingTask):
         """Rows first, then seeds."""
         return jax.vmap(self.task.minibatch, (0, 0, None, 0), out_axes=1)(experience, state, index, self._keys(key))
 
-    def updated(self, params: Any, state: Any) -> Any:
-        return jax.vmap(self.task.updated)(params, state)
+    def update_state(self, params: Any, state: Any) -> Any:
+        return jax.vmap(self.task.update_state)(params, state)
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
         """Of an evaluation; in training `gradients` differentiates the agent's own loss."""

@@ -25,7 +25,7 @@ class Statistics(eqx.Module):
         """Of nothing: what is normalised by it stays as it is."""
         return cls(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
-    def including(self, values: Float[Array, "*seen"]) -> "Statistics":
+    def update(self, values: Float[Array, "*seen"]) -> "Statistics":
         """With more arrays, whose leading axes are counted over; on a mesh, over those of all devices.
 
         Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
@@ -39,11 +39,11 @@ class Statistics(eqx.Module):
         squares = known + variance * number + apart * apart * self.count * number / count
         return Statistics(count, self.mean + apart * number / count, squares / count)
 
-    def normalised(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
+    def normalize(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
         """Less the mean, by the standard deviation, clipped to `limit` on both sides."""
-        return self.scaled(values - jnp.broadcast_to(self.mean, values.shape), limit)
+        return self.scale(values - jnp.broadcast_to(self.mean, values.shape), limit)
 
-    def scaled(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
+    def scale(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
         """By the standard deviation alone, clipped to `limit` on both sides."""
         deviation = jnp.sqrt(self.variance + _EPSILON)
         return jnp.clip(values / jnp.broadcast_to(deviation, values.shape), -limit, limit)

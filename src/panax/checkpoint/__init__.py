@@ -11,6 +11,6 @@ from .restoring import raise_on_all_processes, restore
 from .saved import open_checkpoint, parse_step
 
 __all__ = [
-    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest", "MemoryConfig", "MemoryTier", "exclusive_writer",
-    "open_checkpoint", "raise_on_all_processes", "restore", "parse_step",
+    "MANIFEST", "Checkpoint", "CheckpointConfig", "Checkpointer", "Manifest", "MemoryConfig", "MemoryTier",
+    "exclusive_writer", "open_checkpoint", "parse_step", "raise_on_all_processes", "restore",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ class ArraySlice(NamedTuple):
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(s, s + n) for s, n in zip(self.start, self.shape))
 
-    def within(self, outer: "ArraySlice") -> tuple[slice, ...]:
+    def relative_slices(self, outer: "ArraySlice") -> tuple[slice, ...]:
         """Where this box lies in an array that holds `outer`."""
         return tuple(slice(s - o, s - o + n) for s, n, o in zip(self.start, self.shape, outer.start))
 

@@ -67,7 +67,7 @@ class Checkpointer:
         self._name = ""
         self._attempts: Counter[int] = Counter()
 
-    def claim(self, kernels: str = "", compute_dtype: str = "") -> None:
+    def acquire(self, kernels: str = "", compute_dtype: str = "") -> None:
         """Become the one job that writes here, on record, and know what the job before has saved last.
 
         The first process of a job calls it, before anything is saved. From then on a job that had claimed the place before saves
@@ -81,7 +81,7 @@ class Checkpointer:
             CheckpointError: What is here contradicts the list that the store gives of it.
             StoreError: The store can't be read or written.
         """
-        self._saved.claim(kernels, compute_dtype)
+        self._saved.acquire(kernels, compute_dtype)
 
     def run_name(self) -> str:
         """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""
@@ -116,12 +116,12 @@ class Checkpointer:
     def best_first(self) -> Iterator[Checkpoint]:
         """Checkpoints to use a model of: the best ones, then the newest."""
         steps = self.steps()
-        for step in dict.fromkeys([*self._saved.judged(steps), *reversed(steps)]):
+        for step in dict.fromkeys([*self._saved.evaluated_steps(steps), *reversed(steps)]):
             yield self.open(step)
 
     def best(self) -> int | None:
         """The step of the checkpoint with the lowest held-out loss, else of the newest."""
-        judged = self._saved.judged(self.steps())
+        judged = self._saved.evaluated_steps(self.steps())
         return judged[0] if judged else self.latest()
 
     def newest_first(self) -> Iterator[Checkpoint]:
@@ -136,18 +136,18 @@ class Checkpointer:
         """
         steps: list[int] = []
         with raise_on_all_processes():
-            steps = sorted(self._saved.found, reverse=True)[:64]
+            steps = sorted(self._saved.manifests, reverse=True)[:64]
         for step in map(int, broadcast_text(" ".join(map(str, steps))).split()):
             try:
                 with raise_on_all_processes():
-                    self._saved.look(step)
+                    self._saved.refresh_step(step)
                     checkpoint = self.open(step)
             except DamagedError as error:
-                self.distrust(step, error)
+                self.mark_damaged(step, error)
             else:
                 yield checkpoint
 
-    def distrust(self, step: int, error: CheckpointError) -> None:
+    def mark_damaged(self, step: int, error: CheckpointError) -> None:
         """Do not count a checkpoint among those that are kept: it was found to be damaged."""
         self._say(f"warning: the checkpoint of step {step} is not used: {error}")
         self.distrusted.add(step)
@@ -225,7 +225,7 @@ class Checkpointer:
             failure, self._failure = self._failure, None
             raise failure
 
-    def forget(self, is_kept: Callable[[Manifest], bool]) -> list[int]:
+    def remove_abandoned(self, is_kept: Callable[[Manifest], bool]) -> list[int]:
         """Remove the checkpoints of a history that the run has left. Every process of the job calls it, and no save is under way.
 
         Returns:
@@ -243,16 +243,16 @@ class Checkpointer:
                 if removed:
                     self._remove(removed)
         if not is_process_zero():
-            self._saved.forget_list()
+            self._saved.invalidate()
         return removed
 
     def _remove(self, steps: list[int]) -> None:
         self._saved.check_claim()
         for step in steps:
             remove(self.store, self.folder(step))
-            del self._saved.found[step]
+            del self._saved.manifests[step]
             self.distrusted.discard(step)
-        self._saved.removed(steps)
+        self._saved.record_removal(steps)
 
     def close(self) -> None:
         """Wait for the save under way without trying again what fails."""
@@ -300,7 +300,7 @@ class Checkpointer:
             raise
         self.distrusted.discard(step)
         try:
-            self._saved.found[step] = manifest
+            self._saved.manifests[step] = manifest
             self._prune(step, attempt, back_to)
             self._unremoved = False
         except (PanaxError, OSError) as error:
@@ -319,7 +319,7 @@ class Checkpointer:
         """Commit, unless another job has taken this place over, and say so in the run's record."""
         self._saved.check_claim()
         manifest = commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set)
-        self._saved.committed(manifest.step)
+        self._saved.record_commit(manifest.step)
         return manifest
 
     def _tried(self, what: str, action: Callable[[], Any]) -> Any:
@@ -358,12 +358,16 @@ class Checkpointer:
         # What is left of an earlier attempt at this step, that its manifest has replaced.
         sweep(self.store, [attempt.folder])
         good = [step for step in self.steps() if step not in self.distrusted]
-        keep = set(good[-self.config.keep_last :]) | set(self._saved.judged(good)[: self.config.keep_best]) | {newest}
+        keep = (
+            set(good[-self.config.keep_last :])
+            | set(self._saved.evaluated_steps(good)[: self.config.keep_best])
+            | {newest}
+        )
         keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
-        for step, found in list(self._saved.found.items()):
+        for step, found in list(self._saved.manifests.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a person to look at until newer ones have taken its place.
             damaged = isinstance(found, CheckpointError) or step in self.distrusted
             if step not in keep and not forever and not (damaged and step > newest):
                 remove(self.store, self.folder(step))
-                del self._saved.found[step]
+                del self._saved.manifests[step]

@@ -85,7 +85,7 @@ def write_part(
         found = snapshot.chunks(plan, name)
         with turns:
             store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
-        heartbeat().moved("save")
+        heartbeat().report_progress("save")
         return name, found
 
     # One more than write, so that checksums are made meanwhile.

@@ -128,14 +128,14 @@ class Checkpoint:
         first, part = next(iter(meeting.items()))
         if part == chunk.box and chunk.box.contiguous_in(first):
             # The chunk stands in the target as it does in the file: no memory besides.
-            values = targets[first][(*chunk.box.within(first), ...)]
+            values = targets[first][(*chunk.box.relative_slices(first), ...)]
             rest = [box for box in meeting if box != first]
         else:
             values = allocate_aligned(chunk.box.shape, numpy_dtype(entry.dtype))
             rest = list(meeting)
         self._read_checked(chunk.file, chunk.offset, _bytes_of(values), chunk.checksum, name)
         for box in rest:
-            targets[box][meeting[box].within(box)] = values[meeting[box].within(chunk.box)]
+            targets[box][meeting[box].relative_slices(box)] = values[meeting[box].relative_slices(chunk.box)]
 
     def _read_checked(self, file: str, offset: int, target: memoryview, expected: str, name: str) -> None:
         for _ in range(_READS):
@@ -148,7 +148,7 @@ class Checkpoint:
                     self._of_their_sizes([file], refuse=True)
                 raise CheckpointError(f"{name} in {self.url} can't be read: {error}") from error
             self.bytes_read += len(target)
-            heartbeat().moved("restore")
+            heartbeat().report_progress("restore")
             if compute_checksum(target) == expected:
                 return
         raise DamagedError(

@@ -30,7 +30,7 @@ class CheckpointIndex:
         self._record: RunRecord | None = None
 
     @property
-    def found(self) -> dict[int, Manifest | CheckpointError]:
+    def manifests(self) -> dict[int, Manifest | CheckpointError]:
         """By step the manifest, or what is wrong with it; listed when it is asked for first.
 
         Raises:
@@ -71,7 +71,7 @@ class CheckpointIndex:
 
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints, ascending."""
-        return sorted(step for step, found in self.found.items() if isinstance(found, Manifest))
+        return sorted(step for step, found in self.manifests.items() if isinstance(found, Manifest))
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of a step.
@@ -80,31 +80,31 @@ class CheckpointIndex:
             CheckpointError: There is none, or its manifest is damaged.
             StoreError: The store can't be read.
         """
-        found = self.found.get(step)
+        found = self.manifests.get(step)
         if found is None:
             raise CheckpointError(f"{self.url(step)} is not a checkpoint: {MANIFEST_FILE} is missing")
         if isinstance(found, CheckpointError):
             raise found
         return Checkpoint(self._store, step_folder(step), found)
 
-    def judged(self, steps: list[int]) -> list[int]:
+    def evaluated_steps(self, steps: list[int]) -> list[int]:
         """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
-        manifests = ((step, self.found[step]) for step in steps)
+        manifests = ((step, self.manifests[step]) for step in steps)
         metrics = ((found.metric, step) for step, found in manifests if isinstance(found, Manifest))
         return [step for _, step in sorted((m, step) for m, step in metrics if m is not None and math.isfinite(m))]
 
-    def look(self, step: int) -> None:
+    def refresh_step(self, step: int) -> None:
         """Read the manifest of a step that another process has seen; the list that this one got may lag behind."""
-        if step not in self.found:
-            self.found[step] = self._manifest(step)
+        if step not in self.manifests:
+            self.manifests[step] = self._manifest(step)
 
-    def forget_list(self) -> None:
+    def invalidate(self) -> None:
         """What another process has removed or written since is read again where it is asked for."""
         self._found = {}
 
-    def claim(self, kernels: str, compute_dtype: str) -> None:
+    def acquire(self, kernels: str, compute_dtype: str) -> None:
         """Become the one job that writes here, on record; see `Checkpointer.claim`."""
-        _ = self.found  # And the record.
+        _ = self.manifests  # And the record.
         newest = None if self._record is None else self._record.newest
         self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels, compute_dtype)
         write_record(self._store, self._record)
@@ -120,11 +120,11 @@ class CheckpointIndex:
                 f"another place with --checkpoint.directory"
             )
 
-    def committed(self, step: int) -> None:
+    def record_commit(self, step: int) -> None:
         """Say on record that this is the checkpoint that was committed last."""
         self._recorded(step)
 
-    def removed(self, steps: list[int]) -> None:
+    def record_removal(self, steps: list[int]) -> None:
         """Say on record which checkpoint is the newest, where it was one of these, which are gone."""
         if self._record is not None and self._record.newest in steps:
             left = self.steps()

@@ -112,7 +112,7 @@ def _lay_out(
             files.append(FilePlan(begin, end, tuple(current)))
             begin, here, current = end, end, []
         here = _round_up(here, _ALIGN if size < _PAGES_FROM_BYTES else _PAGE)
-        current.append(SnapshotChunk(name, device, box, box.within(shard), here, here + size))
+        current.append(SnapshotChunk(name, device, box, box.relative_slices(shard), here, here + size))
         here += size
     if current:
         files.append(FilePlan(begin, _round_up(here, _PAGE), tuple(current)))

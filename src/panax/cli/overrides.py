@@ -81,7 +81,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
-        raise absent.refused()
+        raise absent.missing_data_error()
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths vary only where documents are not packed.

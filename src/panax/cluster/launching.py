@@ -30,7 +30,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
     view = view or View(job.num_steps)
     record = JobFolder(job)
     with contextlib.ExitStack() as opened:
-        opened.enter_context(record.held())
+        opened.enter_context(record.lock())
         record.begin(name)
         secret = secrets.token_hex(32) if engine is None else engine.secret()
         nodes = Nodes(secret, job.nodes)
@@ -38,7 +38,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
             placed = LocalAgents(nodes, job.nodes, secret)
         else:
             listening = nodes.listen(*engine.listen_address())
-            placed = engine.place(listening, secret)
+            placed = engine.start_agents(listening, secret)
         # Agents end with their connection, then the engine sees to its own.
         opened.callback(placed.close)
         opened.callback(nodes.close)

@@ -5,4 +5,4 @@ local steps, and islands.
 from .settings import Comms, Islands
 from .wires import WIRES, CastWire, QuantizedWire, Wire, register_wire
 
-__all__ = ["WIRES", "CastWire", "QuantizedWire", "Comms", "Islands", "Wire", "register_wire"]
+__all__ = ["WIRES", "CastWire", "Comms", "Islands", "QuantizedWire", "Wire", "register_wire"]

@@ -46,7 +46,7 @@ class DelayedGradient(eqx.Module):
     moved: Mapping[str, jax.Array] | None
 
     @classmethod
-    def of_none(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "DelayedGradient":
+    def initial(cls, comms: Comms, parameters: Mapping[str, jax.ShapeDtypeStruct], layout: Layout) -> "DelayedGradient":
         """Return the state before the first step.
 
         Args:
@@ -61,7 +61,7 @@ class DelayedGradient(eqx.Module):
             moved if comms.delay_correction else None,
         )
 
-    def ahead(self, params: Any, trainable: Any) -> Any:
+    def extrapolate(self, params: Any, trainable: Any) -> Any:
         """Return the parameters at which to compute gradients."""
         if self.moved is None:
             return params
@@ -72,7 +72,7 @@ class DelayedGradient(eqx.Module):
         ]
         return jax.tree.structure(params).unflatten(leaves)
 
-    def after(self, terms: Terms, teaches: jax.Array, before: Any, params: Any) -> "DelayedGradient":
+    def next_state(self, terms: Terms, teaches: jax.Array, before: Any, params: Any) -> "DelayedGradient":
         """Return the state for the next step.
 
         Args:

@@ -33,9 +33,9 @@ class OuterSync:
         whole: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
     """
 
-    sends: tuple[int, ...]
-    takes: tuple[int, ...]
-    whole: bool = False
+    sent_fragments: tuple[int, ...]
+    received_fragments: tuple[int, ...]
+    is_full: bool = False
 
 
 def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
@@ -64,7 +64,7 @@ def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
 def final_outer_sync(comms: Comms) -> OuterSync:
     """Return the final synchronization, of all fragments."""
     everything = tuple(range(comms.fragments))
-    return OuterSync(everything, everything, whole=comms.overlap_steps > 0)
+    return OuterSync(everything, everything, is_full=comms.overlap_steps > 0)
 
 
 def assign_fragments(

@@ -127,9 +127,9 @@ def sync_replicas(
     # `sent` and `taken` list (parameter name, layers); `keeps` is the weight of a replica's own parameters in
     # the mix.
     fragments = assign_fragments(named, layout, comms.fragments)
-    sent = [(name, piece) for fragment in meeting.sends for name, piece in fragments[fragment].items()]
-    taken = [(name, piece) for fragment in meeting.takes for name, piece in fragments[fragment].items()]
-    keeps = 0.0 if meeting.whole or not comms.overlap_steps else comms.mixing
+    sent = [(name, piece) for fragment in meeting.sent_fragments for name, piece in fragments[fragment].items()]
+    taken = [(name, piece) for fragment in meeting.received_fragments for name, piece in fragments[fragment].items()]
+    keeps = 0.0 if meeting.is_full or not comms.overlap_steps else comms.mixing
 
     def summed(
         terms: dict[str, jax.Array], owed: dict[str, jax.Array] | None, step: jax.Array
@@ -153,7 +153,7 @@ def sync_replicas(
         after, apart, moved = dict(params), dict(own), dict(momentum)
         left = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
-        for fragment in meeting.sends:
+        for fragment in meeting.sent_fragments:
             pieces = fragments[fragment]
             terms = {
                 name: assert_sharding(

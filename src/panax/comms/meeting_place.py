@@ -77,7 +77,7 @@ class OuterRound:
     left_out: Mapping[int, str]
 
     @classmethod
-    def read(cls, data: bytes, count: int) -> "OuterRound":
+    def from_json(cls, data: bytes, count: int) -> "OuterRound":
         """Parse the output of `text`.
 
         Raises:
@@ -98,7 +98,7 @@ class OuterRound:
             raise ValueError(f"it names islands {indices}, by {found.by}; expected some of 0 to {count - 1}, in order")
         return found
 
-    def text(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the round as JSON, with a random id that makes it unique to this island."""
         return json.dumps({**dataclasses.asdict(self), "at": uuid.uuid4().hex}, indent=1).encode()
 
@@ -143,13 +143,13 @@ class OuterSyncStore:
                     "comms.islands.place to "
                     f"another place"
                 )
-        if fresh and self.newest() > 0:
+        if fresh and self.latest_round() > 0:
             raise CheckpointError(
-                f"{self._store.url} holds {self.newest()} meetings of an earlier start of this run; remove it, or set "
+                f"{self._store.url} holds {self.latest_round()} meetings of an earlier start of this run; remove it, or set "
                 f"comms.islands.place to another place, to start over"
             )
 
-    def newest(self) -> int:
+    def latest_round(self) -> int:
         """Return the number of the last decided round; 0 before the first.
 
         Store listings may be delayed: listed rounds are verified by name, and so are the rounds after them.
@@ -163,7 +163,7 @@ class OuterSyncStore:
         self._known = number
         return number
 
-    def round(self, number: int) -> OuterRound | None:
+    def read_round(self, number: int) -> OuterRound | None:
         """Return the decision on a round; None if it is not decided yet.
 
         Raises:
@@ -171,7 +171,7 @@ class OuterSyncStore:
         """
         path = f"{_round(number)}/{MEMBERS}"
         try:
-            return OuterRound.read(self._store.read(path), self._islands.count)
+            return OuterRound.from_json(self._store.read(path), self._islands.count)
         except ObjectNotFoundError:
             return None
         except ValueError as error:
@@ -202,19 +202,19 @@ class OuterSyncStore:
         patience = self._islands.start_seconds if number == 1 else self._islands.wait_seconds
         until = self._clock() + patience
         while True:
-            decided = self.round(number)
+            decided = self.read_round(number)
             if decided is not None:
                 return decided
             present = self._present(number)
             if expected <= present or self._clock() >= until or self._hurry():
                 decided = self._judged(number, base, present, norm)
-                if self._store.create(f"{_round(number)}/{MEMBERS}", decided.text()):
+                if self._store.create(f"{_round(number)}/{MEMBERS}", decided.to_json()):
                     self._store.write(NEWEST, [json.dumps({"round": number}).encode()])
                     return decided
                 continue
             self._sleep(LOOK_SECONDS)
 
-    def read_from(self, number: int, member: Member) -> Arrays:
+    def read_update(self, number: int, member: Member) -> Arrays:
         """Return a member's update.
 
         Raises:
@@ -241,11 +241,11 @@ class OuterSyncStore:
         ]
         self._store.delete(old)
 
-    def forget(self) -> None:
+    def drop_updates(self) -> None:
         """Release the updates that this island read to decide a round."""
         self._updates = {}
 
-    def agreed(self, number: int) -> Arrays | None:
+    def read_result(self, number: int) -> Arrays | None:
         """Return the result of a round, if it has been written.
 
         Raises:
@@ -267,7 +267,7 @@ class OuterSyncStore:
 
     def _members(self, number: int) -> set[int]:
         try:
-            decided = self.round(number)
+            decided = self.read_round(number)
         except CheckpointError:
             return set()  # Damaged: wait for no island.
         return {member.index for member in decided.members} if decided else set()
@@ -329,7 +329,7 @@ class OuterSyncStore:
         found = []
         for earlier in range(max(1, number - ROUNDS_KEPT), number):
             with contextlib.suppress(CheckpointError):
-                decided = self.round(earlier)
+                decided = self.read_round(earlier)
                 found += [member.norm for member in decided.members] if decided else []
         return found
 

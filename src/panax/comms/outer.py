@@ -35,11 +35,11 @@ class GroupUpdate(NamedTuple):
     momentum: Mapping[str, npt.NDArray[np.float32]]
 
     @classmethod
-    def of_first(cls, params: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
+    def initial(cls, params: Mapping[str, npt.NDArray[Any]]) -> "GroupUpdate":
         """Return the state before the first round."""
         return cls(params, {name: np.zeros(x.shape, np.float32) for name, x in params.items()})
 
-    def after(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "GroupUpdate":
+    def apply_outer_step(self, gradient: Mapping[str, npt.NDArray[np.float32]], comms: Comms) -> "GroupUpdate":
         """Return the state after an outer step, SGD with Nesterov momentum.
 
         Args:
@@ -54,7 +54,7 @@ class GroupUpdate(NamedTuple):
             params[name] = (old.astype(np.float32) - change).astype(old.dtype)
         return GroupUpdate(params, speeds)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return named arrays to write to a file."""
         params = {f"params/{name}": _plain(x) for name, x in self.params.items()}
         return params | {f"momentum/{name}": x for name, x in self.momentum.items()}

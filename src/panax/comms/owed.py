@@ -34,7 +34,7 @@ def check_mesh(
     Raises:
         RecipeError: They do not; the message names the setting to change.
     """
-    asked = comms.asked
+    asked = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
             f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; leave comms "

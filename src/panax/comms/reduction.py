@@ -92,7 +92,7 @@ class GradientShare(NamedTuple):
 
     rows: RowView
     value: jax.Array
-    owed: jax.Array | None
+    residual: jax.Array | None
 
 
 def _buckets(cut: RowViews) -> list[list[str]]:
@@ -101,12 +101,12 @@ def _buckets(cut: RowViews) -> list[list[str]]:
     held: dict[int, int] = {}
     for name, rows in cut.items():
         size = 4 * math.prod(rows.shape)
-        of_size = buckets.setdefault(rows.numbers, [])
-        if not of_size or held[rows.numbers] + size > BUCKET_BYTES:
+        of_size = buckets.setdefault(rows.row_length, [])
+        if not of_size or held[rows.row_length] + size > BUCKET_BYTES:
             of_size.append([])
-            held[rows.numbers] = 0
+            held[rows.row_length] = 0
         of_size[-1].append(name)
-        held[rows.numbers] += size
+        held[rows.row_length] += size
     return [bucket for of_size in buckets.values() for bucket in of_size]
 
 
@@ -120,14 +120,14 @@ def _summed(
     own, sent, rests = {}, {}, {}
     for name, (rows, value, owed) in bucket.items():
         wide = assert_sharding(value.astype(jnp.float32), dict.fromkeys(over, ValueState.OWN))
-        cut, bits = _split(rows.cut(wide), bucket), rows.bits("sent", count, me) if by_chance else None
+        cut, bits = _split(rows.to_rows(wide), bucket), rows.random_bits("sent", count, me) if by_chance else None
         own[name] = _own(cut, me)
         if owed is None:
             sent[name] = wire.encode(cut, bits)
             continue
-        before = _split(rows.cut(assert_sharding(owed, dict.fromkeys(over, ValueState.OWN))), bucket)
+        before = _split(rows.to_rows(assert_sharding(owed, dict.fromkeys(over, ValueState.OWN))), bucket)
         # In one pass over both, if there is a kernel for it.
-        sent[name], rests[name] = wire.encode_with_rest(cut, before, bits)
+        sent[name], rests[name] = wire.encode_with_residual(cut, before, bits)
         own[name] = own[name] + _own(before, me)
     # Send each owner its rows, and sum the terms that arrive; this replica's own term is used exactly.
     arrived = jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), _joined(list(sent.values())))
@@ -136,20 +136,20 @@ def _summed(
     mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
     total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
     # Encode the sums, gather them from all owners, and cut the bucket into its arrays again.
-    bits = [_own(share.rows.bits("back", count), me) for share in bucket.values()] if by_chance else None
+    bits = [_own(share.rows.random_bits("back", count), me) for share in bucket.values()] if by_chance else None
     back = wire.encode(total, None if bits is None else _joined(bits, axis=0))
     lost_after = total - wire.decode(back)
     whole = jax.tree.map(lambda part: jax.lax.all_gather(part, over, axis=0), back)
     found, start = {}, 0
     for name, (rows, value, owed) in bucket.items():
-        here = slice(start, start + rows.count)
-        start += rows.count
-        summed = rows.joined(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], whole)))
+        here = slice(start, start + rows.rows_per_owner)
+        start += rows.rows_per_owner
+        summed = rows.from_rows(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], whole)))
         left = None
         if owed is not None:
             # In the rows that it owns, a replica lost nothing before the sum, only after it.
             lost = jnp.where(mine, lost_after[here], rests[name])
-            left = assert_sharding(_lying(rows.joined(lost), rows, layout), dict.fromkeys(over, ValueState.OWN))
+            left = assert_sharding(_lying(rows.from_rows(lost), rows, layout), dict.fromkeys(over, ValueState.OWN))
         found[name] = _lying(summed.astype(value.dtype), rows, layout), left
     return found
 
@@ -161,15 +161,15 @@ def _own(rows: jax.Array, me: jax.Array) -> jax.Array:
 
 def _split(rows: jax.Array, bucket: Mapping[str, GradientShare]) -> jax.Array:
     """Assert that rows are split over devices, so that a sum within a row is a complete sum."""
-    axes = {axis for share in bucket.values() for dim in share.rows.places for axis in dim}
+    axes = {axis for share in bucket.values() for dim in share.rows.dim_axes for axis in dim}
     return assert_sharding(rows, dict.fromkeys(axes, ValueState.SPLIT), rows.ndim - 2)
 
 
 def _lying(value: jax.Array, rows: RowView, layout: Layout) -> jax.Array:
     """Assert that a sum is sharded like its array, which the sharding check cannot infer."""
-    split = {axis for axes in rows.places for axis in axes}
+    split = {axis for axes in rows.dim_axes for axis in axes}
     return assert_split(
-        assert_sharding(value, {axis: ValueState.WHOLE for axis in layout.sizes if axis not in split}), rows.places
+        assert_sharding(value, {axis: ValueState.WHOLE for axis in layout.sizes if axis not in split}), rows.dim_axes
     )
 
 

@@ -39,9 +39,9 @@ class RowView:
 
     name: str
     shape: tuple[int, ...]
-    places: tuple[MeshAxes, ...]
-    box: tuple[int, ...]
-    along: int
+    dim_axes: tuple[MeshAxes, ...]
+    block_shape: tuple[int, ...]
+    dealt_dim: int
     owners: int
 
     @classmethod
@@ -56,27 +56,27 @@ class RowView:
         boxes = quant_blocks(shape, axes, layout)
         if boxes is None:
             return None
-        along = choose_dealt_dim(boxes.whole, boxes.box, axes)
-        return cls(name, shape, layout.storage(axes), boxes.sides, along, owners)
+        along = choose_dealt_dim(boxes.global_shape, boxes.block_shape, axes)
+        return cls(name, shape, layout.storage(axes), boxes.local_block_shape, along, owners)
 
     @property
-    def numbers(self) -> int:
+    def row_length(self) -> int:
         """Number of elements per row."""
-        return math.prod(self.box)
+        return math.prod(self.block_shape)
 
     @property
-    def count(self) -> int:
+    def rows_per_owner(self) -> int:
         """Number of rows that each replica owns, including padding."""
-        return self._turns * math.prod(self._grid) // self._grid[self.along]
+        return self._turns * math.prod(self._grid) // self._grid[self.dealt_dim]
 
     @functools.cached_property
     def _grid(self) -> tuple[int, ...]:
-        return tuple(size // side for size, side in zip(self.shape, self.box))
+        return tuple(size // side for size, side in zip(self.shape, self.block_shape))
 
     @property
     def _turns(self) -> int:
         """Number of blocks per owner along the dimension, rounded up."""
-        return -(-self._grid[self.along] // self.owners)
+        return -(-self._grid[self.dealt_dim] // self.owners)
 
     @property
     def _split(self) -> list[int]:
@@ -84,8 +84,8 @@ class RowView:
         `along`.
         """
         sizes = []
-        for dim, (boxes, side) in enumerate(zip(self._grid, self.box)):
-            sizes += [self._turns, self.owners, side] if dim == self.along else [boxes, side]
+        for dim, (boxes, side) in enumerate(zip(self._grid, self.block_shape)):
+            sizes += [self._turns, self.owners, side] if dim == self.dealt_dim else [boxes, side]
         return sizes
 
     @property
@@ -94,38 +94,40 @@ class RowView:
         at, grid, sides, owners = 0, [], [], 0
         for dim in range(len(self.shape)):
             grid.append(at)
-            if dim == self.along:
+            if dim == self.dealt_dim:
                 at += 1
                 owners = at
             sides.append(at + 1)
             at += 2
         return [owners, *grid, *sides]
 
-    def first(self) -> jax.Array | int:
+    def first_owner(self) -> jax.Array | int:
         """Return the owner of this device's first block."""
-        axes, boxes = self.places[self.along], self._grid[self.along]
+        axes, boxes = self.dim_axes[self.dealt_dim], self._grid[self.dealt_dim]
         return jax.lax.axis_index(axes) * boxes % self.owners if axes and boxes % self.owners else 0
 
-    def cut(self, x: Array) -> jax.Array:
+    def to_rows(self, x: Array) -> jax.Array:
         """Cut a shard into rows."""
-        lacking = self._turns * self.owners * self.box[self.along] - self.shape[self.along]
+        lacking = self._turns * self.owners * self.block_shape[self.dealt_dim] - self.shape[self.dealt_dim]
         if lacking:
-            x = jnp.pad(x, [(0, lacking if dim == self.along else 0) for dim in range(x.ndim)])
-        rows = x.reshape(self._split).transpose(self._order).reshape(self.owners, self.count, self.numbers)
-        return _rolled(rows, self.first())
+            x = jnp.pad(x, [(0, lacking if dim == self.dealt_dim else 0) for dim in range(x.ndim)])
+        rows = x.reshape(self._split).transpose(self._order).reshape(self.owners, self.rows_per_owner, self.row_length)
+        return _rolled(rows, self.first_owner())
 
-    def joined(self, rows: Array) -> jax.Array:
+    def from_rows(self, rows: Array) -> jax.Array:
         """Join rows into a shard, the inverse of `cut`."""
         sizes, order = self._split, self._order
         back = [order.index(dim) for dim in range(len(order))]
-        x = _rolled(rows, -self.first()).reshape([sizes[dim] for dim in order]).transpose(back)
+        x = _rolled(rows, -self.first_owner()).reshape([sizes[dim] for dim in order]).transpose(back)
         x = x.reshape([self._filled(dim) for dim in range(len(self.shape))])
         return x[tuple(map(slice, self.shape))] if x.shape != self.shape else x
 
     def _filled(self, dim: int) -> int:
-        return self._turns * self.owners * self.box[dim] if dim == self.along else self.shape[dim]
+        return self._turns * self.owners * self.block_shape[dim] if dim == self.dealt_dim else self.shape[dim]
 
-    def bits(self, what: str, count: jax.Array, device: jax.Array | None = None) -> UInt32[Array, "owner row number"]:
+    def random_bits(
+        self, what: str, count: jax.Array, device: jax.Array | None = None
+    ) -> UInt32[Array, "owner row number"]:
         """Return random bits for each element, by its index in the global array, in the layout of `cut`.
 
         Args:
@@ -134,13 +136,13 @@ class RowView:
             device: Part of the seed; None for the same bits on every replica.
         """
         places = []
-        for dim, (size, axes) in enumerate(zip(self.shape, self.places)):
+        for dim, (size, axes) in enumerate(zip(self.shape, self.dim_axes)):
             index = jnp.arange(size, dtype=jnp.uint32)
             if axes:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.shape)))))
         own = [] if device is None else [device]
-        return self.cut(jnp.broadcast_to(element_bits(f"{self.name} {what}", count, [*own, *places]), self.shape))
+        return self.to_rows(jnp.broadcast_to(element_bits(f"{self.name} {what}", count, [*own, *places]), self.shape))
 
 
 def choose_dealt_dim(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:

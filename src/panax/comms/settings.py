@@ -231,7 +231,7 @@ class Comms(Validated):
                 f"{asked} with comms.rounding='stochastic', which goes by places of whole arrays; set it to 'nearest'"
             )
 
-    def words(self) -> str | None:
+    def describe(self) -> str | None:
         """Return a line that describes these settings before a run; None if nothing is changed."""
         if self.local_steps > 1:
             how = self.compress or "float32"
@@ -266,12 +266,12 @@ class Comms(Validated):
         return not self.compress and not self.delayed and self.local_steps == 1 and self.sums == "at_end"
 
     @property
-    def on_mesh(self) -> "Comms":
+    def mesh_settings(self) -> "Comms":
         """The settings for the devices of one job; with islands, each island's steps are plain ones."""
         return self if self.islands.count == 1 else Comms()
 
     @property
-    def asked(self) -> str:
+    def active_setting(self) -> str:
         """The setting that changes how gradients are reduced, for a message."""
         if self.compress:
             return f'comms.compress="{self.compress}"'

@@ -42,7 +42,7 @@ class Wire(abc.ABC):
             bits: Random bits for stochastic rounding, with mean x; None to round to nearest.
         """
 
-    def encode_with_rest(
+    def encode_with_residual(
         self,
         x: Float32[Array, "*rows box"],
         owed: Float32[Array, "*rows box"],
@@ -93,7 +93,7 @@ class QuantizedWire(Wire):
     def encode(self, x: Float32[Array, "*rows box"], bits: UInt32[Array, "*rows box"] | None = None) -> QuantizedArray:
         return quantize(x, self.format, x.shape[-1], bits)
 
-    def encode_with_rest(
+    def encode_with_residual(
         self,
         x: Float32[Array, "*rows box"],
         owed: Float32[Array, "*rows box"],

@@ -95,12 +95,13 @@ _WHERE = {
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Axes", "Batch", "CheckpointError", "CollectionResult", "CollectingTask", "DamagedError", "DataChecks", "DataError",
-    "DataFacts", "Evaluation", "Gradients", "HeatMap", "Layout", "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum",
-    "Mean", "MeanWithInterval", "MetricMonitor", "Metrics", "ModelState", "Module", "PanaxError", "Params", "Position",
-    "RecipeError", "RocHistogram", "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task",
-    "TrainState", "TrainingError", "PlatformTraits", "DivisibilityPolicy", "MonitorReport", "annotation_axes", "constant", "current_layout",
-    "current_scope", "current_target", "is_debugging", "dropout", "logical_axes", "map_axes", "merge_measures", "name_key",
-    "named_leaves", "suggest_name", "normal", "pair_axes", "parameter", "path_name", "use_eager_values", "register_axes",
-    "register_serializable", "scope", "stack", "stacked_modules", "total_loss", "uniform", "use_layout",
+    "Axes", "Batch", "CheckpointError", "CollectingTask", "CollectionResult", "DamagedError", "DataChecks",
+    "DataError", "DataFacts", "DivisibilityPolicy", "Evaluation", "Gradients", "HeatMap", "Layout", "LayoutError",
+    "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "MeanWithInterval", "MetricMonitor", "Metrics", "ModelState",
+    "Module", "MonitorReport", "PanaxError", "Params", "PlatformTraits", "Position", "RecipeError", "RocHistogram",
+    "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task", "TrainState",
+    "TrainingError", "annotation_axes", "constant", "current_layout", "current_scope", "current_target", "dropout",
+    "is_debugging", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "normal", "pair_axes",
+    "parameter", "path_name", "register_axes", "register_serializable", "scope", "stack", "stacked_modules",
+    "suggest_name", "total_loss", "uniform", "use_eager_values", "use_layout",
 ]  # fmt: skip

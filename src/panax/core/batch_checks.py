@@ -39,20 +39,20 @@ class LeafRange(NamedTuple):
 
     low: float = -math.inf
     high: float = math.inf
-    whole: bool = False
+    integral: bool = False
     counted_by: str | None = None
     advice: str = "correct the data"
     checked: bool = True
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The range as text, for messages.
 
         >>> LeafRange(0, 9, whole=True).words, LeafRange(0.0).words, LeafRange().words
         ('0 to 9', '0 or more', 'finite numbers')
         """
         if math.isfinite(self.low) and math.isfinite(self.high):
-            return f"{self.low:g} to {self.high:g}" if not self.whole else f"{int(self.low)} to {int(self.high)}"
+            return f"{self.low:g} to {self.high:g}" if not self.integral else f"{int(self.low)} to {int(self.high)}"
         if math.isfinite(self.low):
             return f"{self.low:g} or more"
         return f"{self.high:g} or less" if math.isfinite(self.high) else "finite numbers"
@@ -66,7 +66,7 @@ def id_range(count: int, *, counted_by: str | None = None, least: int = 0, advic
         advice: The setting that would allow larger ids.
     """
     found = "correct the data" + (f", or {advice}" if advice else "")
-    return LeafRange(least, count - 1, whole=True, counted_by=counted_by, advice=found)
+    return LeafRange(least, count - 1, integral=True, counted_by=counted_by, advice=found)
 
 
 UNCHECKED_RANGE = LeafRange(checked=False)
@@ -106,13 +106,13 @@ def check_ranges(batch: Mapping[str, np.ndarray], ranges: Ranges) -> None:
 
 
 def _check_type(name: str, leaf: np.ndarray, allowed: LeafRange) -> None:
-    kinds = "iub" if allowed.whole else "iubf"
+    kinds = "iub" if allowed.integral else "iubf"
     if leaf.dtype.kind not in kinds and leaf.dtype.name != "bfloat16":
         raise DataError(
-            f"the batch's leaf {name!r} holds {leaf.dtype}; expected {'integers' if allowed.whole else 'numbers'}: convert it "
-            f"(`.astype(numpy.{'int32' if allowed.whole else 'float32'})`)"
+            f"the batch's leaf {name!r} holds {leaf.dtype}; expected {'integers' if allowed.integral else 'numbers'}: convert it "
+            f"(`.astype(numpy.{'int32' if allowed.integral else 'float32'})`)"
         )
-    if allowed.whole and leaf.dtype.name == "bfloat16":
+    if allowed.integral and leaf.dtype.name == "bfloat16":
         raise DataError(f"the batch's leaf {name!r} holds bfloat16; expected integers: convert it")
 
 
@@ -120,10 +120,10 @@ def _outside(leaf: np.ndarray, allowed: LeafRange) -> np.ndarray:
     # Most batches are valid, which two passes without a temporary array show. With a NaN, min and max are
     # NaN.
     low, high = leaf.min(), leaf.max()
-    if low >= allowed.low and high <= allowed.high and (allowed.whole or np.isfinite([low, high]).all()):
+    if low >= allowed.low and high <= allowed.high and (allowed.integral or np.isfinite([low, high]).all()):
         return np.zeros((1,) * leaf.ndim, np.bool_)
     outside = ~((leaf >= allowed.low) & (leaf <= allowed.high))
-    return outside if allowed.whole else outside | ~np.isfinite(leaf)
+    return outside if allowed.integral else outside | ~np.isfinite(leaf)
 
 
 def _beside(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange) -> np.ndarray:
@@ -140,10 +140,10 @@ def _outside_message(name: str, leaf: np.ndarray, outside: np.ndarray, allowed: 
     place = np.argwhere(np.broadcast_to(outside, leaf.shape))[0].tolist()
     value = leaf[tuple(place)]
     where = f" where its {allowed.counted_by!r} is not 0" if allowed.counted_by else ""
-    ignored = allowed.whole and value == -100 and allowed.counted_by is not None
+    ignored = allowed.integral and value == -100 and allowed.counted_by is not None
     hint = f": -100 does not mean ignored here, set {allowed.counted_by} to 0 there" if ignored else ""
-    shown = str(int(value)) if allowed.whole else f"{float(value):.6g}"
-    return f"the batch's leaf {name!r} holds {shown} at {place}; this task takes {allowed.words}{where}{hint}; {allowed.advice}"
+    shown = str(int(value)) if allowed.integral else f"{float(value):.6g}"
+    return f"the batch's leaf {name!r} holds {shown} at {place}; this task takes {allowed.description}{where}{hint}; {allowed.advice}"
 
 
 def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[str, np.ndarray]:
@@ -160,7 +160,7 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
     bounds = np.iinfo(np.int32)
     found = dict(batch)
     for name, leaf in batch.items():
-        known = name in ranges and as_leaf_range(ranges[name]).whole
+        known = name in ranges and as_leaf_range(ranges[name]).integral
         if leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < (4 if known else 8) or leaf.dtype == np.int32:
             continue
         if not known and leaf.size and (leaf.min() < bounds.min or leaf.max() > bounds.max):
@@ -185,7 +185,7 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | 
             continue
         leaf, allowed = batch[name], as_leaf_range(given)
         value = leaf.astype(jnp.float32)
-        if allowed.whole:
+        if allowed.integral:
             bounds = np.iinfo(np.int32)
             least, most = (int(min(max(bound, bounds.min), bounds.max)) for bound in (allowed.low, allowed.high))
             number = leaf.astype(jnp.int32)
@@ -196,7 +196,7 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | 
         if weight is not None:
             inside |= ~weight.reshape(*weight.shape, *(1,) * (leaf.ndim - weight.ndim)).astype(jnp.bool_)
         worst.append(jnp.where(inside, NO_FAULT, as_fault(value)).max())
-        checks.append(f"the leaf {name!r} holds a value outside of {allowed.words} ({allowed.advice}): ")
+        checks.append(f"the leaf {name!r} holds a value outside of {allowed.description} ({allowed.advice}): ")
     return DataChecks(jnp.stack(worst), tuple(checks)) if checks else None
 
 
@@ -210,7 +210,7 @@ def convert_to_32_bits(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, An
     for name, given in ranges.items():
         if name in found:
             leaf = found[name]
-            if as_leaf_range(given).whole:
+            if as_leaf_range(given).integral:
                 found[name] = leaf.astype(jnp.int32)
             elif not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.finfo(leaf.dtype).bits < 32:
                 found[name] = leaf.astype(jnp.float32)
@@ -228,7 +228,7 @@ def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]
         return found
     for name, given in ranges.items():
         allowed = as_leaf_range(given)
-        if name in found and allowed.whole and allowed.low == -1:
+        if name in found and allowed.integral and allowed.low == -1:
             leaf = found[name]
             counts = mask.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(jnp.bool_)
             found[name] = jnp.where(counts, leaf, jnp.asarray(-1, leaf.dtype))

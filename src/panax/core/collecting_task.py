@@ -75,7 +75,7 @@ class CollectingTask(Task):
         """Number of updates after each collection."""
 
     @property
-    def stops_early(self) -> bool:
+    def may_stop_early(self) -> bool:
         """True if updates may stop early within a step, for example at a KL target (`goes_on`)."""
         return False
 
@@ -101,19 +101,19 @@ class CollectingTask(Task):
             key: The collection's key, the same for all of its updates.
         """
 
-    def goes_on(self, scalars: Mapping[str, Any]) -> jax.Array:
+    def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
         """Return whether to apply an update with these losses and metrics; if not, no further update follows
         until the next collection.
         """
         raise NotImplementedError
 
-    def updated(self, params: Params, state: ModelState) -> ModelState:
+    def update_state(self, params: Params, state: ModelState) -> ModelState:
         """Return the state after an update to these parameters, for example with target networks moved toward
         them.
         """
         return state
 
-    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
+    def load_initial(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
         """Return None, since `init` draws the initial state; check that the state fits in memory."""
         self.check_memory(shardings[1])
         return None

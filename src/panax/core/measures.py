@@ -119,7 +119,7 @@ class RocHistogram(eqx.Module):
     def merge(self, other: "RocHistogram") -> "RocHistogram":
         return RocHistogram(self.value + other.value, self.weight + other.weight)
 
-    def figures(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, float]:
         """Compute the area, with scores in the same bin counted as equal, and its maximum error; on the host.
 
         The error bound is half of the pairs within a bin: all of them could be ordered either way, and 0.5 of
@@ -174,7 +174,7 @@ class MeanWithInterval(eqx.Module):
             self.squares + other.squares + apart * apart * self.count * share,
         )
 
-    def figures(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, float]:
         """Compute the standard deviation and the half-width of the mean's 95 % confidence interval, on the
         host; NaN for fewer than two values.
 
@@ -235,14 +235,14 @@ class DataChecks(eqx.Module):
         return self.worst
 
     @property
-    def any(self) -> Array:
+    def has_failed(self) -> Array:
         """True if a check failed."""
         return (self.worst != NO_FAULT).any()
 
     def merge(self, other: "DataChecks") -> "DataChecks":
         return DataChecks(jnp.maximum(self.worst, other.worst), self.checks, self.advice)
 
-    def refuse(self, where: str) -> None:
+    def raise_if_failed(self, where: str) -> None:
         """Raise an error for failed checks; waits for the devices.
 
         Raises:

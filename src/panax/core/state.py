@@ -79,7 +79,7 @@ class TrainState(eqx.Module):
         return dataclasses.replace(self, params=params)
 
     @property
-    def judged_params(self) -> Params:
+    def eval_params(self) -> Params:
         """Parameters for evaluation and export: the averaged ones, if any."""
         return self.params if self.averaged is None else replace_averaged(self.params, self.averaged)
 

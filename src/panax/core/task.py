@@ -141,7 +141,7 @@ class Task(abc.ABC):
     required_leaves: frozenset[str] = frozenset()
     """Leaves that a batch must have for training."""
 
-    other_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    leaf_aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """Other libraries' names of each leaf of a batch: if one of these is found instead, an error suggests the
     leaf.
     """
@@ -216,14 +216,14 @@ class Task(abc.ABC):
     """Notes on this task that a run prints before it begins."""
 
     @property
-    def read_outs(self) -> tuple[str, ...]:
+    def output_weights(self) -> tuple[str, ...]:
         """Names of weights that map the model's width to its output, stored with the output dimension
         leading.
         """
         return ()
 
     @property
-    def narrower(self) -> "Task | None":
+    def mup_base_task(self) -> "Task | None":
         """The same task with a narrower model, from which this one transfers its learning rate and initial
         scale by muP; None if its settings are its own.
         """
@@ -232,7 +232,7 @@ class Task(abc.ABC):
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that the model itself freezes; an experiment's `frozen` adds to them."""
 
-    def adapted(self, facts: DataFacts) -> "Task":
+    def adapt_to_data(self, facts: DataFacts) -> "Task":
         """Return this task with its open settings taken from the data.
 
         Raises:
@@ -240,7 +240,7 @@ class Task(abc.ABC):
         """
         return self
 
-    def axes_of(self, source_axes: Mapping[str, Axes]) -> dict[str, Axes]:
+    def leaf_axes(self, source_axes: Mapping[str, Axes]) -> dict[str, Axes]:
         """Return the logical axes of each leaf of a batch.
 
         Args:
@@ -267,12 +267,12 @@ class Task(abc.ABC):
         return "any"
 
     @property
-    def pipelined(self) -> PipelineRequirement | None:
+    def pipeline_requirement(self) -> PipelineRequirement | None:
         """How a pipeline partitions it; None if it cannot be pipelined."""
         return None
 
     @property
-    def exchanges(self) -> tuple[AllToAllRequirement, ...]:
+    def exchange_requirements(self) -> tuple[AllToAllRequirement, ...]:
         """Requirements of all-to-alls in its layers."""
         return ()
 
@@ -304,7 +304,7 @@ class Task(abc.ABC):
         """
         return {}
 
-    def watch(self) -> MetricMonitor | None:
+    def create_monitor(self) -> MetricMonitor | None:
         """Return a monitor of its array metrics for one run; None, the default, if nothing reads them."""
         return None
 
@@ -326,7 +326,7 @@ class Task(abc.ABC):
             f"{type(self).__name__} has no choice of what its backward pass computes again, and not {policy!r}"
         )
 
-    def for_debugging(self) -> "Task":
+    def debug_variant(self) -> "Task":
         """Return this task as run by the debugger, with nothing between the user and the model's own Python
         code.
         """
@@ -336,7 +336,7 @@ class Task(abc.ABC):
     def init(self, key: jax.Array) -> tuple[Params, ModelState]:
         """Initialize parameters and state. Called once, inside one jitted function."""
 
-    def given(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
+    def load_initial(self, shardings: tuple[Any, Any]) -> tuple[Params, ModelState] | None:
         """Return the initial parameters and state of a model with existing weights, each shard placed only on
         its device.
 
@@ -385,7 +385,7 @@ class Task(abc.ABC):
     def parameter_axes(self, params: Params) -> Any:
         """Return the logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
 
-    def meaning_axes(self, params: Params) -> Any:
+    def semantic_axes(self, params: Params) -> Any:
         """Return logical axes that tell an optimizer what each parameter is: a matrix, a bias or a stack of
         them.
 

@@ -45,13 +45,14 @@ from .text.tokens import TokenStore, TokenWriter, open_tokens
 
 __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "BucketedSource",
-    "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "ConcatCorpus", "Corpus", "CountVocabulary", "Criteo",
-    "Digits", "Document", "DocumentCounts", "Documents", "ExampleData", "ExampleFiles", "ExampleSource", "Examples",
-    "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder", "IntegerIds", "IterableSource", "ConcatRows",
-    "Jsonl", "RecordLimits", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture", "MixtureComponent", "OpenedExamples",
-    "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop", "PaddedRows", "Parquet", "ParquetImages",
-    "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary", "RandAugment", "RandomCrop", "RowNumbers", "RowSource",
-    "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table", "TextData", "TextFiles", "TokenFile",
-    "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages", "format_batch", "make_corpus", "split_by_hash",
-    "open_corpus", "open_tokens", "prefetch", "split", "split_by_time", "write_tokens",
+    "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "ConcatCorpus", "ConcatRows", "Corpus",
+    "CountVocabulary", "Criteo", "Digits", "Document", "DocumentCounts", "Documents", "ExampleData", "ExampleFiles",
+    "ExampleSource", "Examples", "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder",
+    "IntegerIds", "IterableSource", "Jsonl", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture",
+    "MixtureComponent", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
+    "PaddedRows", "Parquet", "ParquetImages", "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary",
+    "RandAugment", "RandomCrop", "RecordLimits", "RowNumbers", "RowSource", "SequenceExamples", "Sequences",
+    "SyntheticClicks", "SyntheticExamples", "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter",
+    "Tokenizer", "WebDataset", "WebDatasetImages", "format_batch", "make_corpus", "open_corpus", "open_tokens",
+    "prefetch", "split", "split_by_hash", "split_by_time", "write_tokens",
 ]  # fmt: skip

@@ -80,7 +80,7 @@ class Acrobot(Environment):
         reward = jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
         return EnvironmentStep(AcrobotState(motion, time), _seen(motion), reward, terminated, time >= self.max_steps)
 
-    def draw(self, state: AcrobotState) -> Frame:
+    def render(self, state: AcrobotState) -> Frame:
         frame = blank_frame(128, 128)
         first, second = float(state.motion[0]), float(state.motion[0] + state.motion[1])
         middle = (64 + 28 * math.cos(first), 64 + 28 * math.sin(first))

@@ -40,7 +40,7 @@ class Transition(NamedTuple):
         episode_length: Steps of the episode, this one included.
     """
 
-    ongoing: EnvironmentState
+    environment_state: EnvironmentState
     final_observation: Num[Array, "batch ..."] | Bool[Array, "batch ..."]
     reward: Float[Array, " batch"]
     terminated: Bool[Array, " batch"]
@@ -77,7 +77,7 @@ class EnvironmentBatch:
             key: Of the run, or of an evaluation.
             index: Of each environment in the whole batch.
         """
-        state, observation = self.environment.begin_all(row_keys(key, index))
+        state, observation = self.environment.reset_all(row_keys(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
         return EnvironmentState(state, observation, zeros, zeros.astype(jnp.int32))
 
@@ -91,9 +91,9 @@ class EnvironmentBatch:
             key: Another one for every step.
             index: Of each environment in the whole batch.
         """
-        return self.moved(ongoing, action, row_keys(key, index))
+        return self.step_with_keys(ongoing, action, row_keys(key, index))
 
-    def moved(self, ongoing: EnvironmentState, action: Action, keys: Key[Array, " batch"]) -> Transition:
+    def step_with_keys(self, ongoing: EnvironmentState, action: Action, keys: Key[Array, " batch"]) -> Transition:
         """As `step`, with a key for each environment."""
         stepped, state, observation = self.environment.step_all(ongoing.state, ongoing.observation, action, keys)
         ended = stepped.terminated | stepped.truncated

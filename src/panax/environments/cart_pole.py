@@ -87,7 +87,7 @@ class CartPole(Environment):
             CartPoleState(motion, time), motion, jnp.float32(1.0), terminated, time >= self.max_steps
         )
 
-    def draw(self, state: CartPoleState) -> Frame:
+    def render(self, state: CartPoleState) -> Frame:
         frame = blank_frame(96, 192)
         column, angle = 96 + 36 * float(state.motion[0]), float(state.motion[2])
         fill_line(frame, (76, 0), (76, 192), 2, PALE)

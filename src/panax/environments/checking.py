@@ -117,7 +117,7 @@ def _check_values(environment: Environment, name: str, seed: int, steps: int) ->
         keys = jax.random.split(jax.random.fold_in(key, number), 2)
         action = jax.vmap(environment.action_space.sample)(jax.random.split(keys[0], _SIDE_BY_SIDE))
         transition = batch.step(ongoing, action, keys[1], index)
-        return transition.ongoing, (action, transition)
+        return transition.environment_state, (action, transition)
 
     first = jax.jit(batch.reset)(key, index)
     actions, after = jax.jit(lambda ongoing: jax.lax.scan(step, ongoing, jnp.arange(steps))[1])(first)

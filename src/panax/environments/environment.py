@@ -75,7 +75,7 @@ class Environment(Validated, abc.ABC):
             action: Of `action_space`; another one gives a state that means nothing.
         """
 
-    def begin_all(self, keys: Key[Array, " batch"]) -> tuple[State, Observation]:
+    def reset_all(self, keys: Key[Array, " batch"]) -> tuple[State, Observation]:
         """`reset` for each of a batch. Of environments that are stepped all at once, as those of the host."""
         return jax.vmap(self.reset)(keys)
 
@@ -96,7 +96,7 @@ class Environment(Validated, abc.ABC):
 
         return stepped, *jax.tree.map(where_ended, first, (stepped.state, stepped.observation))
 
-    def draw(self, state: State) -> Frame | None:
+    def render(self, state: State) -> Frame | None:
         """A picture of a state, drawn on the host from NumPy arrays; None, the default, where there is none."""
         return None
 

@@ -114,7 +114,7 @@ class GridWorld(Environment):
             value = slipped.max(axis=1)
         return float(value[self._is(_START)].mean())
 
-    def draw(self, state: GridWorldState) -> Frame:
+    def render(self, state: GridWorldState) -> Frame:
         rows, columns = len(self.maze), len(self.maze[0])
         frame = blank_frame(rows * _CELL, columns * _CELL)
         colours = {_WALL: DARK, _GOAL: GREEN, _TRAP: RED, _START: PALE}

@@ -46,7 +46,7 @@ class EnvironmentWorker:
             gymnasium.make(asked["id"], disable_env_checker=True, **asked["settings"]) for _ in range(asked["count"])
         ]
 
-    def spaces(self) -> dict[str, Any]:
+    def describe_spaces(self) -> dict[str, Any]:
         """What observations and actions are, as JSON."""
         first = self.environments[0]
         return {"observation": space_to_json(first.observation_space), "action": space_to_json(first.action_space)}
@@ -158,7 +158,7 @@ def _serve(source: IO[bytes], out: IO[bytes]) -> None:
             try:
                 if worker is None:
                     worker = EnvironmentWorker(asked)
-                    _write(out, {"ok": True, **worker.spaces()})
+                    _write(out, {"ok": True, **worker.describe_spaces()})
                 elif asked["do"] == "try":
                     _write(out, {"ok": True}, worker.try_out())
                 elif asked["do"] == "reset":

@@ -106,7 +106,7 @@ class Gymnasium(Environment):
         self._sessions.close()
 
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
-        state, observation = self.begin_all(key[None])
+        state, observation = self.reset_all(key[None])
         return jax.tree.map(lambda leaf: leaf[0], (state, observation))
 
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
@@ -115,7 +115,7 @@ class Gymnasium(Environment):
         stepped, after, _ = self.step_all(own, before, act, key[None])
         return jax.tree.map(lambda leaf: leaf[0], stepped._replace(state=after))
 
-    def begin_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
+    def reset_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
         if fault := self._spaces[2]:
             # Before a step is compiled: an error of a callback would be one of the runtime's.
             raise RecipeError(f"Gymnasium(name={self.name!r}) can't be trained in: {fault}")

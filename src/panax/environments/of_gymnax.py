@@ -91,7 +91,7 @@ class Gymnax(Environment):
         flags = (jnp.asarray(flag).astype(jnp.bool_) for flag in (terminated, truncated))
         return EnvironmentStep(after, self._seen(observation), jnp.asarray(reward).astype(jnp.float32), *flags)
 
-    def draw(self, state: State) -> Frame | None:
+    def render(self, state: State) -> Frame | None:
         """Observations that are pictures with planes, as MinAtar's; others have no picture here."""
         environment, parameters = self._made
         seen = np.asarray(environment.get_obs(jax.tree.map(jnp.asarray, state), parameters, jax.random.key(0)))

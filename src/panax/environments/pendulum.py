@@ -74,7 +74,7 @@ class Pendulum(Environment):
         after = PendulumState(wrap_angle(state.angle + turning * _SECONDS), turning, state.time + 1)
         return EnvironmentStep(after, _seen(after), -cost, jnp.bool_(False), after.time >= self.max_steps)
 
-    def draw(self, state: PendulumState) -> Frame:
+    def render(self, state: PendulumState) -> Frame:
         frame = blank_frame(128, 128)
         angle = float(state.angle)
         end = (64 - 50 * math.cos(angle), 64 - 50 * math.sin(angle))

@@ -108,7 +108,7 @@ class Box(Space):
         return np.asarray(self.high, np.float64)
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether all bounds are finite."""
         return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
 

@@ -41,7 +41,7 @@ class Heartbeat:
             os.set_blocking(descriptor, False)
 
     @property
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         """Whether somebody listens."""
         return self._descriptor is not None
 
@@ -61,13 +61,13 @@ class Heartbeat:
         finally:
             self.phase(before)
 
-    def moved(self, phase: str) -> None:
+    def report_progress(self, phase: str) -> None:
         """Say that the work of a phase has moved on, from any thread; nothing while the process is in another one.
 
         So a thread that writes a checkpoint does not hide that the steps stand still.
         """
         if phase == self._phase:
-            self.alive()
+            self.report_alive()
 
     def step(self, number: int) -> None:
         """Count a step that has been taken."""
@@ -76,12 +76,12 @@ class Heartbeat:
             self._told = time.monotonic()
             self._tell(step=number)
 
-    def saved(self, step: int) -> None:
+    def report_saved(self, step: int) -> None:
         """Say that a checkpoint of a step is being kept."""
         if self._descriptor is not None:
             self._tell(saved=step)
 
-    def alive(self) -> None:
+    def report_alive(self) -> None:
         """Say that something has moved on, though no step has been taken: a batch has come, or was evaluated."""
         if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
             self._told = time.monotonic()

@@ -4,7 +4,7 @@ import time
 
 from .heartbeat import heartbeat
 
-_counts = heartbeat().supervised
+_counts = heartbeat().is_supervised
 _asked = False
 _began: float | None = None
 

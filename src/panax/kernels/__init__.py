@@ -26,24 +26,8 @@ from panax.kernels.named import Kernels
 from panax.kernels.registry import Kernel, KernelChoice, choose, list_kernels, register, use_kernels
 
 __all__ = [
-    "AttentionCase",
-    "CrossEntropySums",
-    "Kernel",
-    "KernelChoice",
-    "Kernels",
-    "TimedKernels",
-    "attention",
-    "choose",
-    "choose_by_timing",
-    "chunk_tokens_within",
-    "cross_entropy_sums",
-    "cross_entropy_sums_and_gradients",
-    "grouped_outer",
-    "grouped_product",
-    "list_kernels",
-    "linear_cross_entropy",
-    "machine_key",
-    "register",
-    "timed_kernels_in_force",
-    "use_kernels",
-]
+    "AttentionCase", "CrossEntropySums", "Kernel", "KernelChoice", "Kernels", "TimedKernels", "attention", "choose",
+    "choose_by_timing", "chunk_tokens_within", "cross_entropy_sums", "cross_entropy_sums_and_gradients",
+    "grouped_outer", "grouped_product", "linear_cross_entropy", "list_kernels", "machine_key", "register",
+    "timed_kernels_in_force", "use_kernels",
+]  # fmt: skip

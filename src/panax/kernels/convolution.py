@@ -69,8 +69,8 @@ class ConvolutionFunctions(NamedTuple):
     """
 
     forward: Callable[..., jax.Array]
-    by_input: Callable[..., jax.Array]
-    by_weights: Callable[..., jax.Array]
+    input_gradient: Callable[..., jax.Array]
+    weight_gradient: Callable[..., jax.Array]
 
 
 def convolve(
@@ -98,7 +98,7 @@ def convolution_input_gradient(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images channels *places"]:
     """Return the gradient of `convolve` by its input, given the output's."""
-    return _functions(d_out, w, x_shape, w.shape, geometry).by_input(d_out, w, x_shape, geometry)
+    return _functions(d_out, w, x_shape, w.shape, geometry).input_gradient(d_out, w, x_shape, geometry)
 
 
 def convolution_weight_gradient(
@@ -108,7 +108,7 @@ def convolution_weight_gradient(
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "outputs inputs *taps"]:
     """Return the gradient of `convolve` by its weights, given the output's."""
-    return _functions(x, d_out, x.shape, w_shape, geometry).by_weights(x, d_out, w_shape, geometry)
+    return _functions(x, d_out, x.shape, w_shape, geometry).weight_gradient(x, d_out, w_shape, geometry)
 
 
 def output_shape(x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry) -> tuple[int, ...]:

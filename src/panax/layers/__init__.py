@@ -53,10 +53,10 @@ _WHERE = {
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig",
-    "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts", "MoE", "Norm",
-    "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock",
-    "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling",
-    "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks",
-    "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "Embedding", "EmbeddingTables", "ExpertLoadMonitor",
+    "FeatureConfig", "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache", "MixtureOfExperts",
+    "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace",
+    "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock",
+    "YarnScaling", "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_metrics",
+    "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

@@ -86,7 +86,7 @@ class Block(Module):
         """The order of positions it accepts if rows are sharded over a context axis."""
         return "any"
 
-    def exchanges(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
+    def exchange_requirements(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
         """Return requirements on the mesh in addition to divisible parameters.
 
         Args:

@@ -85,7 +85,7 @@ class _TokenLoss(WeightOp):
         (head,) = weights
         sums, dx, dtable = cross_entropy_sums_and_gradients(x, head.value, targets, mask, **vars(self))
         # Reduce the head's gradient now, so that only its local shard is held until the backward pass.
-        return (sums.loss_sum, sums.correct_sum), (dx.reshape(inputs.hidden.shape), head.returned(dtable))
+        return (sums.loss_sum, sums.correct_sum), (dx.reshape(inputs.hidden.shape), head.reduce_grad(dtable))
 
     def backward(self, saved: Any, gradient: tuple[jax.Array, jax.Array], *dtypes: Any) -> tuple[_Inputs, list[Any]]:
         dx, returned = jax.tree.map(lambda leaf: leaf * gradient[0].astype(leaf.dtype), saved)

@@ -100,7 +100,7 @@ class Stack(Module):
         return tuple(jax.tree.map(one, block) for block in self.blocks)
 
     @property
-    def reporting(self) -> int:
+    def num_reporting(self) -> int:
         """The number of its layers that report."""
         return self.repeats * sum(block.reports for block in self.blocks)
 
@@ -154,8 +154,8 @@ def run_stacks(
 
 def split_state_by_stack(stacks: Sequence[Stack], state: Any) -> list[Any]:
     """Split the state of all reporting layers by stack."""
-    ends = list(itertools.accumulate(stack_.reporting for stack_ in stacks))
-    spans = [slice(end - stack_.reporting, end) for stack_, end in zip(stacks, ends)]
+    ends = list(itertools.accumulate(stack_.num_reporting for stack_ in stacks))
+    spans = [slice(end - stack_.num_reporting, end) for stack_, end in zip(stacks, ends)]
     return [jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in spans]
 
 

@@ -51,8 +51,8 @@ class TransformerBlock(Block):
     def reports(self) -> bool:
         return isinstance(self.feed_forward, MixtureOfExperts)
 
-    def exchanges(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
-        return (self.attention.exchange,) if attention == "ulysses" else ()
+    def exchange_requirements(self, attention: ContextAttention) -> tuple[AllToAllRequirement, ...]:
+        return (self.attention.exchange_requirement,) if attention == "ulysses" else ()
 
     def flops(self, length: int) -> float:
         return self.attention.flops(length) + self.feed_forward.flops

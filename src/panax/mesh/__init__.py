@@ -18,5 +18,6 @@ _WHERE = {
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "COMPUTE", "LOGICAL_AXES", "MESH_AXES", "STORAGE", "MeshShape", "Placement", "Rules", "assign", "data_parallel_size",
+    "COMPUTE", "LOGICAL_AXES", "MESH_AXES", "STORAGE", "MeshShape", "Placement", "Rules", "assign",
+    "data_parallel_size",
 ]  # fmt: skip

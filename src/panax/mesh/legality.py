@@ -48,8 +48,8 @@ class MeshRequirements:
     batch: tuple[ArrayAxes, ...] = ()
     supported: frozenset[str] = frozenset(MESH_AXES)
     who: str = "the task"
-    pipelined: PipelineRequirement | None = None
-    exchanges: tuple[AllToAllRequirement, ...] = ()
+    pipeline_requirement: PipelineRequirement | None = None
+    exchange_requirements: tuple[AllToAllRequirement, ...] = ()
     splits_residual: bool = False
     row_order: RowOrder = "zigzag"
     micro_batches: int = 1
@@ -63,8 +63,8 @@ class MeshRequirements:
 def fit_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
     """Return the rules fitted to the model on one mesh; see `Rules.fitted`."""
     stages = mesh.get("stage", 1)
-    rest = stages == 1 or (needs.pipelined is not None and needs.pipelined.rest_on(stages))
-    fitted = rules.fitted(needs.logical_sizes, mesh, layers_rest_on_stages=rest)
+    rest = stages == 1 or (needs.pipeline_requirement is not None and needs.pipeline_requirement.can_store_on(stages))
+    fitted = rules.fit(needs.logical_sizes, mesh, layers_rest_on_stages=rest)
     return fitted if needs.splits_residual else fitted.with_whole_residual()
 
 
@@ -167,7 +167,7 @@ def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
 
 
 def _stages(needs: MeshRequirements, mesh: Sizes) -> str | None:
-    stages, divided = mesh.get("stage", 1), needs.pipelined
+    stages, divided = mesh.get("stage", 1), needs.pipeline_requirement
     if stages == 1 or divided is None or stages * divided.chunks <= divided.units:
         return None
     units, chunks = divided.units, divided.chunks
@@ -180,15 +180,15 @@ def _stages(needs: MeshRequirements, mesh: Sizes) -> str | None:
 
 
 def _exchanges(needs: MeshRequirements, mesh: Sizes) -> str | None:
-    for one in needs.exchanges:
-        over, beside = mesh.get(one.axis, 1), mesh.get(one.beside, 1)
+    for one in needs.exchange_requirements:
+        over, beside = mesh.get(one.axis, 1), mesh.get(one.split_axis, 1)
         if over == 1 or one.total % (over * beside) == 0:
             continue
         each = one.total // beside
         fits = ", ".join(map(str, divisors(each)))
         return (
-            f"{one.what}: {one.parts}={one.total} / {one.beside}={beside} = {each} on each device is not divisible by "
-            f"{one.axis}={over}; use {one.axis} in {{{fits}}}, or {one.otherwise}"
+            f"{one.what}: {one.unit}={one.total} / {one.split_axis}={beside} = {each} on each device is not divisible by "
+            f"{one.axis}={over}; use {one.axis} in {{{fits}}}, or {one.advice}"
         )
     return None
 
@@ -247,7 +247,7 @@ def list_remarks(needs: MeshRequirements, mesh: Sizes) -> list[str]:
     stages, count = mesh.get("stage", 1), needs.micro_batches
     if count >= stages:
         return []
-    chunks = 1 if needs.pipelined is None else needs.pipelined.chunks
+    chunks = 1 if needs.pipeline_requirement is None else needs.pipeline_requirement.chunks
     idle = (stages - 1) / (count * chunks + stages - 1)
     return [
         f"mesh.stage={stages} with step.micro_batches={count}: each stage waits for {idle:.0%} of a step; use {stages} "

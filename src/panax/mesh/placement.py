@@ -42,7 +42,7 @@ class Placement:
     devices: Mesh
     rules: Rules = dataclasses.field(default_factory=Rules)
     row_order: RowOrder = "zigzag"
-    each: MeshAxes = ()
+    local_axes: MeshAxes = ()
     alike: MeshAxes = ()
 
     @classmethod
@@ -94,7 +94,7 @@ class Placement:
     @property
     def _stored_sizes(self) -> Mapping[str, int]:
         shape = dict(zip(MESH_AXES, self.devices.devices.shape))
-        return {**shape, **dict.fromkeys(self.each, 1)}
+        return {**shape, **dict.fromkeys(self.local_axes, 1)}
 
     @property
     def zero(self) -> str:
@@ -110,12 +110,12 @@ class Placement:
     def gathered_as(self) -> str:
         return self.rules.gathered_as
 
-    def of_each(self, axis: str) -> "Placement":
+    def with_local_axis(self, axis: str) -> "Placement":
         """Return the same mesh as seen by one device along `axis`, which works independently."""
-        return dataclasses.replace(self, each=(*self.each, axis))
+        return dataclasses.replace(self, each=(*self.local_axes, axis))
 
-    def without(self, axis: str) -> "Placement":
-        return dataclasses.replace(self, rules=self.rules.without(axis))
+    def without_axis(self, axis: str) -> "Placement":
+        return dataclasses.replace(self, rules=self.rules.without_axis(axis))
 
     def with_whole_rows(self) -> "Placement":
         dims = self.compute((axis_for_role(Role.STREAM),)) + self.compute((axis_for_role(Role.POSITIONS),))

@@ -79,7 +79,7 @@ class Rules(Validated):
                     f"a weight is gathered over the others where it is used"
                 )
 
-    def without(self, axis: str) -> "Rules":
+    def without_axis(self, axis: str) -> "Rules":
         """Return these rules with nothing sharded along one mesh axis."""
         storage, compute = (
             {logical: tuple(a for a in axes if a != axis) for logical, axes in rules.items()}
@@ -105,9 +105,7 @@ class Rules(Validated):
         whole = self.compute.get(axis_for_role(Role.POSITIONS), ())
         return dataclasses.replace(self, compute={**self.compute, axis_for_role(Role.STREAM): whole})
 
-    def fitted(
-        self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True
-    ) -> "Rules":
+    def fit(self, sizes: Mapping[str, int], mesh: Mapping[str, int], *, layers_rest_on_stages: bool = True) -> "Rules":
         """Return these rules for one model, with axes that do not divide sharded differently where that is
         legal.
 

@@ -37,6 +37,6 @@ __getattr__ = lazy_getattr(
 
 __all__ = [
     "BackgroundReporter", "ConsoleTracker", "CsvTracker", "Histogram", "JsonlTracker", "MlflowTracker", "Peak",
-    "PrometheusTracker", "RunFacts", "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker", "heat_map",
-    "memory_in_use_bytes", "find_peak_flops",
+    "PrometheusTracker", "RunFacts", "StepClock", "TensorBoardTracker", "Tracker", "Trackers", "WandbTracker",
+    "find_peak_flops", "heat_map", "memory_in_use_bytes",
 ]  # fmt: skip

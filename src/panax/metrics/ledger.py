@@ -106,7 +106,7 @@ class Ledger:
         return before
 
     @contextlib.contextmanager
-    def during(self, kind: str) -> Iterator[None]:
+    def measure(self, kind: str) -> Iterator[None]:
         """Spend what is inside on `kind`."""
         before = self.switch(kind)
         try:
@@ -115,7 +115,7 @@ class Ledger:
             self.switch(before)
 
     @contextlib.contextmanager
-    def waiting(self, finished: Callable[[], Any]) -> Iterator[None]:
+    def measure_data_wait(self, finished: Callable[[], Any]) -> Iterator[None]:
         """Spend on "data wait" the part of a wait for data in which the devices had nothing to do.
 
         Args:
@@ -135,9 +135,9 @@ class Ledger:
             yield
         finally:
             if done:
-                self.move(self._now() - max(done[0], begin), "data wait")
+                self.reassign(self._now() - max(done[0], begin), "data wait")
 
-    def move(self, seconds: float, to: str) -> None:
+    def reassign(self, seconds: float, to: str) -> None:
         """Book some of the present interval's seconds of the present kind as another: at most as many as there are."""
         self._book()
         moved = min(max(seconds, 0.0), self._open.get(self._kind, 0.0))
@@ -149,11 +149,11 @@ class Ledger:
         """The session goes on after `step` steps: what an earlier one has done beyond them is lost work."""
         self._past = summarize_life(self._earlier, resumed_at=step).seconds
         self._step = step
-        self.move(self._compiled() - self._compiled_before, "compile")
+        self.reassign(self._compiled() - self._compiled_before, "compile")
         self.switch("training")
         self._next()
 
-    def rewind(self) -> None:
+    def roll_back(self) -> None:
         """The run goes back to an earlier step, inside of this process: its session ends here, and another one begins."""
         self._book()
         self._write(ROLLED_BACK, last=True)
@@ -178,7 +178,7 @@ class Ledger:
         """Whether the session has come to its steps."""
         return self._step is not None
 
-    def mark(self, step: int, *, saved: bool = False) -> None:
+    def record_step(self, step: int, *, saved: bool = False) -> None:
         """`step` steps are taken: an interval ends, if it is long enough."""
         self._book()
         self._step = step

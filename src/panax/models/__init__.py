@@ -27,6 +27,7 @@ __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
     "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HstuConfig",
     "HybridConfig", "SequenceTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask",
-    "count_active_parameters", "count_parameters", "item_vectors", "compute_logits", "query_vectors", "retrieval_metrics", "sample",
-    "sequence_item_vectors", "training_flops_per_image", "training_flops_per_token", "write_vectors",
+    "compute_logits", "count_active_parameters", "count_parameters", "item_vectors", "query_vectors",
+    "retrieval_metrics", "sample", "sequence_item_vectors", "training_flops_per_image", "training_flops_per_token",
+    "write_vectors",
 ]  # fmt: skip

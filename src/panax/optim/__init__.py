@@ -19,7 +19,8 @@ from .state_axes import optimizer_state_axes
 from .transformation import Transformation
 
 __all__ = [
-    "Adafactor", "AdamW", "Chained", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "Optax", "Optimizer", "CustomSchedule",
-    "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd", "Shampoo",
-    "ShardedOptimizer", "Soap", "Transformation", "apply_per_layer", "optimizer_state_axes", "uses_weight_decay",
+    "Adafactor", "AdamW", "Chained", "CustomSchedule", "Lamb", "Lars", "LazyAdam", "Lion", "Muon", "Optax",
+    "Optimizer", "RowAdagrad", "RowOptimizer", "RowSgd", "RowWiseAdagrad", "Schedule", "ScheduleFreeAdamW", "Sgd",
+    "Shampoo", "ShardedOptimizer", "Soap", "Transformation", "apply_per_layer", "optimizer_state_axes",
+    "uses_weight_decay",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def _clipped(
         wide = _at_most(wide, shard.norm(wide), jnp.asarray(norm, wide.dtype))
     if ratio is not None:
         into = shard.parameter.matrix
-        dims = shard.parameter.own if into is None else into[0]
+        dims = shard.parameter.array_dims if into is None else into[0]
         weights = jnp.maximum(shard.norm(value, dims), MIN_NORM)
         wide = _at_most(wide, shard.norm(wide, dims), ratio * weights.astype(wide.dtype))
     return wide.astype(gradient.dtype)

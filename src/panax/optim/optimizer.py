@@ -62,10 +62,10 @@ class Optimizer(Validated, abc.ABC):
             RecipeError: The optimizer does not apply to any of these parameters.
         """
 
-    def for_batch(self, rows: int) -> "Optimizer":
+    def scale_to_batch(self, rows: int) -> "Optimizer":
         """Return this optimizer with its learning rate scaled to batches of `rows` rows; itself if no scaling
         rule is set."""
-        schedule = self.schedule.for_batch(rows)
+        schedule = self.schedule.scale_to_batch(rows)
         return self if schedule is self.schedule else dataclasses.replace(self, schedule=schedule)
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:

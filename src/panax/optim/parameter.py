@@ -36,19 +36,19 @@ class Parameter:
         return cls(name, tuple(leaf.shape), leaf.dtype.name, tuple(axes), meaning)
 
     @property
-    def kinds(self) -> Axes:
+    def semantic_axes(self) -> Axes:
         """The logical axes that determine its role."""
         return self.meaning or self.axes
 
     @property
-    def copies(self) -> tuple[int, ...]:
+    def stack_dims(self) -> tuple[int, ...]:
         """The stacking dimensions: layers, stages, experts."""
-        return tuple(dim for dim, axis in enumerate(self.kinds) if is_stack_axis(axis))
+        return tuple(dim for dim, axis in enumerate(self.semantic_axes) if is_stack_axis(axis))
 
     @property
-    def own(self) -> tuple[int, ...]:
+    def array_dims(self) -> tuple[int, ...]:
         """The dimensions of a single array of the stack."""
-        return tuple(dim for dim, axis in enumerate(self.kinds) if not is_stack_axis(axis))
+        return tuple(dim for dim, axis in enumerate(self.semantic_axes) if not is_stack_axis(axis))
 
     @property
     def matrix(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -57,7 +57,7 @@ class Parameter:
         Axes that together index one space, such as heads and head_dim, count as one; an unnamed axis joins
         its neighbor. Of more than two spaces, all but the last are rows.
         """
-        return matrix_dims(self.kinds)
+        return matrix_dims(self.semantic_axes)
 
 
 def matrix_dims(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -89,7 +89,7 @@ class Schedule(Validated):
                 f"{said}.base_batch={self.base_batch}; expected 1 row or more, and {said}.per_batch to say how the peak grows"
             )
 
-    def for_batch(self, rows: int) -> "Schedule":
+    def scale_to_batch(self, rows: int) -> "Schedule":
         """Scale the peak to batches of `rows` rows, by the rule of `per_batch`.
 
         >>> Schedule(peak=1e-3, per_batch="sqrt", base_batch=64).for_batch(1024).peak
@@ -168,7 +168,7 @@ class CustomSchedule(Validated):
 
     function: Callable[[Any], Any]
 
-    def for_batch(self, rows: int) -> "CustomSchedule":
+    def scale_to_batch(self, rows: int) -> "CustomSchedule":
         """Return itself: a custom function has no scaling rule."""
         return self
 

@@ -27,9 +27,9 @@ class Renewal(NamedTuple):
     """
 
     due: Callable[[int], bool]
-    when: str
-    renewed: Callable[[Any, Any], Any]
-    taken_over: Callable[[int, Any], Any]
+    description: str
+    renew: Callable[[Any, Any], Any]
+    adopt_renewed: Callable[[int, Any], Any]
 
 
 class Transformation(NamedTuple):
@@ -52,9 +52,9 @@ class Transformation(NamedTuple):
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
     axes: Callable[[Any, ParameterSpecs], Any]
-    averaged: Callable[[Any, Any], Any] | None = None
+    average: Callable[[Any, Any], Any] | None = None
     renewal: Renewal | None = None
-    skipped: Callable[[Any, Any], Any] | None = None
+    on_skipped_step: Callable[[Any, Any], Any] | None = None
     takes_loss: bool = False
 
 

@@ -99,7 +99,7 @@ class ExchangePlan:
         most, room = (plan.sent.sum(axis=0), self.buffer) if self.ragged else (plan.sent, self._each)
         return -(-most.max() // room)
 
-    def most_rounds(self, count: int) -> int:
+    def max_rounds(self, count: int) -> int:
         """Return the maximum number of rounds if each device has `count` rows: all of them for one device."""
         return -(-count * self.ways // self.buffer)
 
@@ -122,7 +122,7 @@ class ExchangePlan:
             return _ragged(self.axes, self.buffer, True, rows, self._route(plan, window))
         return _all_to_all(self.axes, True, copy_to_rows(rows, self._padded(plan, window, rows.shape[0])))
 
-    def bring(
+    def send_back(
         self, buffer: Float[Array, "buffer ..."], plan: RoutingCounts, window: ExchangeWindow, count: int
     ) -> Float[Array, "row ..."]:
         """Return a round's rows to their sources, as the transpose of `send`: `count` rows on this device,

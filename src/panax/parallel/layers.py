@@ -22,7 +22,7 @@ def scan_layers(
     """
     sums = current_grad_reduce()
     if sums is not None:
-        function, layers = sums.attached(function, layers)
+        function, layers = sums.attach_sums(function, layers)
     repeats = jax.tree.leaves(layers)[0].shape[0]
     unrolled = may_unroll and repeats <= current_target().traits.unrolled_layers
 

@@ -46,10 +46,10 @@ class RowRequest(NamedTuple):
             number of rows.
     """
 
-    numbers: Int[Array, " asked"]
+    row_ids: Int[Array, " asked"]
     plan: RoutingCounts
     first: "ExchangeRound"
-    arrived: Int[Array, " buffer"]
+    arrived_row_ids: Int[Array, " buffer"]
 
 
 class ExchangeRound(NamedTuple):
@@ -77,7 +77,7 @@ class RowExchange:
         asked: Maximum number that it requests itself: its part of these.
     """
 
-    lies: TablePlacement
+    placement: TablePlacement
     count: int
     here: int
     distinct: int
@@ -93,68 +93,68 @@ class RowExchange:
             ids: Number of ids that a device reads.
         """
         distinct = min(ids, shard[0] * jax.lax.axis_size(lies.rows))
-        return cls.of_parts(lies, shard, distinct, -(-distinct // _size(lies.shared_out)))
+        return cls.of_sizes(lies, shard, distinct, -(-distinct // _size(lies.request_axes)))
 
     @classmethod
-    def of_parts(cls, lies: TablePlacement, shard: tuple[int, ...], distinct: int, asked: int) -> "RowExchange":
+    def of_sizes(cls, lies: TablePlacement, shard: tuple[int, ...], distinct: int, asked: int) -> "RowExchange":
         """Size the exchange for devices that need `distinct` rows and request `asked` of them."""
         ways = jax.lax.axis_size(lies.rows)
         buffer = -(-math.ceil(SPARE * asked) // ways) * ways
         exchange = ExchangePlan(lies.rows, ways, buffer, ragged=current_target().traits.ragged_exchange)
         return cls(lies, shard[0] * ways, shard[0], distinct, asked, exchange)
 
-    def open(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, RowRequest]:
+    def gather(self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]) -> tuple[GatheredRows, RowRequest]:
         """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs.
 
         Args:
             table: This device's shard.
         """
         numbers = unique_rows(ids, self.count, self.distinct)
-        parts = _size(self.lies.shared_out)
+        parts = _size(self.placement.request_axes)
         padded = jnp.pad(numbers, (0, self.asked * parts - numbers.shape[0]), constant_values=self.count)
         # Stride over the parts, so that each part has rows of all owners.
-        own = padded.reshape(self.asked, parts)[:, axis_index(self.lies.shared_out)]
-        own = assert_sharding(own, dict.fromkeys(self.lies.rows, ValueState.OWN))
+        own = padded.reshape(self.asked, parts)[:, axis_index(self.placement.request_axes)]
+        own = assert_sharding(own, dict.fromkeys(self.placement.rows, ValueState.OWN))
         asked = self._asked(own)
 
         def brought(round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
             with tag_comm("rows of tables"):
                 rows = table.at[arrived].get(mode="clip")
-                return self.exchange.bring(rows, asked.plan, self._window(round_), self.asked)
+                return self.exchange.send_back(rows, asked.plan, self._window(round_), self.asked)
 
-        first = brought(asked.first, asked.arrived)
+        first = brought(asked.first, asked.arrived_row_ids)
         rows = self._later(asked, first, lambda total, round_, arrived: total + brought(round_, arrived))
-        part = assert_sharding(rows[:, None], dict.fromkeys(self.lies.shared_out, ValueState.SPLIT), 1)
+        part = assert_sharding(rows[:, None], dict.fromkeys(self.placement.request_axes, ValueState.SPLIT), 1)
         with tag_comm("rows of tables"):
-            together = all_gather(part, self.lies.shared_out, 1).reshape(self.asked * parts, -1)
-            whole = all_gather(assert_split(together, ((), self.lies.columns)), self.lies.columns, 1)
+            together = all_gather(part, self.placement.request_axes, 1).reshape(self.asked * parts, -1)
+            whole = all_gather(assert_split(together, ((), self.placement.columns)), self.placement.columns, 1)
         return GatheredRows(numbers, whole[: numbers.shape[0]], self.count), asked
 
-    def back(self, gradients: Float[Array, "distinct row_width"], asked: RowRequest) -> RowGradients:
+    def return_gradients(self, gradients: Float[Array, "distinct row_width"], asked: RowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it
         requested."""
-        parts = _size(self.lies.shared_out)
+        parts = _size(self.placement.request_axes)
         with tag_comm("gradients of tables"):
-            own = reduce_scatter(all_reduce(gradients, self.lies.added), self.lies.columns, 1)
+            own = reduce_scatter(all_reduce(gradients, self.placement.sum_axes), self.placement.columns, 1)
             own = jnp.pad(own, ((0, self.asked * parts - own.shape[0]), (0, 0)))
-            own = reduce_scatter(own.reshape(self.asked, parts, -1), self.lies.shared_out, 1)[:, 0]
-        own = assert_sharding(own, dict.fromkeys(self.lies.rows, ValueState.OWN))
-        numbers, values = self._summed(own, asked, asked.first, asked.arrived)
+            own = reduce_scatter(own.reshape(self.asked, parts, -1), self.placement.request_axes, 1)[:, 0]
+        own = assert_sharding(own, dict.fromkeys(self.placement.rows, ValueState.OWN))
+        numbers, values = self._summed(own, asked, asked.first, asked.arrived_row_ids)
 
         def square(total: jax.Array, round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
             return total + jnp.square(self._summed(own, asked, round_, arrived)[1]).sum()
 
         later = self._later(asked, jnp.float32(0.0), square)
-        later = jax.lax.psum(later, (*self.lies.rows, *self.lies.columns))
-        return RowGradients(numbers, values, (asked.numbers, own), later)
+        later = jax.lax.psum(later, (*self.placement.rows, *self.placement.columns))
+        return RowGradients(numbers, values, (asked.row_ids, own), later)
 
-    def applied(
+    def update(
         self, table: jax.Array, kept: Any, gradients: RowGradients, change: Change, applied: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Update this device's shard and the state of its rows; nothing changes unless `applied`."""
         assert gradients.later is not None
         numbers, own = gradients.later
-        done = update_rows(table, kept, gradients.numbers, gradients.values, change, applied)
+        done = update_rows(table, kept, gradients.row_ids, gradients.values, change, applied)
 
         def more(before: tuple[jax.Array, Any], round_: ExchangeRound, arrived: jax.Array) -> tuple[jax.Array, Any]:
             return update_rows(*before, *self._summed(own, asked, round_, arrived), change, applied)
@@ -169,8 +169,8 @@ class RowExchange:
         replicas."""
         with tag_comm("gradients of tables"):
             values = self.exchange.send(own, asked.plan, self._window(round_))
-            values = all_gather(values, self.lies.met, 0)
-            arrived = all_gather(arrived, self.lies.met, 0)
+            values = all_gather(values, self.placement.reduce_axes, 0)
+            arrived = all_gather(arrived, self.placement.reduce_axes, 0)
         return merge_rows(arrived, values, self.here)
 
     def _asked(self, numbers: jax.Array, *, arrives: bool = True) -> RowRequest:
@@ -198,7 +198,7 @@ class RowExchange:
 
     def _next(self, numbers: jax.Array, plan: RoutingCounts, before: ExchangeRound) -> ExchangeRound:
         """Find the widest ranges of rows that fit, after those already transferred."""
-        ways, me = self.exchange.ways, axis_index(self.lies.rows)
+        ways, me = self.exchange.ways, axis_index(self.placement.rows)
         low, starts = before.high, plan.starts[me]
         first = jnp.arange(ways, dtype=jnp.int32) * self.here
 
@@ -207,10 +207,10 @@ class RowExchange:
             `cut` is this device's."""
             count = cut - low[me]
             if self.exchange.ragged:
-                count, room = jax.lax.psum(count, self.lies.rows), self.exchange.buffer
+                count, room = jax.lax.psum(count, self.placement.rows), self.exchange.buffer
             else:
-                count, room = jax.lax.pmax(count, self.lies.rows), self.exchange.buffer // ways
-            return (jax.lax.pmax(count, self.lies.met) if self.lies.met else count) <= room
+                count, room = jax.lax.pmax(count, self.placement.rows), self.exchange.buffer // ways
+            return (jax.lax.pmax(count, self.placement.reduce_axes) if self.placement.reduce_axes else count) <= room
 
         def halved(_: jax.Array, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             below, above = between
@@ -227,7 +227,7 @@ class RowExchange:
         bound = jnp.where(all_fit, whole, bound)
         cut = jnp.searchsorted(numbers, first + bound).astype(jnp.int32) - starts
         with tag_comm("numbers of rows"):
-            return ExchangeRound(low, all_gather(cut[None], self.lies.rows, 0), bound)
+            return ExchangeRound(low, all_gather(cut[None], self.placement.rows, 0), bound)
 
     def _later(self, asked: RowRequest, first: Any, more: Callable[[Any, ExchangeRound, jax.Array], Any]) -> Any:
         """Fold `more` over the rounds after the first; there are none if all rows fit in one."""
@@ -237,10 +237,10 @@ class RowExchange:
             return waits
 
         def turn(carry: tuple[ExchangeRound, Any]) -> tuple[ExchangeRound, Any]:
-            round_ = self._next(asked.numbers, asked.plan, carry[0])
-            return round_, more(carry[1], round_, self._arrived(asked.numbers, asked.plan, round_))
+            round_ = self._next(asked.row_ids, asked.plan, carry[0])
+            return round_, more(carry[1], round_, self._arrived(asked.row_ids, asked.plan, round_))
 
-        with declare_trip_count(0, self.exchange.most_rounds(self.asked) - 1):
+        with declare_trip_count(0, self.exchange.max_rounds(self.asked) - 1):
             return jax.lax.while_loop(left, turn, (asked.first, first))[1]
 
 

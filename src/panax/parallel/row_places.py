@@ -52,18 +52,18 @@ class TablePlacement(NamedTuple):
         return cls(rows, columns, copies, tuple(axis for axis in above if axis not in tokens))
 
     @property
-    def shared_out(self) -> MeshAxes:
+    def request_axes(self) -> MeshAxes:
         """Axes along which devices each request a part of the rows that all of them need."""
         return tuple(axis for axis in self.rows if axis in self.alike)
 
     @property
-    def added(self) -> MeshAxes:
+    def sum_axes(self) -> MeshAxes:
         """Axes along which replicas are asked for the same rows and hold partial sums of the same
         gradients."""
         return tuple(axis for axis in self.copies if axis in self.alike)
 
     @property
-    def met(self) -> MeshAxes:
+    def reduce_axes(self) -> MeshAxes:
         """Axes along which replicas are asked for different rows, with gradients that are combined once per
         step."""
         return tuple(axis for axis in self.copies if axis not in self.alike)
@@ -76,7 +76,7 @@ class LocalRowRequest(NamedTuple):
         numbers: Indices of the distinct rows, padded with the table's number of rows.
     """
 
-    numbers: Int[Array, " touched"]
+    row_ids: Int[Array, " touched"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class RowCopies:
             sorted and gathered.
     """
 
-    lies: TablePlacement
+    placement: TablePlacement
     count: int
     distinct: int
     whole: bool
@@ -103,10 +103,10 @@ class RowCopies:
             shard: Shape of a device's shard of the table.
             ids: Number of ids that a device reads.
         """
-        met = jax.lax.axis_size(lies.met) if lies.met else 1
+        met = jax.lax.axis_size(lies.reduce_axes) if lies.reduce_axes else 1
         return cls(lies, shard[0], min(shard[0], ids), shard[0] <= ids * met)
 
-    def open(
+    def gather(
         self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]
     ) -> tuple[GatheredRows, LocalRowRequest]:
         """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs."""
@@ -115,7 +115,7 @@ class RowCopies:
             place = jnp.where(ids < 0, self.count, ids)
             asked = jnp.zeros(self.count, jnp.int32).at[place].set(1, mode="drop")
             with tag_comm("numbers of rows"):
-                asked = jax.lax.pmax(asked, self.lies.met) if self.lies.met else asked
+                asked = jax.lax.pmax(asked, self.placement.reduce_axes) if self.placement.reduce_axes else asked
             numbers = jnp.where(asked > 0, jnp.arange(self.count, dtype=jnp.int32), self.count)
             return GatheredRows(None, self._joined(table), self.count), LocalRowRequest(numbers)
         numbers = unique_rows(ids, self.count, self.distinct)
@@ -123,18 +123,23 @@ class RowCopies:
             numbers
         )
 
-    def back(self, gradients: Float[Array, "distinct row_width"], wanted: LocalRowRequest) -> RowGradients:
+    def return_gradients(self, gradients: Float[Array, "distinct row_width"], wanted: LocalRowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it read."""
         with tag_comm("gradients of tables"):
-            own = reduce_scatter(gradients, self.lies.columns, 1)
+            own = reduce_scatter(gradients, self.placement.columns, 1)
             if self.whole:
-                return RowGradients(wanted.numbers, all_reduce(own, (*self.lies.added, *self.lies.met)))
-            own = all_reduce(own, self.lies.added)
-            if not self.lies.met:
-                return RowGradients(wanted.numbers, own)
-            numbers, values = all_gather(wanted.numbers, self.lies.met, 0), all_gather(own, self.lies.met, 0)
+                return RowGradients(
+                    wanted.row_ids, all_reduce(own, (*self.placement.sum_axes, *self.placement.reduce_axes))
+                )
+            own = all_reduce(own, self.placement.sum_axes)
+            if not self.placement.reduce_axes:
+                return RowGradients(wanted.row_ids, own)
+            numbers, values = (
+                all_gather(wanted.row_ids, self.placement.reduce_axes, 0),
+                all_gather(own, self.placement.reduce_axes, 0),
+            )
         return RowGradients(*merge_rows(numbers, values, self.count))
 
     def _joined(self, rows: jax.Array) -> jax.Array:
         with tag_comm("rows of tables"):
-            return all_gather(rows, self.lies.columns, 1)
+            return all_gather(rows, self.placement.columns, 1)

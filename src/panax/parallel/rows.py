@@ -27,7 +27,7 @@ class RowMap(eqx.Module):
     tokens: int = eqx.field(static=True)
 
     @classmethod
-    def of_places(cls, place: Int[Array, "token use"], rows: int) -> "RowMap":
+    def of_positions(cls, place: Int[Array, "token use"], rows: int) -> "RowMap":
         """Build the map from the rows, `place`, of each token in a buffer of `rows` rows."""
         tokens, uses = place.shape
         owner = jnp.arange(tokens * uses, dtype=jnp.int32) // uses

@@ -51,9 +51,9 @@ class RowAssignments(NamedTuple):
 
     rows: Int[Array, " keys"]
     keys: UInt32[Array, "keys 2"]
-    given: Int[Array, ""]
-    taken: Int[Array, ""]
-    crowded: Int[Array, ""]
+    num_assigned: Int[Array, ""]
+    num_evicted: Int[Array, ""]
+    num_crowded: Int[Array, ""]
     before: "VocabularyLookup"
 
 
@@ -121,7 +121,7 @@ class VocabularyBlocks:
         idle_steps: As in `GrowingVocab`.
     """
 
-    lies: TablePlacement
+    placement: TablePlacement
     here: int
     ways: int
     idle_steps: int
@@ -140,12 +140,12 @@ class VocabularyBlocks:
         """Rows per shard."""
         return self.here * self.ways
 
-    def found(self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
+    def lookup(self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
         """Return the row of each key in the whole table; -1 for a key without a row."""
         asked = self._asked(keys)
         return asked.answers(self._rows_of(vocabulary, asked.mine))
 
-    def given(
+    def assign(
         self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
     ) -> tuple[Int[Array, " ids"], ShardVocabulary, RowAssignments]:
         """Return the row of each key in the whole table, assigning rows to new keys; also the updated
@@ -185,12 +185,12 @@ class VocabularyBlocks:
         )
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
         with tag_comm("what a vocabulary gave out"):
-            counts = all_reduce(counts, self.lies.rows)
+            counts = all_reduce(counts, self.placement.rows)
         return asked.answers(reads), after, RowAssignments(place, mine, counts[0], counts[1], counts[2], before)
 
     def _asked(self, keys: UInt32[Array, "ids 2"]) -> "_Asked":
-        ways = jax.lax.axis_size(self.lies.rows) if self.lies.rows else 1
-        blocks, first = self.here * ways, axis_index(self.lies.rows) * self.here
+        ways = jax.lax.axis_size(self.placement.rows) if self.placement.rows else 1
+        blocks, first = self.here * ways, axis_index(self.placement.rows) * self.here
         own, place = distinct_keys(keys, assign_blocks(keys, blocks), blocks)
         with tag_comm("keys of tables"):
             everyone = all_gather(own.keys, token_axes(), 0)
@@ -233,7 +233,7 @@ class _Asked(NamedTuple):
         # Count from 1: each key has one owner, and the other devices contribute 0 to the sum.
         told = jnp.where(self.is_mine & (row >= 0), self.first + row + 1, 0)
         with tag_comm("rows of keys"):
-            told = all_reduce(told, self.blocks.lies.rows)
+            told = all_reduce(told, self.blocks.placement.rows)
         mine = jax.lax.dynamic_slice_in_dim(told, axis_index(token_axes()) * self.own, self.own)
         found = mine.at[self.place].get(mode="fill", fill_value=0)
         return found - 1

@@ -23,6 +23,7 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "Collective", "Hardware", "ProgramMemory", "StepCost", "StepPlan", "ProgramTooLargeError", "CollectiveTotal", "Traffic", "count_collectives",
-    "parse_target", "plan_step", "summarize_collectives", "target_devices", "text_batch", "traffic_totals", "walk_step",
+    "Collective", "CollectiveTotal", "Hardware", "ProgramMemory", "ProgramTooLargeError", "StepCost", "StepPlan",
+    "Traffic", "count_collectives", "parse_target", "plan_step", "summarize_collectives", "target_devices",
+    "text_batch", "traffic_totals", "walk_step",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ class OverlapReport:
     collective: Collective
     flops: float
 
-    def hidden(self, flops_per_second: float, bytes_per_second: float) -> float:
+    def hidden_share(self, flops_per_second: float, bytes_per_second: float) -> float:
         """The bytes of one execution that are sent while something is multiplied, at these rates.
 
         >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")

@@ -33,7 +33,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in align_columns(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
-    return [*lines, *_beside_lines(plan.beside), *_exchange_lines(plan.collectives)]
+    return [*lines, *_beside_lines(plan.overlap), *_exchange_lines(plan.collectives)]
 
 
 def walk_lines(cost: StepCost, limit: int | None) -> list[str]:

@@ -61,7 +61,7 @@ class StepPlan:
     collectives: list[Collective]
     memory: ProgramMemory
     compile_seconds: float
-    beside: tuple[OverlapReport, ...] = ()
+    overlap: tuple[OverlapReport, ...] = ()
 
 
 class ProgramTooLargeError(Exception):

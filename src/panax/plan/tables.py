@@ -42,7 +42,7 @@ class TableCost:
     name: str
     rows: int
     width: int
-    lies: TablePlacement
+    placement: TablePlacement
     sizes: Mapping[str, int]
     ids: int
     found: int | None
@@ -51,21 +51,21 @@ class TableCost:
     told: MeshAxes | None = None
 
     @property
-    def distinct(self) -> int:
+    def distinct_rows(self) -> int:
         """The most rows that a device needs, for which there is room."""
         return min(self.ids, self.rows)
 
     @property
-    def asked(self) -> int:
+    def requested_rows(self) -> int:
         """The most that it asks for itself: devices that need the same rows ask for a part each."""
-        return -(-self.distinct // self._size(self.lies.shared_out))
+        return -(-self.distinct_rows // self._size(self.placement.request_axes))
 
     @property
-    def held_whole(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether all rows have gradients: no more than what would be gathered."""
-        return not self.lies.rows and self.rows <= self.ids * self._size(self.lies.met)
+        return not self.placement.rows and self.rows <= self.ids * self._size(self.placement.reduce_axes)
 
-    def sent(self) -> dict[tuple[str, MeshAxes], int]:
+    def sent_bytes(self) -> dict[tuple[str, MeshAxes], int]:
         """Bytes that a device sends in a step in which one round delivers everything, by kind and mesh axes."""
         ledger: dict[tuple[str, MeshAxes], int] = {}
 
@@ -75,23 +75,23 @@ class TableCost:
                 each = size * (ways - 1) * (2 if kind == "all-reduce" else 1) // ways
                 ledger[kind, axes] = ledger.get((kind, axes), 0) + each
 
-        lies, columns = self.lies, self._size(self.lies.columns)
+        lies, columns = self.placement, self._size(self.placement.columns)
         own = FLOAT32 * self.width // columns
-        if self.held_whole:
-            add("all-reduce", lies.met, INT32 * self.rows)
+        if self.is_dense:
+            add("all-reduce", lies.reduce_axes, INT32 * self.rows)
             add("all-gather", lies.columns, own * columns * self.rows)
             add("reduce-scatter", lies.columns, own * columns * self.rows)
-            add("all-reduce", _in_order((*lies.added, *lies.met), self.sizes), own * self.rows)
+            add("all-reduce", _in_order((*lies.sum_axes, *lies.reduce_axes), self.sizes), own * self.rows)
         elif lies.rows:
             self._exchanged(add, own, columns)
         else:
-            add("all-gather", lies.columns, own * columns * self.distinct)
-            add("reduce-scatter", lies.columns, own * columns * self.distinct)
-            add("all-reduce", lies.added, own * self.distinct)
-            met = self._size(lies.met)
-            add("all-gather", lies.met, met * self.distinct * (own + INT32))
+            add("all-gather", lies.columns, own * columns * self.distinct_rows)
+            add("reduce-scatter", lies.columns, own * columns * self.distinct_rows)
+            add("all-reduce", lies.sum_axes, own * self.distinct_rows)
+            met = self._size(lies.reduce_axes)
+            add("all-gather", lies.reduce_axes, met * self.distinct_rows * (own + INT32))
         if self.means:
-            add("all-reduce", lies.columns, FLOAT32 * self.touched)
+            add("all-reduce", lies.columns, FLOAT32 * self.touched_rows)
         if self.told is not None:
             everyone = self.ids * self._size(self.told)
             add("all-gather", self.told, KEY_BYTES * everyone)
@@ -100,28 +100,30 @@ class TableCost:
         return ledger
 
     @property
-    def touched(self) -> int:
+    def touched_rows(self) -> int:
         """The most rows that a device changes in one round."""
-        if self.held_whole:
+        if self.is_dense:
             return self.rows
-        ways, met = self._size(self.lies.rows), self._size(self.lies.met)
-        return met * (-(-math.ceil(SPARE * self.asked) // ways) * ways if self.lies.rows else self.distinct)
+        ways, met = self._size(self.placement.rows), self._size(self.placement.reduce_axes)
+        return met * (
+            -(-math.ceil(SPARE * self.requested_rows) // ways) * ways if self.placement.rows else self.distinct_rows
+        )
 
     def _exchanged(self, add: Any, own: int, columns: int) -> None:
-        lies, ways, parts = self.lies, self._size(self.lies.rows), self._size(self.lies.shared_out)
+        lies, ways, parts = self.placement, self._size(self.placement.rows), self._size(self.placement.request_axes)
         exchange = "ragged-all-to-all"
-        add(exchange, lies.rows, INT32 * self.asked)
-        add(exchange, lies.rows, 2 * own * self.asked)
-        add("all-gather", lies.shared_out, own * parts * self.asked)
-        add("reduce-scatter", lies.shared_out, own * parts * self.asked)
-        add("all-gather", lies.columns, own * columns * parts * self.asked)
-        add("all-reduce", lies.added, own * columns * self.distinct)
-        add("reduce-scatter", lies.columns, own * columns * self.distinct)
-        add("all-gather", lies.met, self.touched * (own + INT32))
+        add(exchange, lies.rows, INT32 * self.requested_rows)
+        add(exchange, lies.rows, 2 * own * self.requested_rows)
+        add("all-gather", lies.request_axes, own * parts * self.requested_rows)
+        add("reduce-scatter", lies.request_axes, own * parts * self.requested_rows)
+        add("all-gather", lies.columns, own * columns * parts * self.requested_rows)
+        add("all-reduce", lies.sum_axes, own * columns * self.distinct_rows)
+        add("reduce-scatter", lies.columns, own * columns * self.distinct_rows)
+        add("all-gather", lies.reduce_axes, self.touched_rows * (own + INT32))
         # Whose rows are how many, and whether all fit in one round: when rows are gathered, and when they are changed.
         add("all-gather", lies.rows, 2 * 2 * INT32 * ways * ways)
         add("all-reduce", lies.rows, 2 * INT32 * ways)
-        add("all-reduce", lies.met, 2 * INT32 * ways)
+        add("all-reduce", lies.reduce_axes, 2 * INT32 * ways)
 
     def _size(self, axes: MeshAxes) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
@@ -177,15 +179,15 @@ def table_lines(costs: list[TableCost]) -> list[str]:
     """What `panax inspect` says of tables."""
     lines = []
     for cost in costs:
-        where = "·".join(cost.lies.rows) or "every device"
-        columns = f", columns over {'·'.join(cost.lies.columns)}" if cost.lies.columns else ""
+        where = "·".join(cost.placement.rows) or "every device"
+        columns = f", columns over {'·'.join(cost.placement.columns)}" if cost.placement.columns else ""
         seen = "" if cost.found is None else f", {cost.found:,} in the first batch"
         ids = "ids" if cost.told is None else "keys, which rows are given out to,"
-        sent = sum(cost.sent().values())
+        sent = sum(cost.sent_bytes().values())
         lines += [
             f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, {size(cost.table_bytes)} with "
             f"its optimizer on each device",
-            f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct:,} distinct{seen}; sends up to "
+            f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct_rows:,} distinct{seen}; sends up to "
             f"{size(sent)}",
         ]
     return lines

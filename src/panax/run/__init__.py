@@ -17,28 +17,7 @@ from .tools.lr_search import RateSearch, find_lr
 from .tools.sweep import Sweep, sweep
 
 __all__ = [
-    "BatchSearch",
-    "EvaluateConfig",
-    "Experiment",
-    "LoadedModel",
-    "PlainStep",
-    "ProbeConfig",
-    "RateSearch",
-    "Result",
-    "RewindConfig",
-    "Run",
-    "Sweep",
-    "VerifyConfig",
-    "check",
-    "compile_step",
-    "generate_text",
-    "evaluate",
-    "find_batch",
-    "find_lr",
-    "fit",
-    "load",
-    "open_run",
-    "prepare",
-    "replace_data",
-    "sweep",
-]
+    "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "RateSearch", "Result",
+    "RewindConfig", "Run", "Sweep", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
+    "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
+]  # fmt: skip

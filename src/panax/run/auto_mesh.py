@@ -60,7 +60,7 @@ def resolve_auto_mesh(
         rules=experiment.rules,
     )
     say(
-        f"mesh auto: {choice} of {memory / 2**30:.0f}; of {choice.walked} steps that were traced, it fits, sends about the "
+        f"mesh auto: {choice} of {memory / 2**30:.0f}; of {choice.num_walks} steps that were traced, it fits, sends about the "
         f"least, and waits and repeats the least"
     )
     step = dataclasses.replace(experiment.step, micro_batches=choice.micro_batches)

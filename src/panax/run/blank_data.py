@@ -23,19 +23,19 @@ class NoData(Validated):
     kind: str
 
     def documents(self) -> Iterator[Any]:
-        raise self.refused()
+        raise self.missing_data_error()
 
     def fingerprint(self) -> str:
-        raise self.refused()
+        raise self.missing_data_error()
 
     def open(self, root: Path, max_bad_records: int) -> Any:
-        raise self.refused()
+        raise self.missing_data_error()
 
     def fill(self, experiment: Experiment) -> Experiment:
         """Return the experiment with blank data, to look at its step; one whose batches are known without data stays as it is."""
         return experiment
 
-    def refused(self) -> DataError:
+    def missing_data_error(self) -> DataError:
         """What to raise where data is needed."""
         return DataError(
             f"the preset {self.preset} comes without data; give {self.kind}: --data PATH, or "

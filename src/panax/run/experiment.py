@@ -258,7 +258,7 @@ class Experiment(Validated):
         kind = f"{'-debug' if self.debug else ''}{'-overfit' if self.overfit_batches else ''}"
         return self.directory or f"runs/{self.name}{kind}"
 
-    def tried(self, folder: str) -> "Experiment":
+    def dry_run_copy(self, folder: str) -> "Experiment":
         """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own; of whole
         batches, which need the most memory."""
         return dataclasses.replace(

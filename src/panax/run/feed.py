@@ -78,7 +78,7 @@ class _Drawn(NamedTuple):
 
 def _of_size(source: Source, step: Sender, position: Position | None) -> Iterator[_Drawn]:
     """The batches of a source; of a `RowSource` the rows that this process holds, which are of one size."""
-    source = pad_batches(source, step.rows_divide)
+    source = pad_batches(source, step.row_multiple)
     held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
     if held is None:
         batches = source.batches(position)
@@ -90,18 +90,18 @@ def _of_size(source: Source, step: Sender, position: Position | None) -> Iterato
 
 def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_Drawn]:
     """The batches of a ramp, of which this process holds other rows where the size changes."""
-    first = _of_size(source.stage(position), step, position)
+    first = _of_size(source.next_stage(position), step, position)
 
     def chained(stage: Iterator[_Drawn], at: Position | None) -> Iterator[_Drawn]:
         while True:
-            parts = source.parts(at)
+            parts = source.parts_at(at)
             for each in stage:
                 at = each.position
                 yield each
             # A stage that has all its steps is followed by larger batches; else the data has ended.
-            if source.parts(at) == parts:
+            if source.parts_at(at) == parts:
                 return
-            stage = _of_size(source.stage(at), step, at)
+            stage = _of_size(source.next_stage(at), step, at)
 
     return chained(first, position)
 

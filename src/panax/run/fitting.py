@@ -77,7 +77,7 @@ def fit(
         with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
             # Two steps are too few for any schedule.
             warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
-            return fit(experiment.tried(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
+            return fit(experiment.dry_run_copy(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
     with open_run(
         experiment,
         fresh=fresh,
@@ -128,7 +128,7 @@ def open_run(
         say, progress = open_console()
         trackers = (progress, *trackers)
     # Of a launched run, the supervisor keeps what each process says.
-    log = None if heartbeat().supervised else RunLog()
+    log = None if heartbeat().is_supervised else RunLog()
     if log is not None:
         say, trackers = tee(say, log.say), (*trackers, log.tracker)
     with (
@@ -165,9 +165,9 @@ def open_run(
             island = None
             if experiment.comms.islands.count > 1:
                 island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
-                start = island.begin(start, start.drawn.left_out | frozenset(experiment.skip_batches))
+                start = island.begin(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
             checkpointer.prepare(start.state)
-            keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored)
+            keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
             run_id = checkpointer.run_name()
             with contextlib.closing(
                 RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
@@ -214,7 +214,7 @@ def check_experiment(experiment: Any, function: str) -> None:
         raise RecipeError(f"{function} takes an Experiment, and this is {describe_type(experiment)}{way}")
     absent = find_missing_data(experiment)
     if absent is not None:
-        raise absent.refused()
+        raise absent.missing_data_error()
 
 
 def _unsaid(line: str) -> None:

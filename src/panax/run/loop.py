@@ -69,7 +69,7 @@ class Run:
         self._probing = HardwareProbe(prepared, report)
         self._stopped, self._failed = "", False
         self._hooked = HookRunner(self.experiment.hooks)
-        keeper.of_hooks = lambda: self._hooked.kept(self)
+        keeper.hook_state = lambda: self._hooked.collect_state(self)
         self._begin(start)
 
     @property
@@ -80,13 +80,13 @@ class Run:
         """Go on from a state, with the hooks as they were there."""
         self.state, self.step = start.state, start.step
         self._position = self._drawn = start.position
-        self._number = start.drawn.drawn
+        self._number = start.progress.drawn
         self._evaluation: Mapping[str, float] = {}
         self._goes_back = False
         self._keeper.begin(start.best)
         self._hooked.begin(self, start.hooks)
         if self._hooked:
-            self._take_wishes(self._hooked.wishes.agreed())
+            self._take_wishes(self._hooked.wishes.all_reduce())
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """The batches of the steps that are left; `after_step` is to be called after each.
@@ -106,22 +106,22 @@ class Run:
                 return
             # Room for the state that is restored.
             del self.state
-            self._begin(self._rewinding.go_back(self.step))
+            self._begin(self._rewinding.roll_back(self.step))
 
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
         """Those up to the end, or to where the run goes back."""
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
-        left_out = self._rewinding.left_out
+        left_out = self._rewinding.skipped_batches
         with contextlib.closing(
             prefetch_to_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
         ) as batches:
-            batches.gives_up = interrupt.gives_up_waiting
-            while not (self._ended or self._goes_back or self._is_behind or interrupt.due()):
+            batches.should_stop = interrupt.should_abandon_wait
+            while not (self._ended or self._goes_back or self._is_behind or interrupt.should_stop()):
                 report.before_step(self.step)
-                late = report.waiting_for_data() if batches.is_late else contextlib.nullcontext()
+                late = report.measure_data_wait() if batches.is_late else contextlib.nullcontext()
                 with report.clock.measure("data_stall"), late, self._saved_first("the data"):
                     drawn = next(batches, None)
-                    if drawn is None and interrupt.gives_up_waiting():
+                    if drawn is None and interrupt.should_abandon_wait():
                         return
                     if drawn is None:
                         raise DataError(
@@ -132,7 +132,7 @@ class Run:
                 self.batch, self._drawn, self._number = drawn
                 if (before := self.step) == first:
                     train = self.prepared.data.train
-                    parts = train.parts(self._position) if isinstance(train, RampedSource) else 1
+                    parts = train.parts_at(self._position) if isinstance(train, RampedSource) else 1
                     write_fallback_layouts(self.prepared, self.batch, parts)
                 yield self.batch
                 if self.step != before + 1:
@@ -148,14 +148,19 @@ class Run:
         try:
             yield
         except (Exception, SystemExit) as error:
-            if jax.process_count() == 1 and self.step > 0 and self._keeper.stored != self.step and not self._goes_back:
+            if (
+                jax.process_count() == 1
+                and self.step > 0
+                and self._keeper.stored_step != self.step
+                and not self._goes_back
+            ):
                 self._save_before(error, what)
             raise
 
     def _save_before(self, error: BaseException, what: str) -> None:
         try:
             self._report.flush()
-            if self._rewinding.settle():
+            if self._rewinding.wait_for_devices():
                 saved = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
                 self.say(f"{what} raised {type(error).__name__}; step {self.step} is saved: {saved}")
         except Exception as further:
@@ -167,8 +172,8 @@ class Run:
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
         """Take the experiment's own step; returns its scalars before the devices are done."""
         with self._report.clock.measure("dispatch"):
-            self.state, scalars = self._verifying.take(self.state, batch, self.step + 1)
-        self._report.compiled()
+            self.state, scalars = self._verifying.run_step(self.state, batch, self.step + 1)
+        self._report.record_compilation()
         return scalars
 
     def after_step(self, scalars: Scalars) -> None:
@@ -181,7 +186,7 @@ class Run:
         self._interrupt.has_news = True
         heartbeat().step(self.step)
         self._position, self._evaluation = self._drawn, {}
-        self._rewinding.took(self.step, self._number)
+        self._rewinding.record_batch(self.step, self._number)
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)
         # Asked here alone, where every process has read the same scalars: a hook may read more in one of them.
@@ -198,33 +203,33 @@ class Run:
             with self._saved_first("the evaluation"):
                 wishes.save |= self._judge().save
             # Before another step overwrites the parameters that were judged.
-            wishes.save |= self._keeper.judged(self.step, self._evaluation)
-        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.settle():
+            wishes.save |= self._keeper.record_evaluation(self.step, self._evaluation)
+        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.wait_for_devices():
             # What is saved is sound: the step's own scalars are read before.
             self._report.flush()
-            with self._report.clock.measure("save"), self._report.ledger.during("checkpoint wait"):
+            with self._report.clock.measure("save"), self._report.ledger.measure("checkpoint wait"):
                 self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
-            self._report.ledger.mark(self.step, saved=True)
+            self._report.ledger.record_step(self.step, saved=True)
 
     def finish(self) -> Result:
         """Evaluate, unless the run was cut off; save; tell how it ended."""
         if self._goes_back:
             # The caller has left the loop at a step that does not count.
             del self.state
-            self._begin(self._rewinding.go_back(self.step))
+            self._begin(self._rewinding.roll_back(self.step))
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
             self._judge_at_end()
-        self._keeper.judged(self.step, self._evaluation)
+        self._keeper.record_evaluation(self.step, self._evaluation)
         ledger = self._report.ledger
-        ledger.mark(self.step)
-        with ledger.during("checkpoint wait"):
+        ledger.record_step(self.step)
+        with ledger.measure("checkpoint wait"):
             checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
-        if (line := self._keeper.lost_best()) is not None:
+        if (line := self._keeper.describe_lost_best()) is not None:
             self.say(line)
         ledger.switch("start")
         self._hooked.call("at_end", self)
-        self._report.account(self.step, self._position)
+        self._report.record_data_usage(self.step, self._position)
         self._hooked.raise_failure(checkpoint, self._failed)
         # With all its steps a run is done, whatever came meanwhile.
         stopped, signal = "", None
@@ -248,13 +253,13 @@ class Run:
             self.state,
             self.step,
             self._position,
-            self._keeper.stored,
-            self._hooked.kept(self),
+            self._keeper.stored_step,
+            self._hooked.collect_state(self),
             self._rewinding.drawn,
             best=self._keeper.best,
         )
-        start = self._island.caught_up(self.state, here, self._rewinding.left_out)
-        self._rewinding.drawn = start.drawn
+        start = self._island.catch_up(self.state, here, self._rewinding.skipped_batches)
+        self._rewinding.drawn = start.progress
         return start
 
     @property
@@ -269,7 +274,7 @@ class Run:
             self._hooked.call(method, self, *arguments)
             if jax.process_count() > 1 and not agree:
                 return HookRequests()
-            return self._take_wishes(self._hooked.wishes.agreed())
+            return self._take_wishes(self._hooked.wishes.all_reduce())
 
     def _take_wishes(self, wishes: HookRequests) -> HookRequests:
         self._hooked.wishes = HookRequests()
@@ -278,13 +283,13 @@ class Run:
 
     def _judge(self) -> HookRequests:
         self._report.flush()
-        with self._report.ledger.during("evaluation"):
+        with self._report.ledger.measure("evaluation"):
             self._evaluation = evaluate_held_out(
-                self.prepared, self.state, self.step, self._report, self._interrupt.due
+                self.prepared, self.state, self.step, self._report, self._interrupt.should_stop
             )
             if not self._evaluation and self._interrupt.signal is not None:
                 self.say(f"the evaluation of step {self.step} is left: {self._interrupt.signal.name} came")
-            self._report.compiled()
+            self._report.record_compilation()
             return self._called("after_evaluation", True, self._evaluation) if self._evaluation else HookRequests()
 
     def _judge_at_end(self) -> None:
@@ -339,7 +344,7 @@ class Run:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         state, tokenizer = self.state, self.prepared.data.tokenizer
-        return generate_text(self.prepared.task, state.judged_params, state.model_state, tokenizer, prompt, **settings)
+        return generate_text(self.prepared.task, state.eval_params, state.model_state, tokenizer, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:
         return weight_histograms(self.prepared.step, self.state, self.batch)
@@ -378,19 +383,19 @@ def evaluate_held_out(
         prefetch_to_device(prepared.data.held_out, prepared.step, most=most, evaluates=True)
     ) as batches:
         try:
-            evaluation = prepared.data.judged(evaluate_sent(prepared.step, state, _followed(batches, stops)))
+            evaluation = prepared.data.add_bits_per_byte(evaluate_sent(prepared.step, state, _followed(batches, stops)))
         except _Left:
             return {}
     if not evaluation:
-        report.nothing_evaluated(number)
+        report.record_missing_evaluation(number)
         return {}
-    report.evaluation(number, evaluation)
+    report.record_evaluation(number, evaluation)
     return evaluation
 
 
 def _followed(batches: Iterable[DeviceBatch], stops: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
     for batch, _, _ in batches:
-        heartbeat().alive()
+        heartbeat().report_alive()
         if stops():
             raise _Left
         yield batch

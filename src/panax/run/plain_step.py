@@ -73,7 +73,7 @@ class PlainStep:
         for number, scalars in unread:
             for value in scalars.values():
                 if isinstance(value, DataChecks):
-                    value.refuse(f"the batch of step {number}")
+                    value.raise_if_failed(f"the batch of step {number}")
             check_finite_update(number, scalars)
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
@@ -136,7 +136,7 @@ def compile_step(
     rows = next(iter(batch.values())).shape[0]
     program = Program.create(
         task,
-        (optimizer or AdamW()).for_batch(rows),
+        (optimizer or AdamW()).scale_to_batch(rows),
         num_steps=num_steps,
         config=config,
         frozen=frozen,

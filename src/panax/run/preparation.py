@@ -58,7 +58,7 @@ class OpenedData:
     unigram_entropy: float | None = None
     bytes_per_target: float | None = None
 
-    def judged(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
+    def add_bits_per_byte(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
         """Held-out figures, with the cross-entropy in bits per byte of text too: the measure that no tokenizer changes."""
         nats = evaluation.get("loss/cross_entropy")
         if nats is None or not self.bytes_per_target:
@@ -98,7 +98,9 @@ def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
     say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
     first = FirstBatches(opened.train, experiment.overfit_batches)
     # What is known of the held-out text is not of these batches.
-    return dataclasses.replace(opened, train=first, held_out=first.once, unigram_entropy=None, bytes_per_target=None)
+    return dataclasses.replace(
+        opened, train=first, held_out=first.without_repeats, unigram_entropy=None, bytes_per_target=None
+    )
 
 
 def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
@@ -112,7 +114,7 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
     if isinstance(data, TextData):
 
         def progress(what: str, documents: int, tokens: int) -> None:
-            heartbeat().moved("prepare")
+            heartbeat().report_progress("prepare")
             say(f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else ""))
 
         opened = data.open(progress=progress)
@@ -191,7 +193,10 @@ def prepare(
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task = with_compute_dtype(
-        experiment.task.adapted(data.facts), device_target((devices or jax.devices())[0]), say, recorded=compute_dtype
+        experiment.task.adapt_to_data(data.facts),
+        device_target((devices or jax.devices())[0]),
+        say,
+        recorded=compute_dtype,
     )
     source = data.train
     experiment = scale_learning_rate(experiment, lambda: batch_shapes(experiment, source), say)
@@ -201,9 +206,9 @@ def prepare(
     data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
     check_rows_together(task, experiment.step, experiment.comms)
     program = make_program(experiment, task)
-    for line in () if program.widths is None else program.widths.words():
+    for line in () if program.widths is None else program.widths.describe():
         say(line)
-    if program.tables is not None and program.averages:
+    if program.tables is not None and program.has_average:
         say("averages are of all parameters but the tables, which are evaluated as they are")
     if experiment.debug:
         return PreparedRun(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
@@ -211,7 +216,7 @@ def prepare(
     program = pause_comms(program, placement, say)
     program = resolve_slow_axes(program, placement, experiment.folder, say)
     comms = program.comms if experiment.comms.islands.count == 1 else experiment.comms
-    for words in (describe_precision(task, placement.target), comms.words()):
+    for words in (describe_precision(task, placement.target), comms.describe()):
         if words is not None:
             say(words)
     return PreparedRun(
@@ -262,7 +267,7 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
         if optimizer is None or not isinstance(schedule := optimizer.schedule, Schedule) or schedule.base_batch is None:
             continue
         rows = next(iter(shapes().values())).shape[0]
-        chosen = schedule.for_batch(rows)
+        chosen = schedule.scale_to_batch(rows)
         root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
         say(
             f"{what:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
@@ -275,12 +280,12 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
 def make_program(experiment: Experiment, task: Task) -> Program:
     """The step's program for a task whose open settings are filled in."""
     return Program.create(
-        task.for_debugging() if experiment.debug else task,
+        task.debug_variant() if experiment.debug else task,
         experiment.optimizer,
         num_steps=experiment.num_steps,
         config=experiment.step,
         frozen=experiment.frozen,
         kernels=experiment.kernels,
-        comms=experiment.comms.on_mesh,
+        comms=experiment.comms.mesh_settings,
         table_optimizer=experiment.table_optimizer,
     )

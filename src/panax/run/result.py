@@ -68,7 +68,7 @@ class Result:
         """
         state, data = self.state, self.prepared.data
         return generate_text(
-            self.prepared.task, state.judged_params, state.model_state, data.tokenizer, prompt, **settings
+            self.prepared.task, state.eval_params, state.model_state, data.tokenizer, prompt, **settings
         )
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:

@@ -31,7 +31,7 @@ def check_held_out(prepared: PreparedRun) -> None:
     source = prepared.data.held_out
     if source is None or isinstance(prepared.task, CollectingTask):
         return
-    batch = _with_filling(_first_batch(source), prepared.step.rows_divide)
+    batch = _with_filling(_first_batch(source), prepared.step.row_multiple)
     try:
         prepared.step.put(batch)
     except LayoutError as error:

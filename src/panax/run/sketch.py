@@ -63,12 +63,12 @@ def sketch_step(
         prepared = prepare(experiment, say, devices)
         return Sketch(experiment, prepared.task, prepared.step, lambda: dict(next(prepared.data.train.batches()).batch))
     try:
-        task = experiment.task.adapted(DataFacts(None, data.sequence_length))
+        task = experiment.task.adapt_to_data(DataFacts(None, data.sequence_length))
     except RecipeError:
         if not isinstance(data.tokenizer, BytePairTokenizer):
             raise
         say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
-        task = experiment.task.adapted(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
+        task = experiment.task.adapt_to_data(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     task = with_compute_dtype(task, device_target(devices[0]), say)
     experiment = scale_learning_rate(experiment, lambda: text_batch(data), say)
     experiment, task = resolve_auto_mesh(

@@ -61,9 +61,9 @@ class RunStart:
     state: TrainState
     step: int
     position: Position | None
-    stored: int | None
+    stored_step: int | None
     hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    drawn: DataProgress = dataclasses.field(default_factory=DataProgress)
+    progress: DataProgress = dataclasses.field(default_factory=DataProgress)
     source: str = "the first state"
     best: BestEvaluation | None = None
 
@@ -96,9 +96,9 @@ def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: L
                     recorded = {"kernels": found.kernels, "compute_dtype": found.compute_dtype}
 
     def told(chosen: TimedKernels) -> None:
-        for line in chosen.lines():
+        for line in chosen.details():
             detail(line)
-        say(chosen.line())
+        say(chosen.summary())
 
     agreed = json_reader.parse(broadcast_text(json.dumps(recorded)))
     choose_by_timing(agreed["kernels"], told)
@@ -132,7 +132,7 @@ def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> It
         with raise_on_all_processes():
             if is_process_zero():
                 chosen = prepared.task.compute_dtype if experiment.task.compute_dtype == AUTO else ""
-                checkpointer.claim(timed_kernels_in_force(), chosen)
+                checkpointer.acquire(timed_kernels_in_force(), chosen)
                 checkpointer.sweep()
         try:
             yield checkpointer
@@ -207,7 +207,7 @@ def build_attachments(prepared: PreparedRun) -> dict[str, str]:
     if tokenizer is not None:
         kind, _, where = prepared.experiment.init.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            (tokenizer.with_generation_of(where) if kind == "hf" else tokenizer).save(folder)
+            (tokenizer.add_generation_config(where) if kind == "hf" else tokenizer).save(folder)
             files |= {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
     return files
 
@@ -232,19 +232,19 @@ def find_start(
     rewinds = read_rollbacks(checkpointer.store)
     found = restore_newest(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
     start = found or start_fresh(prepared, checkpointer, say, rewinds or ())
-    if start.drawn.rewinds:
-        _finish_rewinds(prepared, checkpointer, start.drawn, say)
+    if start.progress.rewinds:
+        _finish_rewinds(prepared, checkpointer, start.progress, say)
     return start
 
 
 def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
     """Do what a rewind that was cut short may have left undone, and say what is left out."""
     rewinds = drawn.rewinds
-    removed = checkpointer.forget(lambda manifest: matches_history(manifest, rewinds))
+    removed = checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, rewinds))
     if removed:
         say(f"checkpoints of what the run went back from are removed: steps {', '.join(map(str, removed))}")
-    if drawn.left_out:
-        say(f"rewinds so far: {len(rewinds)}; they leave out {format_batch_numbers(sorted(drawn.left_out))}")
+    if drawn.skipped_batches:
+        say(f"rewinds so far: {len(rewinds)}; they leave out {format_batch_numbers(sorted(drawn.skipped_batches))}")
     if is_process_zero():
         try:
             append_rollback_log(Path(prepared.folder), rewinds)
@@ -279,7 +279,7 @@ def restore_newest(
     def known(start: RunStart) -> RunStart:
         if rewinds is None:
             return start
-        return dataclasses.replace(start, drawn=dataclasses.replace(start.drawn, rewinds=tuple(rewinds)))
+        return dataclasses.replace(start, drawn=dataclasses.replace(start.progress, rewinds=tuple(rewinds)))
 
     remembered = None if memory is None else memory.newest(is_usable)
     for checkpoint in checkpointer.newest_first():
@@ -293,7 +293,7 @@ def restore_newest(
         try:
             return known(start_from_checkpoint(prepared, checkpoint, say, accept_changes))
         except DamagedError as error:
-            checkpointer.distrust(checkpoint.manifest.step, error)
+            checkpointer.mark_damaged(checkpoint.manifest.step, error)
     start = None if remembered is None else start_from_memory(prepared, remembered, say, accept_changes)
     return None if start is None else known(start)
 
@@ -311,7 +311,7 @@ def start_fresh(
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
             f"or start from step 0 with --fresh"
         )
-    return RunStart(init_state(prepared, say), 0, None, None, drawn=DataProgress(rewinds=tuple(rewinds)))
+    return RunStart(init_state(prepared, say), 0, None, None, progress=DataProgress(rewinds=tuple(rewinds)))
 
 
 def start_from_checkpoint(
@@ -327,7 +327,7 @@ def start_from_checkpoint(
     state = restore_state(prepared, checkpoint, say)
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
-    drawn = DataProgress.of(checkpoint.manifest)
+    drawn = DataProgress.from_manifest(checkpoint.manifest)
     # Of other data, the same numbers are other batches.
     changed = position is None and checkpoint.manifest.host["data"] is not None
     return RunStart(

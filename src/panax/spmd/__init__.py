@@ -63,9 +63,9 @@ __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "GatherSpec", "GatheredRows", "GatheredWeight", "GatheredWeightWithGrad", "ValueState", "WeightLike", "WeightOp",
-    "accumulate_grads", "add_bias", "all_gather_sequence", "all_gather_sum", "apply_weight_op", "assert_cotangent_sharding",
-    "assert_sharding", "check_sharding", "compute_grads", "contract", "contract_gathered", "gather", "gather_weight",
-    "gather_weight_early", "local_sequence", "merge_over_devices", "psum_both", "psum_forward", "psum_over_tokens",
-    "reduce_scatter_sequence", "reduce_scatter_sum", "sequence_parallel_axes", "shift_right", "split_cotangent",
-    "sum_over_sequence", "token_axes",
+    "accumulate_grads", "add_bias", "all_gather_sequence", "all_gather_sum", "apply_weight_op",
+    "assert_cotangent_sharding", "assert_sharding", "check_sharding", "compute_grads", "contract", "contract_gathered",
+    "gather", "gather_weight", "gather_weight_early", "local_sequence", "merge_over_devices", "psum_both",
+    "psum_forward", "psum_over_tokens", "reduce_scatter_sequence", "reduce_scatter_sum", "sequence_parallel_axes",
+    "shift_right", "split_cotangent", "sum_over_sequence", "token_axes",
 ]  # fmt: skip

@@ -116,4 +116,4 @@ def weight_code_format(
     if any(lookup_axis(axis).in_float32 for axis in axes):
         return None
     boxes = quant_blocks(shape, axes, layout)
-    return None if boxes is None else (FORMATS[layout.gathered_as], boxes.sides)
+    return None if boxes is None else (FORMATS[layout.gathered_as], boxes.local_block_shape)

@@ -93,11 +93,11 @@ def _with_sums(
     """
 
     def followed(free: Params, scanned: Any, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
-        return objective(summing.follow(free, scanned, owed, added), state, batch)
+        return objective(summing.track_params(free, scanned, owed, added), state, batch)
 
     # Layer scans read their parameters as separate variables (`scanned`) from the rest of the loss (`free`):
     # gradients of the former are sums over devices, gradients of the latter are partial sums of this device.
-    found = jax.grad(followed, (0, 1, 2), has_aux=True)(free, summing.scanned(free), summing.owed, state, batch)
+    found = jax.grad(followed, (0, 1, 2), has_aux=True)(free, summing.scan_params(free), summing.owed, state, batch)
     (gradients, sums, owed), result = found
     summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}
     leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)

@@ -23,9 +23,9 @@ def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any
         results: Sharding of the results, in the same form.
     """
     alone = jax.shard_map(function, mesh=layout.mesh, in_specs=arguments, out_specs=results, check_vma=False)
-    if not layout.each:
+    if not layout.local_axes:
         return alone
-    front = layout.each
+    front = layout.local_axes
 
     def lying(specs: Any) -> Any:
         return jax.tree.map(lambda spec: PartitionSpec(front, *spec), specs, is_leaf=_is_spec)

@@ -64,7 +64,7 @@ class MarkParams(NamedTuple):
     """
 
     mark: ShardingMark
-    holds: Mapping[str, tuple[ValueState, ...]]
+    states: Mapping[str, tuple[ValueState, ...]]
     label: str
     dim: int
 

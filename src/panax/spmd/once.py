@@ -39,10 +39,10 @@ class StepWeight(eqx.Module):
     def dtype(self) -> Any:
         return self.slot.dtype
 
-    def open(self, to: GatherSpec) -> tuple[jax.Array, None]:
+    def gather(self, to: GatherSpec) -> tuple[jax.Array, None]:
         return self.value.astype(to.dtype), None
 
-    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "StepWeight":
+    def reduce_grad(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "StepWeight":
         gradient = gradient.astype(self.dtype)
         return StepWeight(None, scatter_dims(gradient, to.gathers) if self.scattered else gradient, self.scattered)
 

@@ -79,13 +79,13 @@ class GradReduceOverlap:
         self._owed: Mapping[str, jax.Array] = {}
         self._held: Any = None
 
-    def scanned(self, free: Any) -> dict[str, jax.Array]:
+    def scan_params(self, free: Any) -> dict[str, jax.Array]:
         """Return the parameters that scans over layers may receive, by name; they are differentiated
         separately from `free`.
         """
         return {name: leaf for name, leaf in _named(free).items() if name in self.names}
 
-    def follow(
+    def track_params(
         self, free: Any, scanned: Mapping[str, jax.Array], owed: Mapping[str, jax.Array], added: Any = None
     ) -> Any:
         """Return the parameters to pass to the loss, with arrays that are tracked into scans over layers.
@@ -123,7 +123,7 @@ class GradReduceOverlap:
             return gradient if before is None else gradient + before
         return sums[name] + self.reduce_whole(name, gradient) if name in self._used_elsewhere else sums[name]
 
-    def attached(self, function: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
+    def attach_sums(self, function: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
         """Add the reductions of tracked parameters to a scan; return its new function and the layers to scan
         over.
         """

@@ -80,7 +80,7 @@ class _Kind(eqx.Module):
     def of(cls, weight: GatheredWeight | GatheredWeightWithGrad) -> "_Kind":
         if isinstance(weight, GatheredWeight):
             return cls(weight.slot.dtype, None)
-        return cls(weight.weight.dtype, weight.to)
+        return cls(weight.weight.dtype, weight.spec)
 
     def cotangent(self, gradient: Any) -> Any:
         """Wrap a gradient in the weight's structure; the value is a constant and has none."""

@@ -29,16 +29,16 @@ class RowGradients(eqx.Module):
         later_square: Sum of squares of the gradients of further rounds, over all devices.
     """
 
-    numbers: Int[Array, " touched"]
+    row_ids: Int[Array, " touched"]
     values: Float[Array, "touched row_width"]
     later: tuple[Int[Array, " asked"], Float[Array, "asked row_width"]] | None = None
     later_square: Float[Array, ""] | None = None
 
-    def scaled(self, factor: Float[Array, ""]) -> "RowGradients":
+    def scale(self, factor: Float[Array, ""]) -> "RowGradients":
         """Multiply all gradients by `factor`."""
         later = None if self.later is None else (self.later[0], self.later[1] * factor.astype(self.later[1].dtype))
         square = None if self.later_square is None else self.later_square * jnp.square(factor)
-        return RowGradients(self.numbers, self.values * factor.astype(self.values.dtype), later, square)
+        return RowGradients(self.row_ids, self.values * factor.astype(self.values.dtype), later, square)
 
     @property
     def square(self) -> Float[Array, ""]:

@@ -31,7 +31,7 @@ class GatheredRows(eqx.Module):
         count: Number of rows of the whole table.
     """
 
-    numbers: Int[Array, " unique_rows"] | None
+    row_ids: Int[Array, " unique_rows"] | None
     values: Float[Array, "distinct row_width"] | None
     count: int = eqx.field(static=True)
 
@@ -39,31 +39,31 @@ class GatheredRows(eqx.Module):
     def dtype(self) -> Any:
         return None if self.values is None else self.values.dtype
 
-    def places(self, ids: Int[Array, "*ids"]) -> Int[Array, "*ids"]:
+    def find_positions(self, ids: Int[Array, "*ids"]) -> Int[Array, "*ids"]:
         """Return the position of each row id in `values`.
 
         With n rows in `values`, it is n for an id of -1 and n + 1 for a row that was not gathered.
         """
         assert self.values is not None
         distinct = self.values.shape[0]
-        if self.numbers is None:
+        if self.row_ids is None:
             return jnp.where(ids < 0, distinct, jnp.where(ids < distinct, ids, distinct + 1))
         flat = ids.reshape(-1)
-        found = jnp.searchsorted(self.numbers, flat).astype(jnp.int32)
-        found = jnp.where(self.numbers.at[found].get(mode="clip") == flat, found, distinct + 1)
+        found = jnp.searchsorted(self.row_ids, flat).astype(jnp.int32)
+        found = jnp.where(self.row_ids.at[found].get(mode="clip") == flat, found, distinct + 1)
         return jnp.where(flat < 0, distinct, found).reshape(ids.shape)
 
     def read(self, ids: Int[Array, "*ids"]) -> Float[Array, "*ids row_width"]:
         """Return a row for each id: zeros for -1, NaN for a row that the task's `row_ids` did not name."""
         assert self.values is not None
-        places = self.places(ids)
+        places = self.find_positions(ids)
         rows = read_positions(self.values, places)
         lacking = places > self.values.shape[0]
         # Computed only for rows that need it: a NaN constant would stop a debugger that looks for NaN.
         unknown = jnp.sqrt(jnp.where(lacking, -1.0, 0.0)).astype(rows.dtype)
         return jnp.where(lacking[..., None], unknown[..., None], rows)
 
-    def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
+    def gather(self, to: GatherSpec) -> tuple[jax.Array, Any]:
         """Refuse to act as a whole weight.
 
         Raises:
@@ -74,8 +74,8 @@ class GatheredRows(eqx.Module):
             f"multiplies all of it needs a parameter that is not a table"
         )
 
-    def returned(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
-        return self.open(to)
+    def reduce_grad(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
+        return self.gather(to)
 
 
 def is_rows(node: Any) -> bool:

@@ -54,11 +54,11 @@ class WeightLike(Protocol):
         """The dtype of its gradient."""
         ...
 
-    def open(self, to: GatherSpec) -> tuple[jax.Array, Any]:
+    def gather(self, to: GatherSpec) -> tuple[jax.Array, Any]:
         """Return (the value in the compute layout and dtype, the arrays that `returned` needs)."""
         ...
 
-    def returned(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
+    def reduce_grad(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
         """Return the gradient of each stored array, in its dtype and layout, in this weight's structure; None
         for arrays that are not trained.
 
@@ -85,10 +85,10 @@ class PlainWeight(eqx.Module):
     def dtype(self) -> Any:
         return self.array.dtype
 
-    def open(self, to: GatherSpec) -> tuple[jax.Array, None]:
+    def gather(self, to: GatherSpec) -> tuple[jax.Array, None]:
         return gather_weight_as(self.array, to.axes, to.gathers, to.dtype), None
 
-    def returned(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "PlainWeight":
+    def reduce_grad(self, to: GatherSpec, kept: None, gradient: jax.Array) -> "PlainWeight":
         return PlainWeight(scatter_dims(gradient.astype(self.dtype), to.gathers))
 
 
@@ -116,12 +116,12 @@ class GatheredWeightWithGrad(eqx.Module):
 
     value: Any
     weight: Any
-    kept: Any
-    to: GatherSpec = eqx.field(static=True)
+    saved: Any
+    spec: GatherSpec = eqx.field(static=True)
 
-    def returned(self, gradient: jax.Array) -> Any:
+    def reduce_grad(self, gradient: jax.Array) -> Any:
         """Return the gradient of `weight`, given this device's partial gradient of the value."""
-        return self.weight.returned(self.to, self.kept, gradient)
+        return self.weight.returned(self.spec, self.saved, gradient)
 
 
 def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
@@ -197,7 +197,7 @@ def _open(to: GatherSpec, weight: WeightLike) -> GatheredWeight:
 
 
 def _open_forward(to: GatherSpec, weight: WeightLike) -> tuple[GatheredWeight, Any]:
-    value, kept = weight.open(to)
+    value, kept = weight.gather(to)
     # Named, so that every rematerialization policy drops the gathered copy and the backward pass gathers it
     # again, once.
     value = checkpoint_name(value, GATHERED)
@@ -206,7 +206,7 @@ def _open_forward(to: GatherSpec, weight: WeightLike) -> tuple[GatheredWeight, A
 
 def _open_backward(to: GatherSpec, saved: tuple[_Shapes, Any], gradient: GatheredWeight) -> tuple[Any]:
     shapes, kept = saved
-    return (shapes.weight.returned(to, kept, gradient.slot),)
+    return (shapes.weight.reduce_grad(to, kept, gradient.slot),)
 
 
 _open.defvjp(_open_forward, _open_backward)

@@ -17,6 +17,6 @@ from .store import (
 )
 
 __all__ = [
-    "REMOTE", "Buffer", "ExclusiveStore", "Entry", "LinkableStore", "LocalStore", "ObjectNotFoundError", "Store", "check_path", "is_remote",
-    "join_url", "open_store", "redact_address",
+    "REMOTE", "Buffer", "Entry", "ExclusiveStore", "LinkableStore", "LocalStore", "ObjectNotFoundError", "Store",
+    "check_path", "is_remote", "join_url", "open_store", "redact_address",
 ]  # fmt: skip

@@ -248,7 +248,7 @@ def _write_all(descriptor: int, part: Buffer) -> None:
     while len(view):
         view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
         # A slow write of a large file is not a hang.
-        heartbeat().moved("save")
+        heartbeat().report_progress("save")
 
 
 def _pages(parts: Sequence[Buffer]) -> bool:

@@ -65,7 +65,7 @@ class RetryPolicy(Validated):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected more than 0")
 
-    def most_seconds(self, failures: int) -> float:
+    def max_seconds(self, failures: int) -> float:
         """The most that the wait after this many failures may take.
 
         >>> [RetryPolicy().most_seconds(n) for n in (1, 2, 3, 20)]
@@ -125,7 +125,7 @@ def retry(
                 raise
         unsure += failure.kind == "unsure"
         spent = failure.kind == "final" or tries >= policy.attempts or unsure >= policy.missing_attempts
-        wait = random.uniform(0.0, policy.missing_seconds if failure.kind == "unsure" else policy.most_seconds(tries))
+        wait = random.uniform(0.0, policy.missing_seconds if failure.kind == "unsure" else policy.max_seconds(tries))
         late = not spent and clock() + wait >= end
         if spent or late:
             # Raised outside of `except`: the library's error, with the server's text, must not be the context of this one.

@@ -65,7 +65,7 @@ class PipedProcess:
         self._read = bytearray()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended; its number stays taken until `end`."""
         if self._process.returncode is not None:
             return True
@@ -136,7 +136,7 @@ class PipedProcess:
         """Close its pipes, let it end by itself for so long, then kill its group; the exit code, negative for a signal."""
         self.close()
         last = time.monotonic() + seconds
-        while not self.ended and time.monotonic() < last:
+        while not self.has_ended and time.monotonic() < last:
             time.sleep(0.005)
         self.kill()
         if self._held >= 0:
@@ -171,7 +171,7 @@ class PipedProcess:
         waited, before = 0.0, time.monotonic()
         while not poll.poll(min(_LOOK_SECONDS, seconds) * 1000):
             # A process that it forked may hold the pipe: the process is asked. What it said last is read before.
-            if self.ended and not poll.poll(0):
+            if self.has_ended and not poll.poll(0):
                 raise EOFError("it has ended")
             now = time.monotonic()
             # Where this process itself was stopped, the other was not silent for as long.

@@ -77,7 +77,7 @@ def check_task(
     compared: list[str] = []
     left_out: dict[str, str] = {}
     for sizes in _layouts(task, devices) if layouts is None else layouts:
-        reason = comparison.unfit(sizes)
+        reason = comparison.explain_unfit(sizes)
         if reason is not None:
             left_out[layout_name(sizes)] = reason
             continue
@@ -107,18 +107,18 @@ class LayoutComparison:
         """Arguments as `check_task`; `devices` are all of JAX's by default."""
         self._task, self._rules = task, rules
         self._batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
-        self._axes = task.axes_of(axes or batch_row_axes(self._batch))
+        self._axes = task.leaf_axes(axes or batch_row_axes(self._batch))
         self.tolerance = _tolerance(task, self._batch, self._axes) if tolerance is None else tolerance
         self.devices = tuple(jax.devices() if devices is None else devices)
         self._alone: dict[int, TrainedModel] = {}
 
-    def alone(self, micro_batches: int) -> "TrainedModel":
+    def train_on_one_device(self, micro_batches: int) -> "TrainedModel":
         """What a few steps on one device do, with so many micro-batches."""
         if micro_batches not in self._alone:
             self._alone[micro_batches] = _trained(self._compiled({}, None, micro_batches), self._batch)
         return self._alone[micro_batches]
 
-    def unfit(self, sizes: Mapping[str, int]) -> str | None:
+    def explain_unfit(self, sizes: Mapping[str, int]) -> str | None:
         """Why a layout can't be, of what can be said without tracing; None where it can."""
         return _unfit(self._task, self._batch, self._axes, sizes, self._rules, len(self.devices))
 
@@ -131,7 +131,7 @@ class LayoutComparison:
         """
         count = 2 if sizes.get("stage", 1) > 1 else 1
         trained = _trained(self._compiled(sizes, self._rules, count), self._batch)
-        _compare(layout_name(sizes), trained, self.alone(count), self.tolerance)
+        _compare(layout_name(sizes), trained, self.train_on_one_device(count), self.tolerance)
 
     def _compiled(self, sizes: Mapping[str, int], rules: Rules | None, micro_batches: int) -> CompiledStep:
         shape = MeshShape(**{axis: sizes.get(axis, 1) for axis in MESH_AXES})  # pyright: ignore[reportArgumentType]

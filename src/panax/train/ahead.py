@@ -22,7 +22,7 @@ class BackgroundBuilder:
         # Run with a copy of the current context variables.
         self._made[name] = self._thread.submit(contextvars.copy_context().run, make)
 
-    def made(self, name: Hashable, make: Callable[[], Any]) -> Any:
+    def get_or_make(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Take the result of the named job; without such a job, run `make` now."""
         begun = self._made.pop(name, None)
         # If the job has not started, cancel it and run it here: it may be queued behind jobs that are not needed.

@@ -66,7 +66,7 @@ def check_plain(program: "Program") -> None:
         (program.tables is not None, "tables of parameters"),
         (
             renewal is not None and program.task.updates_per_step > 1,
-            f"{type(program.optimizer).__name__}, which renews its state {'' if renewal is None else renewal.when}",
+            f"{type(program.optimizer).__name__}, which renews its state {'' if renewal is None else renewal.description}",
         ),
     ):
         if asked:
@@ -133,24 +133,24 @@ def _updates(
         with use_global_arrays():
             minibatch = task.minibatch(collected.experience, state.model_state, index, key)
         after, scalars = program.one_step(dataclasses.replace(state, step=first + index), minibatch, None)
-        followed = task.updated(after.params, after.model_state)
+        followed = task.update_state(after.params, after.model_state)
         after = dataclasses.replace(after, model_state=followed, step=state.step)
-        if task.stops_early:
-            going &= task.goes_on(scalars)
+        if task.may_stop_early:
+            going &= task.should_continue(scalars)
             after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
         return (after, going), (_Packed.of(scalars), going)
 
     def updates(begun: TrainState) -> tuple[TrainState, UpdateOutcome]:
         (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
-        skipped = program.transformation.skipped
-        if task.stops_early and skipped is not None:
+        skipped = program.transformation.on_skipped_step
+        if task.may_stop_early and skipped is not None:
             # Advance the schedule by the omitted updates, which the run's total number of updates includes.
             left_out = task.updates - made[1].sum(dtype=jnp.int32)
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, left_out))
         return state, made
 
     begun = dataclasses.replace(state, model_state=dict(collected.state))
-    faults = [metric.any for metric in collected.metrics.values() if isinstance(metric, DataChecks)]
+    faults = [metric.has_failed for metric in collected.metrics.values() if isinstance(metric, DataChecks)]
     state, made = _unless(faults, updates, begun) if faults else updates(begun)
     return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
 

@@ -49,7 +49,7 @@ class StepProtocol(Sender, Protocol):
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any: ...
 
-    def summarised(
+    def summarize(
         self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]
     ) -> Any: ...
 
@@ -60,7 +60,7 @@ def small_program_options(target: Target) -> dict[str, int] | None:
 
     Random initialization is exact at every level.
     """
-    if target.traits.optimises_small or _LEVEL in os.environ.get("XLA_FLAGS", ""):
+    if target.traits.optimizes_small or _LEVEL in os.environ.get("XLA_FLAGS", ""):
         return None
     return {_LEVEL: 1}
 
@@ -103,14 +103,14 @@ class CompiledStep:
             RecipeError: The devices do not support the task's matmul precision.
             DataError: The batch lacks a leaf that the task needs.
         """
-        self.program = program = program.on(placement)
+        self.program = program = program.place_on(placement)
         self._rules = placement.rules
         self._needs = mesh_requirements(program)
         self._checked: set[Any] = set()
         self._mesh_checked = False
         check(self._needs, placement.rules, placement.sizes)
         check_precision(program.task, placement.target)
-        self.batch_axes = program.task.axes_of(batch_axes)
+        self.batch_axes = program.task.leaf_axes(batch_axes)
         rules = fit_rules(placement.rules, self._needs, placement.sizes)
         if not any(axis_for_role(Role.POSITIONS) in axes for axes in self.batch_axes.values()):
             rules = rules.without_positions()
@@ -144,12 +144,12 @@ class CompiledStep:
             RecipeError: It does not fit in the memory of the devices.
         """
         check_memory(self.program.abstract, self.shardings)
-        given = self.program.task.given((self.shardings.params, self.shardings.model_state))
+        given = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
         with init_sequentially(self.placement.sizes.get("stage", 1) == 1):
             return self._create(jax.random.key(seed), given)
 
     @property
-    def rows_divide(self) -> int:
+    def row_multiple(self) -> int:
         """The divisor of a batch's padded number of rows; 1 for no padding."""
         config = self.program.config
         return data_parallel_size(self.placement.sizes) * config.micro_batches if config.pad_rows else 1
@@ -228,16 +228,16 @@ class CompiledStep:
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         """Dispatch one step on a batch from `put`; returns before the devices finish."""
         before = self._counted(state)
-        state, scalars = self.compiled(batch)(state, batch)
+        state, scalars = self.get_compiled(batch)(state, batch)
         if before is not None:
             self._count = before + 1, state.step
             if self.program.renewal_due(before + 1):
                 state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
-            taken_over = self.program.taken_over(before + 1, state.optimizer_state)
+            taken_over = self.program.adopt_renewed(before + 1, state.optimizer_state)
             state = dataclasses.replace(state, optimizer_state=taken_over)
-            meeting = self.program.meeting_after(before + 1)
+            meeting = self.program.outer_sync_after(before + 1)
             if meeting is not None:
-                state = self.agreement(meeting)(state)
+                state = self.compile_outer_sync(meeting)(state)
                 self._count = before + 1, state.step
         return state, scalars
 
@@ -265,7 +265,7 @@ class CompiledStep:
             self.compile_seconds += time.perf_counter() - start
         return self._renewal
 
-    def agreement(self, meeting: OuterSync) -> Any:
+    def compile_outer_sync(self, meeting: OuterSync) -> Any:
         """Return the compiled program that synchronizes replicas with local steps; the state is donated to
         it.
 
@@ -275,12 +275,12 @@ class CompiledStep:
         if meeting not in self._agreements:
             start = time.perf_counter()
             with self.placement.activate():
-                self._agreements[meeting] = self.trace_agreement(meeting).lower().compile()
+                self._agreements[meeting] = self.trace_outer_sync(meeting).lower().compile()
             self.compile_seconds += time.perf_counter() - start
         return self._agreements[meeting]
 
-    def trace_agreement(self, meeting: OuterSync | None = None) -> Any:
-        """Trace the program of `agreement`; by default for the last synchronization, in which replicas agree
+    def trace_outer_sync(self, meeting: OuterSync | None = None) -> Any:
+        """Trace the program of `compile_outer_sync`; by default for the last synchronization, in which replicas agree
         on all parameters.
 
         Raises:
@@ -288,8 +288,10 @@ class CompiledStep:
         """
         if self.program.abstract.replicas is None:
             raise TrainingError("replicas take no local steps, so they have nothing to agree on; set comms.local_steps")
-        meeting = meeting or self.program.last_meeting
-        agree = jax.jit(partial(self.program.agreed, meeting=meeting), donate_argnums=0, out_shardings=self.shardings)
+        meeting = meeting or self.program.final_outer_sync
+        agree = jax.jit(
+            partial(self.program.sync_replicas, meeting=meeting), donate_argnums=0, out_shardings=self.shardings
+        )
         with self.placement.activate():
             return self._checked_program(agree.trace(self._abstract_state()))
 
@@ -301,11 +303,11 @@ class CompiledStep:
         """
         if self.program.transformation.renewal is None:
             raise TrainingError(f"{type(self.program.optimizer).__name__} renews nothing of its state between steps")
-        renew = jax.jit(self.program.renewed, donate_argnums=0, out_shardings=self.shardings.optimizer_state)
+        renew = jax.jit(self.program.renew, donate_argnums=0, out_shardings=self.shardings.optimizer_state)
         with self.placement.activate():
             return self._checked_program(renew.trace(self._abstract_state().optimizer_state))
 
-    def compiled(self, batch: Mapping[str, Any]) -> Any:
+    def get_compiled(self, batch: Mapping[str, Any]) -> Any:
         """Return the compiled training step for the shapes of `batch` (abstract or concrete)."""
         return self._program_for(self._train, batch, self._compile_train)
 
@@ -325,7 +327,7 @@ class CompiledStep:
         # One more shape than in training: the last batch of held-out data may be short.
         return self._program_for(self._evaluate, batch, self._compile_evaluate, self.shapes_allowed + 1)(state, batch)
 
-    def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
+    def summarize(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
         """Compute `summarize_collectives` of the parameters and this batch's gradients, in one program; the state is not
         donated.
 
@@ -376,7 +378,7 @@ class CompiledStep:
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
         make = partial(self._traced_and_compiled, batch)
-        traced, compiled = self._ahead.made(("train", _signature(batch)), make)
+        traced, compiled = self._ahead.get_or_make(("train", _signature(batch)), make)
         self.when_traced(traced)
         if not self.placement.target.traits.own_memory:
             found = compiled.memory_analysis()
@@ -396,7 +398,7 @@ class CompiledStep:
         return traced, lowered.compile(compiler_options=self._options)
 
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
-        return self._ahead.made(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
+        return self._ahead.get_or_make(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
 
     def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
         self._check_mesh()
@@ -461,8 +463,8 @@ def mesh_requirements(program: Program) -> MeshRequirements:
         arrays=tuple((name, axes, shape) for (axes, shape), name in distinct.items()),
         supported=task.mesh_axes,
         who=type(task).__name__,
-        pipelined=task.pipelined,
-        exchanges=task.exchanges,
+        pipeline_requirement=task.pipeline_requirement,
+        exchange_requirements=task.exchange_requirements,
         splits_residual=task.names_axes and task.splits_residual,
         row_order="zigzag" if task.row_order == "any" else task.row_order,
         micro_batches=program.config.micro_batches,

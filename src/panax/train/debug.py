@@ -33,16 +33,16 @@ class DebugStep:
     def __init__(self, program: Program, batch_axes: Mapping[str, Axes], *, shapes_allowed: int = 1):
         check_leaves(program.task, batch_axes)
         self.program = program
-        self.batch_axes = program.task.axes_of(batch_axes)
+        self.batch_axes = program.task.leaf_axes(batch_axes)
         self.compile_seconds = 0.0
         self.shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), program.abstract)
 
     def init(self, seed: int) -> TrainState:
-        given = self.program.task.given((self.shardings.params, self.shardings.model_state))
+        given = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
         return jax.jit(self.program.initial_state)(jax.random.key(seed), given)
 
     @property
-    def rows_divide(self) -> int:
+    def row_multiple(self) -> int:
         return self.program.config.micro_batches if self.program.config.pad_rows else 1
 
     def held_rows(self, batch_size: int) -> HeldRows | None:
@@ -61,7 +61,7 @@ class DebugStep:
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager(), use_kernels(self.program.kernels.names):
             with use_eager_values():
-                before, seen = self.program.first_seen(state, batch)
+                before, seen = self.program.first_update_inputs(state, batch)
                 micro_batches = split_rows(
                     prepare_batch(self.program.task, seen).batch, self.program.config.micro_batches
                 )
@@ -72,15 +72,15 @@ class DebugStep:
                 state, scalars = self.program.step(state, batch)
                 number = int(state.step)
                 if self.program.renewal_due(number):
-                    state = dataclasses.replace(state, optimizer_state=self.program.renewed(state.optimizer_state))
-                taken_over = self.program.taken_over(number, state.optimizer_state)
+                    state = dataclasses.replace(state, optimizer_state=self.program.renew(state.optimizer_state))
+                taken_over = self.program.adopt_renewed(number, state.optimizer_state)
                 return dataclasses.replace(state, optimizer_state=taken_over), scalars
 
     def evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> Any:
         with _eager(), use_eager_values(), use_kernels(self.program.kernels.names):
             return self.program.evaluate(state, batch)
 
-    def summarised(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
+    def summarize(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
         with _eager(), use_kernels(self.program.kernels.names), _without_breakpoints():
             return summary(state.params, self.program.gradients(state, batch))
 

@@ -30,7 +30,7 @@ def evaluate_sent(
         raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
     for metric in merged["metrics"].values():
         if isinstance(metric, DataChecks):
-            metric.refuse("the held-out data")
+            metric.raise_if_failed("the held-out data")
     decay = step.program.config.ema_decay
     divided, weights, coefficients = jax.device_get(_divided(merged))
     # Drop values with zero weight: a loss would be 0.0, the best possible value.
@@ -48,11 +48,11 @@ def evaluate_sent(
             f"{name}{figure}": value
             for name, metric in merged["metrics"].items()
             if isinstance(metric, RocHistogram | MeanWithInterval) and name not in empty
-            for figure, value in metric.figures().items()
+            for figure, value in metric.statistics().items()
         },
         # Record which parameters were evaluated.
         **({} if decay is None else {"ema_decay": decay}),
-        **({"averaged": 1.0} if step.program.averages and decay is None else {}),
+        **({"averaged": 1.0} if step.program.has_average and decay is None else {}),
     }
 
 

@@ -41,10 +41,10 @@ class RowsBefore(NamedTuple):
         said: The previous vocabulary entries of the rows used.
     """
 
-    given: jax.Array
-    numbers: jax.Array
-    kept: dict[str, jax.Array]
-    said: VocabularyLookup
+    rows: jax.Array
+    values: jax.Array
+    optimizer_state: dict[str, jax.Array]
+    lookup: VocabularyLookup
 
 
 class AssignedBatch(NamedTuple):
@@ -54,8 +54,8 @@ class AssignedBatch(NamedTuple):
         state: The state, with a row for each key of the batch.
         batch: The batch, with row indices in place of keys.
         axes: The logical axes of the batch.
-        counts: `vocabulary/NAME/given`, `taken` and `crowded`, as in `RowAssignments`.
-        before: By table, the input of `undone`.
+        counts: `vocabulary/NAME/given`, `taken` and `num_crowded`, as in `RowAssignments`.
+        before: By table, the input of `roll_back`.
     """
 
     state: TrainState
@@ -124,7 +124,7 @@ class GrowingTables:
                     f'{devices} devices; give it rows={enough:,}, smaller blocks, or placement="everywhere"'
                 )
 
-    def given(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "AssignedBatch":
+    def assign_rows(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "AssignedBatch":
         """Assign a row to each key of a batch; newly assigned rows get initial values and initial optimizer
         state."""
         counts: dict[str, jax.Array] = {}
@@ -156,7 +156,7 @@ class GrowingTables:
             state = _with(state, each, table, kept, vocabulary)
         return AssignedBatch(state, dict(batch), dict(axes), counts, before)
 
-    def undone(self, state: TrainState, before: Mapping[str, "RowsBefore"], undo: jax.Array) -> TrainState:
+    def roll_back(self, state: TrainState, before: Mapping[str, "RowsBefore"], undo: jax.Array) -> TrainState:
         """Restore the state before rows were assigned, bitwise, if `undo` is True.
 
         Args:
@@ -175,7 +175,9 @@ class GrowingTables:
             state = _with(state, each, table, kept, vocabulary)
         return state
 
-    def found(self, state: TrainState, batch: Batch, axes: BatchAxes) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
+    def lookup_rows(
+        self, state: TrainState, batch: Batch, axes: BatchAxes
+    ) -> tuple[dict[str, jax.Array], dict[str, Axes]]:
         """Replace the keys of a batch by row indices, -1 for a key without a row; also return its axes."""
         for each in self.growing:
             self._check(each, batch)
@@ -226,7 +228,7 @@ class GrowingTables:
             return PartitionSpec(*partition_entries(dims))
 
         own = self.tables.axes[each.table]
-        kinds = self.tables.kept_axes()[each.table]
+        kinds = self.tables.state_axes()[each.table]
         held = {kind: spec(layout.storage(kinds[kind])) for kind in kept}
         rows = ShardVocabulary._make([spec(layout.storage((own[0], None))), spec(layout.storage(own[:1]))])
         ids = {
@@ -258,23 +260,23 @@ class GrowingTables:
             table: jax.Array, kept: Any, vocabulary: ShardVocabulary, leaves: Any, step: jax.Array, seed: jax.Array
         ) -> tuple[Any, ...]:
             blocks = self._blocks(each, vocabulary)
-            rows, vocabulary, decided = blocks.given(vocabulary, _together(leaves), step)
+            rows, vocabulary, decided = blocks.assign(vocabulary, _together(leaves), step)
             first = init_rows(decided.keys, table.shape[1], seed, each.scale)
-            begun = self.tables.optimizer.first_state(first.shape, self.tables.axes[each.table])
+            begun = self.tables.optimizer.init_state(first.shape, self.tables.axes[each.table])
             were, place = read_before_write(table, decided.rows, decided.rows)
             before = RowsBefore(decided.rows, were, {}, decided.before)
             table, after = _put(table, place, first), {}
             for kind, leaf in kept.items():
-                before.kept[kind], place = read_before_write(leaf, decided.rows, decided.rows)
+                before.optimizer_state[kind], place = read_before_write(leaf, decided.rows, decided.rows)
                 after[kind] = _put(leaf, place, begun[kind])
-            counts = [decided.given, decided.taken, decided.crowded]
+            counts = [decided.num_assigned, decided.num_evicted, decided.num_crowded]
             return table, after, vocabulary, _apart(rows, leaves), counts, before
 
         return one
 
     def _finding(self, each: GrowingVocab) -> Callable[..., Any]:
         def one(vocabulary: ShardVocabulary, leaves: Any) -> dict[str, jax.Array]:
-            rows = self._blocks(each, vocabulary).found(vocabulary, _together(leaves))
+            rows = self._blocks(each, vocabulary).lookup(vocabulary, _together(leaves))
             return _apart(rows, leaves)
 
         return one
@@ -304,10 +306,10 @@ def _undone(
 
     def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         table, kept, vocabulary = carry[1]
-        table = _put(table, before.given, before.numbers)
-        kept = {kind: _put(leaf, before.given, before.kept[kind]) for kind, leaf in kept.items()}
-        keys = _put(vocabulary.keys, before.said.rows, before.said.keys)
-        asked = _put(vocabulary.asked, before.said.rows, before.said.asked)
+        table = _put(table, before.rows, before.values)
+        kept = {kind: _put(leaf, before.rows, before.optimizer_state[kind]) for kind, leaf in kept.items()}
+        keys = _put(vocabulary.keys, before.lookup.rows, before.lookup.keys)
+        asked = _put(vocabulary.asked, before.lookup.rows, before.lookup.asked)
         return jnp.bool_(False), (table, kept, ShardVocabulary(keys, asked))
 
     with declare_trip_count(0, 1):

@@ -35,7 +35,7 @@ class WidthFactors:
     rates: Mapping[str, float]
     scales: Mapping[str, float]
 
-    def of_optimizer(self, optimizer: Optimizer, trained: Collection[str]) -> Optimizer:
+    def scale_optimizer(self, optimizer: Optimizer, trained: Collection[str]) -> Optimizer:
         """Adapt the narrow task's optimizer to the wide one.
 
         Args:
@@ -58,13 +58,13 @@ class WidthFactors:
         decays = {name: 1 / rate for name, rate in rates.items()} if optimizer.weight_decay else {}
         return dataclasses.replace(optimizer, rates=rates, decays=decays)
 
-    def scaled(self, params: Any) -> Any:
+    def scale_params(self, params: Any) -> Any:
         """Scale freshly initialized parameters."""
         scales = [self.scales.get(name, 1.0) for name in named_leaves(params)]
         leaves, structure = jax.tree.flatten(params)
         return structure.unflatten([leaf if scale == 1 else leaf * scale for leaf, scale in zip(leaves, scales)])
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Describe the factors: a line for each pair of factors, with the parameters that have it."""
         found: dict[tuple[float, float], list[str]] = {}
         for name, rate in self.rates.items():
@@ -81,7 +81,7 @@ def width_factors(task: Task) -> WidthFactors | None:
     Raises:
         RecipeError: The two differ in more than widths, or there is no rule for a difference.
     """
-    narrow = task.narrower
+    narrow = task.mup_base_task
     if narrow is None:
         return None
     (wide_arrays, axes), (narrow_arrays, _) = _described(task), _described(narrow)
@@ -94,7 +94,7 @@ def width_factors(task: Task) -> WidthFactors | None:
     scales: dict[str, float] = {}
     for name, shape in wide_arrays.items():
         growth = [wide / narrow for wide, narrow in zip(shape, narrow_arrays[name])]
-        factors = _factors(name, growth, axes[name], name in task.read_outs)
+        factors = _factors(name, growth, axes[name], name in task.output_weights)
         if factors is not None:
             rates[name], scale = factors
             if scale != 1:
@@ -104,7 +104,7 @@ def width_factors(task: Task) -> WidthFactors | None:
 
 def _described(task: Task) -> tuple[dict[str, tuple[int, ...]], dict[str, Axes]]:
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    named = list(pair_axes(params, task.meaning_axes(params)))
+    named = list(pair_axes(params, task.semantic_axes(params)))
     return {name: leaf.shape for name, leaf, _ in named}, {name: tuple(axes) for name, _, axes in named}
 
 

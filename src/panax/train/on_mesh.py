@@ -47,8 +47,8 @@ class ReducedGradients(NamedTuple):
     """
 
     sums: Any
-    owed: Residuals
-    late: Terms | None
+    residuals: Residuals
+    delayed: Terms | None
 
 
 def compute_mesh_gradients(
@@ -84,7 +84,7 @@ def compute_mesh_gradients(
     layout = current_layout()
     if layout is None or not task.names_axes:
         with use_global_arrays(), use_loss_scale(scale):
-            opened = None if tables is None else tables.opened(task, params, batch)
+            opened = None if tables is None else tables.gather_rows(task, params, batch)
             given = params if opened is None else opened.params
             found = compute_grads(task, given, model_state, split_rows(batch, parts), key, trainable)
             found = _with_rows(found, opened, scale)
@@ -101,7 +101,7 @@ def compute_mesh_gradients(
         count: jax.Array | None,
         late: Terms | None,
     ) -> tuple[Gradients, Residuals, Terms | None]:
-        read = None if tables is None else tables.opened(task, params, batch)
+        read = None if tables is None else tables.gather_rows(task, params, batch)
         opened = _gathered_once(task, layout, params if read is None else read.params, parameter_axes)
         early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
         with use_loss_scale(scale), overlap_grad_reduce(early):
@@ -110,12 +110,12 @@ def compute_mesh_gradients(
         shares = reduce_grads(result.gradients, parameter_axes)
         sums = _summed(layout, unscale_gradients(shares, scale), parameter_axes, comms, owed, count, late, early)
         merged = _merged(result.losses, result.state, result.metrics)
-        return Gradients(sums.sums, *merged, result.rows), sums.owed, sums.late
+        return Gradients(sums.sums, *merged, result.rows), sums.residuals, sums.delayed
 
     specs = _specs(layout, task, params, model_state, batch, axes)
     dense, rows = trainable, None
     if tables is not None:
-        dense, rows = tables.without(trainable), tables.gradient_specs(layout)
+        dense, rows = tables.dense_mask(trainable), tables.gradient_specs(layout)
     free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], dense, is_leaf=_is_spec)
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), rows)  # pyright: ignore[reportArgumentType]
     named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
@@ -135,7 +135,7 @@ def _with_rows(found: Gradients, opened: GatheredTables | None, scale: jax.Array
     """Separate the unscaled row gradients of tables from the other gradients."""
     if opened is None:
         return found
-    dense, rows = opened.closed(found.gradients)
+    dense, rows = opened.split_gradients(found.gradients)
     rows = rows if scale is None else scale_rows(rows, 1 / scale)
     return found._replace(gradients=dense, rows=rows)
 
@@ -156,7 +156,7 @@ def evaluate_on_mesh(
             return task.loss(params, model_state, batch, key, False)
 
     def local(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        opened = params if tables is None else tables.opened(task, params, batch).params
+        opened = params if tables is None else tables.gather_rows(task, params, batch).params
         return Evaluation(*_merged(*task.loss(opened, model_state, batch, key, False)))
 
     specs = _specs(layout, task, params, model_state, batch, axes)

@@ -55,7 +55,7 @@ class Program:
     trainable: Any
     transformation: Transformation
     kernels: Kernels = Kernels()  # noqa: RUF009
-    resting: Rows | None = None
+    frozen_rows: Rows | None = None
     widths: WidthFactors | None = None
     comms: Comms = Comms()  # noqa: RUF009
     tables: TableUpdates | None = None
@@ -95,7 +95,7 @@ class Program:
         num_updates = num_steps * task.updates_per_step
         check_update_count(num_steps, task.updates_per_step)
         tables = TableUpdates.of(task, params, trainable, table_optimizer, num_updates)
-        dense = trainable if tables is None else tables.without(trainable)
+        dense = trainable if tables is None else tables.dense_mask(trainable)
         free = {
             name: (leaf.shape, axes)
             for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(dense))
@@ -104,21 +104,23 @@ class Program:
         # 2. The optimizer for these parameters.
         widths = width_factors(task)
         if widths is not None:
-            optimizer = widths.of_optimizer(optimizer, free)
+            optimizer = widths.scale_optimizer(optimizer, free)
         placed_by = {name: axes for name, (_, axes) in free.items()}
-        meanings = {name: tuple(axes) for name, _, axes in pair_axes(params, task.meaning_axes(params)) if name in free}
+        meanings = {
+            name: tuple(axes) for name, _, axes in pair_axes(params, task.semantic_axes(params)) if name in free
+        }
         if meanings == {name: tuple(axes) for name, axes in placed_by.items()}:
             transformation = optimizer.build(placed_by, num_updates, layers)
         else:
             transformation = optimizer.build(placed_by, num_updates, layers, meanings)
         config = config or StepConfig()
         check_rows_together(task, config, comms)
-        if config.ema_decay is not None and transformation.averaged is not None:
+        if config.ema_decay is not None and transformation.average is not None:
             raise RecipeError(
                 f"step.ema_decay={config.ema_decay}: {type(optimizer).__name__} averages the parameters itself; set "
                 f"step.ema_decay to None"
             )
-        averages = config.ema_decay is not None or transformation.averaged is not None
+        averages = config.ema_decay is not None or transformation.average is not None
         check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
         if task.separate_runs and (config.clip_norm is not None or config.spike_factor is not None):
             raise RecipeError(
@@ -151,7 +153,7 @@ class Program:
             check_plain(program)
         return program
 
-    def on(self, layout: Layout) -> "Program":
+    def place_on(self, layout: Layout) -> "Program":
         """Adapt this program to a mesh, adding the state that each replica holds separately.
 
         Raises:
@@ -167,7 +169,7 @@ class Program:
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(StepGuard.create, scale)
         state = _initial_state(
-            self.task, self.transformation, self.dense, self.averages, guard, self.widths, self.tables, key, given
+            self.task, self.transformation, self.dense, self.has_average, guard, self.widths, self.tables, key, given
         )
         return initial_replicas(self, state)
 
@@ -175,10 +177,10 @@ class Program:
     def dense(self) -> Any:
         """Tree of bools with the structure of the parameters: True for trained parameters that are not
         tables."""
-        return self.trainable if self.tables is None else self.tables.without(self.trainable)
+        return self.trainable if self.tables is None else self.tables.dense_mask(self.trainable)
 
     @property
-    def averages(self) -> bool:
+    def has_average(self) -> bool:
         """True if an average of the parameters is kept and evaluated instead of them."""
         return self.abstract.averaged is not None
 
@@ -203,7 +205,7 @@ class Program:
         """Take one step with parameters shared by all devices; `measures` as in `train_step`."""
         given = None
         if self.growing is not None:
-            given = self.growing.given(state, batch, batch_axes or batch_row_axes(batch))
+            given = self.growing.assign_rows(state, batch, batch_axes or batch_row_axes(batch))
             state, batch, batch_axes = given.state, given.batch, given.axes
         after, scalars = train_step(
             state,
@@ -214,8 +216,8 @@ class Program:
             learning_rate=self.optimizer.reported_rate(self.num_steps * self.task.updates_per_step),
             config=self.config,
             batch_axes=batch_axes,
-            resting=self.resting,
-            comms=self.comms if self.sums_otherwise and current_layout() else None,
+            resting=self.frozen_rows,
+            comms=self.comms if self.has_custom_reduction and current_layout() else None,
             tables=self.tables,
             measures=measures,
         )
@@ -223,24 +225,24 @@ class Program:
             return after, scalars
         skipped = after.guard.skipped > state.guard.skipped
         counts = {name: jnp.where(skipped, 0, count) for name, count in given.counts.items()}
-        return self.growing.undone(after, given.before, skipped), {**scalars, **counts}
+        return self.growing.roll_back(after, given.before, skipped), {**scalars, **counts}
 
     @property
-    def sums_otherwise(self) -> bool:
+    def has_custom_reduction(self) -> bool:
         """True if gradients are compressed, delayed or otherwise not plainly summed in float32."""
         return not self.comms.is_plain and self.comms.local_steps == 1
 
-    def meeting_after(self, number: int) -> OuterSync | None:
+    def outer_sync_after(self, number: int) -> OuterSync | None:
         """Return the outer synchronization of replicas with local steps after step `number`, counted from 1;
         None if there is none."""
         return None if self.abstract.replicas is None else outer_sync_after(number, self.num_steps, self.comms)
 
     @property
-    def last_meeting(self) -> OuterSync:
+    def final_outer_sync(self) -> OuterSync:
         """The synchronization after the last step, in which replicas agree on all parameters."""
         return final_outer_sync(self.comms)
 
-    def agreed(self, state: TrainState, meeting: OuterSync) -> TrainState:
+    def sync_replicas(self, state: TrainState, meeting: OuterSync) -> TrainState:
         """Return the state for the next step, after a step followed by this synchronization."""
         return average_params(self, state, meeting)
 
@@ -248,16 +250,16 @@ class Program:
         """Return whether the optimizer state is `renewed` after step `number`, counted from 1."""
         return self.transformation.renewal is not None and self.transformation.renewal.due(number)
 
-    def renewed(self, optimizer_state: Any) -> Any:
+    def renew(self, optimizer_state: Any) -> Any:
         """Return the optimizer state for the next step, after a step with a due renewal."""
         assert self.transformation.renewal is not None
-        return self.transformation.renewal.renewed(optimizer_state, eqx.filter(self.abstract.params, self.dense))
+        return self.transformation.renewal.renew(optimizer_state, eqx.filter(self.abstract.params, self.dense))
 
-    def taken_over(self, number: int, optimizer_state: Any) -> Any:
+    def adopt_renewed(self, number: int, optimizer_state: Any) -> Any:
         """Return the optimizer state after step `number`, with arrays renewed earlier moved to where steps
         read them."""
         renewal = self.transformation.renewal
-        return optimizer_state if renewal is None else renewal.taken_over(number, optimizer_state)
+        return optimizer_state if renewal is None else renewal.adopt_renewed(number, optimizer_state)
 
     def gradients(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -280,7 +282,7 @@ class Program:
             batch_axes=batch_axes,
             tables=self.tables,
         )
-        return mask_frozen_layers(found.gradients, self.resting)
+        return mask_frozen_layers(found.gradients, self.frozen_rows)
 
     def evaluate(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -289,7 +291,7 @@ class Program:
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
         return evaluation_step(state, batch, task=self.task, batch_axes=batch_axes, tables=self.tables)
 
-    def first_seen(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
+    def first_update_inputs(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
         """Return the state and the batch as the loss sees them in the first update of a step.
 
         For a collecting task the batch is the collected data; keys of growing tables are replaced by row
@@ -298,7 +300,7 @@ class Program:
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
-            given = self.growing.given(state, batch, batch_row_axes(batch))
+            given = self.growing.assign_rows(state, batch, batch_row_axes(batch))
             return given.state, given.batch
         return state, batch
 
@@ -308,7 +310,7 @@ class Program:
         """Replace keys of growing tables by row indices in a batch and its axes."""
         if self.growing is None:
             return batch, batch_axes
-        return self.growing.found(state, batch, batch_axes or batch_row_axes(batch))
+        return self.growing.lookup_rows(state, batch, batch_axes or batch_row_axes(batch))
 
 
 def _state_axes(
@@ -338,7 +340,7 @@ def _state_axes(
         "owed": None,
         "replicas": None,
         "delayed": None,
-        "tables": None if tables is None else tables.kept_axes(),
+        "tables": None if tables is None else tables.state_axes(),
     }
     leaves = [
         axes
@@ -363,7 +365,7 @@ def _initial_state(
     init_key, run_key = jax.random.split(key)
     params, model_state = task.init(init_key) if given is None else given
     if widths is not None and given is None:
-        params = widths.scaled(params)
+        params = widths.scale_params(params)
     free = jax.tree.map(lambda p, keep: p if keep else None, params, dense)
     return TrainState(
         step=jnp.int32(0),
@@ -373,7 +375,7 @@ def _initial_state(
         key=run_key,
         guard=guard(),
         averaged=init_averages(free) if averages else None,
-        tables=None if tables is None else tables.keeps(params),
+        tables=None if tables is None else tables.init_state(params),
     )
 
 

@@ -90,7 +90,7 @@ def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, la
         name: (leaf, tuple(axes)) for (name, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable)) if keep
     }
     shapes = {name: leaf for name, (leaf, _) in free.items()}
-    held = jax.eval_shape(lambda: DelayedGradient.of_none(program.comms, shapes, layout))
+    held = jax.eval_shape(lambda: DelayedGradient.initial(program.comms, shapes, layout))
     terms = {name: lies for name, (_, lies) in delayed_state_spec(program.comms, free, layout).items()}
     moved = None if held.moved is None else {name: lies for name, (_, lies) in free.items()}
     lies = _unflattened(held, DelayedGradient, terms, (), (), moved)
@@ -132,7 +132,7 @@ def take_local_step(
         after, scalars = program.one_step(own, rows, axes, measures=True)
         return after.params, after.optimizer_state, after.guard, scalars
 
-    with use_layout(layout.of_each(REPLICA)):
+    with use_layout(layout.with_local_axis(REPLICA)):
         replicas = state.replicas
         params, optimizer_state, guard, scalars = jax.vmap(one)(
             replicas.params, state.optimizer_state, replicas.guard, rows
@@ -181,7 +181,7 @@ def _check_optimizer(program: "Program") -> None:
         raise RecipeError(
             f"{asked}: {name} renews state in a program that knows one copy of it; take another optimizer"
         )
-    if program.averages:
+    if program.has_average:
         raise RecipeError(
             f"{asked}: an average of the parameters would be one of each replica's own; set step.ema_decay to None, and take an "
             f"optimizer that averages nothing"

@@ -56,7 +56,7 @@ class RolledReplay:
     def mesh(self) -> Mesh:
         return self.step.placement.devices
 
-    def take(
+    def replay_step(
         self, state: TrainState, batch: Mapping[str, jax.Array]
     ) -> tuple[TrainState, Mapping[str, Any], np.ndarray]:
         """Take a step here from a state and a batch on the usual mesh.
@@ -65,21 +65,21 @@ class RolledReplay:
             The new state and the scalars, on this mesh, and the checksums of each of their logical shards, as
             in `ShardSums`.
         """
-        taken = self.step(*self.moved((state, dict(batch)))) if self.places else self.step(state, batch)
+        taken = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
         # One program computes all checksums, with devices in their usual order.
         leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
         return *taken, np.roll(self._shard_sums(leaves), -self.places, axis=0)
 
-    def more_bytes(self, batch: Mapping[str, Any]) -> int | None:
+    def extra_bytes(self, batch: Mapping[str, Any]) -> int | None:
         """Return the additional memory that each device needs compared with a usual step; None if XLA does
         not report it.
 
         It is the size of the moved state and batch, and of the resulting state.
         """
-        told = self.step.compiled(batch).memory_analysis()
+        told = self.step.get_compiled(batch).memory_analysis()
         return None if told is None else int(told.argument_size_in_bytes + told.output_size_in_bytes)
 
-    def moved(self, tree: Any) -> Any:
+    def roll(self, tree: Any) -> Any:
         """Move a tree from the usual mesh to this one: the same logical arrays, with every device's copies
         moved unchanged."""
         leaves, structure = jax.tree.flatten(tree)

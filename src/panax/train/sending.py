@@ -34,7 +34,7 @@ class Sender(Protocol):
     """The interface for putting batches on devices, as a feed requires it of a step."""
 
     @property
-    def rows_divide(self) -> int:
+    def row_multiple(self) -> int:
         """The divisor of a batch's padded number of rows; 1 for no padding."""
         ...
 
@@ -61,7 +61,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     missing = sorted(task.required_leaves - set(names))
     strange = sorted(set(names) - known)
     absent = sorted(known - set(names))
-    likely = {own: name for own in absent if (name := _meant_as(own, strange, task.other_names)) is not None}
+    likely = {own: name for own in absent if (name := _meant_as(own, strange, task.leaf_aliases)) is not None}
     if not missing and not (task.required_leaves and likely):
         return
     kind = type(task).__name__

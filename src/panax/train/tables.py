@@ -80,21 +80,21 @@ class TableUpdates:
                 f"device; write its loss with contract and the like and set names_axes, or train on one device"
             )
 
-    def without(self, trainable: Any) -> Any:
+    def dense_mask(self, trainable: Any) -> Any:
         """Return which parameters the dense optimizer trains, as a tree of bools with the structure of the
         parameters."""
         names = named_leaves(trainable)
         kept = [keep and name not in self.axes for name, keep in names.items()]
         return jax.tree.structure(trainable).unflatten(kept)
 
-    def keeps(self, params: Any) -> dict[str, dict[str, jax.Array]]:
+    def init_state(self, params: Any) -> dict[str, dict[str, jax.Array]]:
         """Create the initial optimizer state of the tables."""
         named = named_leaves(params)
-        return {name: self.optimizer.first_state(named[name].shape, self.axes[name]) for name in sorted(self.trained)}
+        return {name: self.optimizer.init_state(named[name].shape, self.axes[name]) for name in sorted(self.trained)}
 
-    def kept_axes(self) -> dict[str, dict[str, Axes]]:
+    def state_axes(self) -> dict[str, dict[str, Axes]]:
         """Return the logical axes of the tables' optimizer state."""
-        return {name: self.optimizer.keeps(self.axes[name]) for name in sorted(self.trained)}
+        return {name: self.optimizer.state_axes(self.axes[name]) for name in sorted(self.trained)}
 
     def ids(self, task: Task, batch: Batch) -> dict[str, jax.Array]:
         """Return the row ids that a batch reads from each table, flattened.
@@ -118,7 +118,7 @@ class TableUpdates:
                 raise RecipeError(f"{type(task).__name__}.row_ids[{name!r}] is {ids.dtype}; expected int32 row numbers")
         return {name: asked[name].reshape(-1).astype(jnp.int32) for name in self.axes}
 
-    def opened(self, task: Task, params: Any, batch: Batch) -> "GatheredTables":
+    def gather_rows(self, task: Task, params: Any, batch: Batch) -> "GatheredTables":
         """Replace the tables in the parameters by the rows that a batch reads.
 
         Args:
@@ -142,7 +142,7 @@ class TableUpdates:
         """Return the shardings of the row gradients, for `map_over_shards`."""
         return {name: _specs(TablePlacement.of(name, self.axes[name], layout)) for name in self.trained}
 
-    def updated(
+    def update(
         self,
         params: Any,
         kept: TableState,
@@ -169,7 +169,7 @@ class TableUpdates:
                 lies = PartitionSpec(*partition_entries(layout.storage(self.axes[name])))
                 held = {
                     kind: PartitionSpec(*partition_entries(layout.storage(axes)))
-                    for kind, axes in self.optimizer.keeps(self.axes[name]).items()
+                    for kind, axes in self.optimizer.state_axes(self.axes[name]).items()
                 }
                 rows = _specs(TablePlacement.of(name, self.axes[name], layout))
                 whole = PartitionSpec()
@@ -196,10 +196,10 @@ class TableUpdates:
                 return self.optimizer.step(*wide, rate, updates, mean)
 
             if gradients.later is None:
-                return update_rows(table, kept, gradients.numbers, gradients.values, change, applied)
+                return update_rows(table, kept, gradients.row_ids, gradients.values, change, applied)
             asked = gradients.later[0].shape[0]
-            exchange = RowExchange.of_parts(lies, table.shape, asked, asked)
-            return exchange.applied(table, kept, gradients, change, applied)
+            exchange = RowExchange.of_sizes(lies, table.shape, asked, asked)
+            return exchange.update(table, kept, gradients, change, applied)
 
         return one
 
@@ -217,7 +217,7 @@ class GatheredTables:
     ways: Mapping[str, Any]
     asked: Mapping[str, Any]
 
-    def closed(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
+    def split_gradients(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
         """Split gradients with respect to `params` into (gradients with None for tables, row gradients by
         table)."""
         found = {}
@@ -240,7 +240,7 @@ def _specs(lies: TablePlacement) -> RowGradients:
     rows = lies.rows or None
     later = None
     if lies.rows:
-        everyone = (*lies.rows, *lies.met)
+        everyone = (*lies.rows, *lies.reduce_axes)
         later = (PartitionSpec(everyone), PartitionSpec(everyone, columns))
     square = PartitionSpec() if lies.rows else None
     return _unchecked(RowGradients, PartitionSpec(rows), PartitionSpec(rows, columns), later, square)
@@ -274,4 +274,4 @@ def table_norm(norm: jax.Array, gradients: Mapping[str, RowGradients] | None) ->
 
 def scale_rows(gradients: Mapping[str, RowGradients], factor: jax.Array) -> dict[str, RowGradients]:
     """Multiply all row gradients by `factor`."""
-    return {name: one.scaled(factor) for name, one in gradients.items()}
+    return {name: one.scale(factor) for name, one in gradients.items()}

@@ -221,7 +221,7 @@ def train_step(
     if guard.scale is not None:
         scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
-    free, frozen = eqx.partition(state.params, trainable if tables is None else tables.without(trainable))
+    free, frozen = eqx.partition(state.params, trainable if tables is None else tables.dense_mask(trainable))
 
     # 2. The update of dense parameters; a branch of `lax.cond` on targets with cheap branches.
     def updated() -> _Guarded:
@@ -232,7 +232,7 @@ def train_step(
         if config.clip_layer_norm is not None or config.clip_ratio is not None:
             axes, meanings = (
                 {name: axes for name, _, axes in pair_axes(state.params, each)}
-                for each in (task.parameter_axes(state.params), task.meaning_axes(state.params))
+                for each in (task.parameter_axes(state.params), task.semantic_axes(state.params))
             )
             limits = (config.clip_layer_norm, config.clip_ratio)
             gradients = clip_by_layer(gradients, free, axes, *limits, meanings)
@@ -242,8 +242,8 @@ def train_step(
         averaged = None
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
-        elif transformation.averaged is not None:
-            averaged = mask_frozen_layers(transformation.averaged(params, optimizer_state), resting, params)
+        elif transformation.average is not None:
+            averaged = mask_frozen_layers(transformation.average(params, optimizer_state), resting, params)
         return _Guarded(params, result.state, optimizer_state, averaged, owed)
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
@@ -261,7 +261,7 @@ def train_step(
             result.rows if config.clip_norm is None else scale_rows(result.rows, _clip_factor(norm, config.clip_norm))
         )
         count = state.step - state.guard.skipped
-        changed, kept = tables.updated(params, kept, rows, updates=count, applied=applied)
+        changed, kept = tables.update(params, kept, rows, updates=count, applied=applied)
         params = replace_tables(params, changed)
     next_state = TrainState(
         step=state.step + 1,
@@ -333,7 +333,7 @@ def _teaches(result: Gradients) -> jax.Array:
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     for found in result.metrics.values():
         if isinstance(found, DataChecks):
-            teaches &= ~found.any
+            teaches &= ~found.has_failed
     return teaches
 
 
@@ -411,7 +411,7 @@ def evaluation_step(
     prepared = prepare_batch(task, batch, batch_axes)
     with use_matmul_precision(task, current_target()):
         result = evaluation_on_mesh(
-            task, state.judged_params, state.model_state, prepared.batch, state.key, prepared.axes, tables
+            task, state.eval_params, state.model_state, prepared.batch, state.key, prepared.axes, tables
         )
     check_names(result.metrics)
     return {"losses": dict(result.losses), "metrics": {**result.metrics, **prepared.faults}}

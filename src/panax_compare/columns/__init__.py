@@ -75,9 +75,9 @@ class Column:
     requires: tuple[str, ...]
     install: str
     shares: tuple[str, ...] = ()
-    whose: str
+    model_source: str
     families: dict[Family, tuple[str, ...]]
-    why_not: str = ""
+    unavailable_reason: str = ""
     framework: str
     own: bool = False
     processes: int = 1
@@ -109,7 +109,7 @@ COLUMNS: tuple[Column, ...] = (
         name="torch_eager",
         title="PyTorch eager",
         module="torch.torch_eager",
-        whose="the class of transformers, unchanged",
+        model_source="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
         families={**_TRANSFORMERS, "dlrm": ("torch.torch_dlrm",)},
@@ -120,7 +120,7 @@ COLUMNS: tuple[Column, ...] = (
         title="torch.compile",
         module="torch.torch_compile",
         shares=("torch.torch_eager",),
-        whose="the class of transformers, unchanged",
+        model_source="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
         families=_TRANSFORMERS,
@@ -131,7 +131,7 @@ COLUMNS: tuple[Column, ...] = (
         title="PyTorch/XLA",
         module="torch.torch_xla",
         shares=("torch.torch_eager",),
-        whose="the class of transformers, unchanged",
+        model_source="the class of transformers, unchanged",
         requires=("torch", "transformers", "torch_xla"),
         install="pip install 'torch_xla[tpu]' (or the wheel of the torch_xla releases that fits your torch)",
         families=_TRANSFORMERS,
@@ -142,7 +142,7 @@ COLUMNS: tuple[Column, ...] = (
         title="Plain JAX",
         module="jax.plain_jax",
         shares=("jax.optax_optimizer",),
-        whose="written by hand in jax.numpy",
+        model_source="written by hand in jax.numpy",
         requires=("jax", "optax"),
         install="pip install jax optax",
         families={"vit": ("jax.plain_vit",), "llama": ("jax.plain_decoder",), "mixtral": ("jax.plain_decoder",)},
@@ -153,11 +153,11 @@ COLUMNS: tuple[Column, ...] = (
         title="Flax NNX",
         module="jax.flax_nnx",
         shares=("jax.optax_optimizer",),
-        whose="written by hand of Flax's layers",
+        model_source="written by hand of Flax's layers",
         requires=("jax", "flax", "optax"),
         install="pip install 'panax-jax[flax]'",
         families={"vit": ("jax.flax_vit",), "llama": ("jax.flax_decoder",)},
-        why_not="Flax has no mixture of experts, and none is written here",
+        unavailable_reason="Flax has no mixture of experts, and none is written here",
         framework="jax",
     ),
     Column(
@@ -165,7 +165,7 @@ COLUMNS: tuple[Column, ...] = (
         title="PyTorch adapted",
         module="ours.adapted",
         shares=("torch.torch_eager",),
-        whose="the class of transformers, unchanged",
+        model_source="the class of transformers, unchanged",
         requires=("jax", "torch", "transformers"),
         install="pip install 'panax-jax[torch]' transformers",
         families=_TRANSFORMERS,
@@ -176,7 +176,7 @@ COLUMNS: tuple[Column, ...] = (
         name="panax",
         title="Panax",
         module="ours.panax_own",
-        whose="Panax's own",
+        model_source="Panax's own",
         requires=("jax",),
         install="pip install panax-jax",
         families={**_TRANSFORMERS, "dlrm": ("ours.panax_dlrm",)},
@@ -191,12 +191,12 @@ TABLE_COLUMNS: tuple[Column, ...] = (
         title="TorchRec's FBGEMM",
         module="torch.torch_fbgemm",
         shares=("torch.torch_dlrm",),
-        whose="FBGEMM's table-batched embeddings, as TorchRec uses them",
+        model_source="FBGEMM's table-batched embeddings, as TorchRec uses them",
         requires=("torch", "fbgemm_gpu"),
         install="an environment with torch==2.13.0, numpy, safetensors, psutil and, by `pip install --no-deps`, "
         "fbgemm-gpu-cpu==1.8.0; name its python in $PANAX_TORCHREC_PYTHON",
         families={"dlrm": ("torch.torch_fbgemm",)},
-        why_not="it is for tables",
+        unavailable_reason="it is for tables",
         framework="torch",
         python="PANAX_TORCHREC_PYTHON",
     ),
@@ -222,11 +222,11 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
         title=f"Panax {layout}={WAYS}",
         module="ours.panax_distributed",
         shares=("ours.panax_own",),
-        whose="Panax's own",
+        model_source="Panax's own",
         requires=("jax",),
         install="pip install panax-jax",
         families=families,
-        why_not=why_not,
+        unavailable_reason=why_not,
         framework="jax",
         own=True,
         processes=WAYS,
@@ -240,11 +240,11 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
         title=f"PyTorch {title}",
         module="torch.torch_distributed",
         shares=("torch.torch_eager",),
-        whose="the class of transformers, unchanged",
+        model_source="the class of transformers, unchanged",
         requires=("torch", "transformers"),
         install=_TORCH,
         families=families,
-        why_not=why_not,
+        unavailable_reason=why_not,
         framework="torch",
         processes=WAYS,
         layout=layout,

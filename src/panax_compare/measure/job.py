@@ -25,7 +25,7 @@ class ColumnJob:
     port: int
 
     @classmethod
-    def here(cls) -> "ColumnJob":
+    def from_environment(cls) -> "ColumnJob":
         """The job that this process is of."""
         return cls(*(int(os.environ.get(name, default)) for name, default in _DEFAULTS.items()))
 
@@ -40,12 +40,12 @@ class ColumnJob:
             found["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
         return found
 
-    def own_rows(self, leaf: np.ndarray) -> np.ndarray:
+    def local_rows(self, leaf: np.ndarray) -> np.ndarray:
         """This process's share of the rows of a batch."""
         share = len(leaf) // self.processes
         return leaf[self.rank * share : (self.rank + 1) * share]
 
-    def take_own_cores(self) -> None:
+    def pin_cores(self) -> None:
         """Leave this process an equal share of the cores, so that two frameworks' processes share them alike."""
         if self.processes == 1 or not hasattr(os, "sched_setaffinity"):
             return

@@ -102,7 +102,7 @@ class Measurement:
             entry.processes, entry.layout = column.processes, column.layout
             missing = column.missing()
             if work.family not in column.families:
-                entry.state, entry.reason = "impossible", column.why_not
+                entry.state, entry.reason = "impossible", column.unavailable_reason
             elif missing:
                 entry.state, entry.reason = "absent", f"{', '.join(missing)} is not installed; run: {column.install}"
             elif entry.state in ("absent", "impossible", "failed") or len(entry.turns) < self.settings.rounds:

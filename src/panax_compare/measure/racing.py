@@ -127,7 +127,7 @@ class Race(Measurement):
         found = []
         for column in checked:
             judgement = compare_losses(self.result(column).losses, reference, allowed)
-            if judgement.same:
+            if judgement.is_equal:
                 found.append(column)
             else:
                 self.result(column).state, self.result(column).reason = "failed", judgement.reason

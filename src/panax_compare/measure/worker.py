@@ -25,7 +25,7 @@ from .stream import HELD_OUT, TRAIN, Stream
 
 def serve(find_recipe: Callable[[str], Any]) -> None:
     """Answer commands until standard input ends. Libraries may print: what they print goes to standard error."""
-    ColumnJob.here().take_own_cores()
+    ColumnJob.from_environment().pin_cores()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker: dict[str, Any] = {}
@@ -112,7 +112,7 @@ class PreparedColumn:
             first_at = first_at if n else time.monotonic()
         return {"losses": losses, "seconds": seconds, "first_at": first_at}
 
-    def turn(self, steps: int) -> dict[str, Any]:
+    def time_steps(self, steps: int) -> dict[str, Any]:
         """Take steps as training does, without waiting for each; one step before the clock starts refills the caches."""
         loss = self._step()
         self.running.wait(loss)
@@ -157,7 +157,7 @@ class PreparedColumn:
         """Bytes that a process sent in a step: as the column counts them, or as loopback has carried them, shared equally."""
         if self.running.sent_bytes is not None:
             return {"sent_bytes": self.running.sent_bytes(), "sent_by": "program"}
-        after, processes = read_loopback_bytes(), ColumnJob.here().processes
+        after, processes = read_loopback_bytes(), ColumnJob.from_environment().processes
         if processes == 1 or before is None or after is None or self.running.device != "cpu":
             return {}
         return {"sent_bytes": (after - before) // (steps * processes), "sent_by": "loopback"}

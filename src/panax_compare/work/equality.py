@@ -29,8 +29,8 @@ class LossComparison(NamedTuple):
         reason: What differs, where they don't agree.
     """
 
-    same: bool
-    apart: float
+    is_equal: bool
+    max_distance: float
     reason: str = ""
 
 

@@ -81,7 +81,7 @@ class ComparedWork:
             batches.setdefault(int(number), {})[leaf] = array
         return [batches[number] for number in sorted(batches)]
 
-    def nudged(self) -> "ComparedWork":
+    def nudged_tensors(self) -> "ComparedWork":
         """This work from weights that differ by a rounding: what it shows is how far rounding alone moves the losses."""
         return dataclasses.replace(self, folder=str(Path(self.folder) / NUDGED))
 
@@ -130,7 +130,7 @@ def save_nudged(work: ComparedWork) -> None:
     save_file(moved, folder / NUDGED / WEIGHTS, metadata={"format": "pt"})
     for name in (CONFIG, BATCHES):
         (folder / NUDGED / name).write_bytes((folder / name).read_bytes())
-    work.nudged().save()
+    work.nudged_tensors().save()
 
 
 def use_weight_decay(name: str) -> bool:

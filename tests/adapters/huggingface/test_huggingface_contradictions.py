@@ -112,7 +112,7 @@ def test_nonsense_in_positions() -> None:
     # No pair turns more than 32 times: the whole of the head would be taken for one that turns slowly, or for the contrary.
     with pytest.raises(RecipeError, match="the transition would run from pair 14 down to pair 7"):
         DecoderConfig(rotary=Rotary(theta=10.0, scaling=YarnScaling(original_length=2**20)), embed=32, heads=4)
-    assert YarnScaling(fast=1.0, slow=1.0).kept(np.ones(32), 50_000.0).shape == (32,)
+    assert YarnScaling(fast=1.0, slow=1.0).unscaled_fraction(np.ones(32), 50_000.0).shape == (32,)
 
 
 @pytest.mark.parametrize(

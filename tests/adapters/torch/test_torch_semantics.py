@@ -77,7 +77,7 @@ class Everything(nn.Module):
 def test_autograd_is_pytorchs_own():
     module = Everything()
     adapted = task(module, squares, vectors())
-    assert list(adapted.model.given[0]) == ["first.weight", "first.bias", "second.bias"]
+    assert list(adapted.model.initial[0]) == ["first.weight", "first.bias", "second.bias"]
     assert_trains_as_pytorch(adapted, module, squares, vectors())
 
 
@@ -369,7 +369,7 @@ def test_debugging_runs_the_modules_own_code():
     from panax.train import Program
     from panax.train.debug import DebugStep
 
-    program = Program.create(adapted.for_debugging(), Optax(transformation=optax.sgd(0.1)), num_steps=1)
+    program = Program.create(adapted.debug_variant(), Optax(transformation=optax.sgd(0.1)), num_steps=1)
     debug = DebugStep(program, {"x": ("batch", None), "y": ("batch", None)})
     with torch.no_grad():
         largest = float(module.linear(vectors()["x"]).abs().max())

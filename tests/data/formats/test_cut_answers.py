@@ -74,14 +74,14 @@ def test_documents_without_loss_are_found_under_any_mask(tmp_path):
     documents = Documents(store=store, starts=store.offsets[:-1], lengths=np.diff(store.offsets), fingerprint="")
     for length in (1, 2, 5, 12, 20):
         rows = PaddedRows(documents, sequence_length=length, seed=0)
-        found = rows.read(0, np.arange(rows.num_rows), length)
+        found = rows.read_rows(0, np.arange(rows.num_rows), length)
         assert rows.num_documents_without_loss == int((found.loss_mask.sum(1) == 0).sum()), length
         # Batches are as wide as their longest row needs.
         widths = [rows.width(0, np.arange(at, min(at + 8, 200))) for at in range(0, 200, 8)]
-        assert rows.filled(8) == pytest.approx((found.segment != 0).sum() / (np.array(widths) * 8).sum())
+        assert rows.fill_ratio(8) == pytest.approx((found.segment != 0).sum() / (np.array(widths) * 8).sum())
         buckets = PaddedRows(documents, sequence_length=20, seed=0, buckets=(4, 8))
         taken = np.array([buckets.width(0, np.arange(at, at + 8)) for at in range(0, 200, 8)])
-        assert buckets.filled(8) == pytest.approx(documents.num_tokens / (taken * 8).sum())
+        assert buckets.fill_ratio(8) == pytest.approx(documents.num_tokens / (taken * 8).sum())
     assert "200 documents of" in describe_lengths(
         PackedRows(documents, sequence_length=4, seed=0), documents, "documents", 8
     )

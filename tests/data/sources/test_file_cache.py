@@ -27,7 +27,7 @@ def filler(content: bytes, log: list | None = None):
 
 
 def held(cache: FileCache, key: str, size: int = 10, log: list | None = None):
-    return cache.hold(key, size, filler(key[0].encode() * size, log), f"s3://b/{key}")
+    return cache.lease(key, size, filler(key[0].encode() * size, log), f"s3://b/{key}")
 
 
 def names(cache: FileCache) -> set[str]:
@@ -211,14 +211,14 @@ def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path):
     cache = FileCache(folder, 30)
     with (
         pytest.raises(DataError, match="was not made by Panax, and holds files"),
-        cache.hold("a", 20, lambda d: None, "a"),
+        cache.lease("a", 20, lambda d: None, "a"),
     ):
         pass
     (folder / "thesis.tex").rename(tmp_path / "thesis.tex")
-    with cache.hold("a", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "a"):
+    with cache.lease("a", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "a"):
         pass
     (folder / "subfolder").mkdir()
     (folder / "subfolder" / "thesis.tex").write_text("mine")
-    with cache.hold("b", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "b"):
+    with cache.lease("b", 20, lambda descriptor: os.pwrite(descriptor, bytes(20), 0), "b"):
         pass
     assert not (folder / "a").exists() and (folder / "subfolder" / "thesis.tex").read_text() == "mine"

@@ -102,7 +102,10 @@ def test_a_changed_object_changes_the_fingerprint_and_is_read_anew(folder):
 def test_an_object_that_is_replaced_meanwhile_is_refused(folder):
     (file,) = find_files((f"{folder}/a.jsonl",), ())
     open_store(folder).write("a.jsonl", [lines("Y")])
-    with pytest.raises(DataError, match=r"a\.jsonl was replaced while it was read; run the same again"), file.here():
+    with (
+        pytest.raises(DataError, match=r"a\.jsonl was replaced while it was read; run the same again"),
+        file.open_local(),
+    ):
         pass
 
 
@@ -185,7 +188,7 @@ def test_a_reader_that_stops_early_lets_go(folder, cache):
         if thread.name.startswith("ThreadPoolExecutor"):
             thread.join(5)
     small = FileCache(cache, 100)
-    with small.hold("big", 100, lambda descriptor: None, "big"):
+    with small.lease("big", 100, lambda descriptor: None, "big"):
         assert [path.name for path in cache.iterdir() if not path.name.startswith(".")] == ["big"]
 
 
@@ -194,12 +197,12 @@ def test_mapped_tokens_of_a_store_stay_as_long_as_they_are_in_use(tmp_path, cach
         open_store("memory://mapped").write(path.name, [path.read_bytes()])
     tokens = MegatronTokens(path="memory://mapped/megatron_i32").open(tmp_path / "tokens")
     full = FileCache(cache, 160, wait_seconds=0.0)  # the two files take 154 bytes
-    with pytest.raises(CacheFullError), full.hold("other", 100, lambda descriptor: None, "other"):
+    with pytest.raises(CacheFullError), full.lease("other", 100, lambda descriptor: None, "other"):
         pass
     assert tokens.tokens[:4].tolist() == [1, 2, 3, 9]
     del tokens
     gc.collect()
-    with full.hold("other", 100, lambda descriptor: None, "other"):
+    with full.lease("other", 100, lambda descriptor: None, "other"):
         pass
 
 
@@ -237,5 +240,5 @@ def test_a_large_object_is_copied_in_parts(tmp_path):
     content = bytes(range(256)) * ((PART_BYTES * 2) // 256) + b"end"
     open_store("memory://large").write("a.txt", [content])
     (found,) = find_objects("memory://large/a.txt", ())
-    with found.here() as path:
+    with found.open_local() as path:
         assert path.read_bytes() == content

@@ -197,7 +197,7 @@ def test_joined_rows_hold_every_row_of_each_part_once(documents):
     assert (first > 0).sum() > 1  # the first batches are of more than one part
     for index in range(0, source.rows.num_rows, 5):
         width = source.rows.width(0, np.array([index]))
-        row = source.rows.read(0, np.array([index]), width)
+        row = source.rows.read_rows(0, np.array([index]), width)
         np.testing.assert_array_equal(source.rows.row(0, index).tokens, row.tokens[0, : (row.segment > 0).sum()])
 
 

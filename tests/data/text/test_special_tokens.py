@@ -194,10 +194,10 @@ def test_a_models_folder_may_say_how_it_generates(tmp_path) -> None:
     ours = PretrainedTokenizer(path=str(saved(tmp_path / "t", llama3()))).load()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"top_k": 7, "eos_token_id": 50}))
-    ours.with_generation_of(tmp_path / "model").save(tmp_path / "out")
+    ours.add_generation_config(tmp_path / "model").save(tmp_path / "out")
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation == {"top_k": 7, "eos_token_id": 2, "bos_token_id": 1}
-    ours.with_generation_of(tmp_path / "t").save(tmp_path / "none")
+    ours.add_generation_config(tmp_path / "t").save(tmp_path / "none")
     assert not (tmp_path / "none" / "generation_config.json").exists()
 
 

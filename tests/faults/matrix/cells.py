@@ -310,7 +310,7 @@ class Matrix:
         wanted = self.reference()
         if end.outcome == "shrunk":
             ranked = json.loads((folder / "job/layouts.json").read_text())["layouts"][str(nodes)]
-            wanted = self.planned(int(last["first_step"]), JobLayout.read(ranked[0]).flags, nodes)
+            wanted = self.planned(int(last["first_step"]), JobLayout.from_json(ranked[0]).flags, nodes)
         if digest(folder) != wanted:
             raise Wrong("the parameters at the end are other ones")
 

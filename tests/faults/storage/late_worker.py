@@ -61,7 +61,7 @@ def passed_over(folder: str, second: bool, said: list[str]) -> int:
     """The step that is found where the second process alone can't use the newest one."""
     saves = Checkpointer(folder, say=said.append)
     if second:
-        saves._saved.found[5] = DamagedError("flipped")
+        saves._saved.manifests[5] = DamagedError("flipped")
     return next(saves.newest_first()).manifest.step
 
 
@@ -69,7 +69,7 @@ def behind(folder: str, second: bool, said: list[str]) -> int:
     """The step that is found where the second process does not see the newest one in its list."""
     saves = Checkpointer(folder, say=said.append)
     if second:
-        del saves._saved.found[5]
+        del saves._saved.manifests[5]
     return next(saves.newest_first()).manifest.step
 
 

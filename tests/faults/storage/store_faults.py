@@ -99,7 +99,7 @@ def go_on(checkpointer: Checkpointer) -> tuple[int, dict[str, jax.Array]]:
         try:
             return checkpoint.manifest.step, restored(checkpoint)
         except DamagedError as error:
-            checkpointer.distrust(checkpoint.manifest.step, error)
+            checkpointer.mark_damaged(checkpoint.manifest.step, error)
     return 0, {}
 
 

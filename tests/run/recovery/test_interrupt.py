@@ -25,9 +25,9 @@ def _ends(number, monkeypatch):
     usual = signal.getsignal(number)
     with SignalHandler() as asked:
         asked.has_news = True
-        assert not asked.due() and not asked.gives_up_waiting()
+        assert not asked.should_stop() and not asked.should_abandon_wait()
         os.kill(os.getpid(), number)
-        assert asked.due() and asked.signal == number and asked.gives_up_waiting()
+        assert asked.should_stop() and asked.signal == number and asked.should_abandon_wait()
         if number != signal.SIGINT:
             os.kill(os.getpid(), number)  # by the same hand, to the group
             monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)
@@ -42,14 +42,14 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
     try:
         with SignalHandler() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not asked.due()
+            assert not asked.should_stop()
     finally:
         signal.signal(signal.SIGHUP, usual)
 
 
 def test_of_two_requests_to_a_launched_worker_the_second_is_the_same(monkeypatch):
     monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)
-    monkeypatch.setattr("panax.job.heartbeat.Heartbeat.supervised", property(lambda self: True))
+    monkeypatch.setattr("panax.job.heartbeat.Heartbeat.is_supervised", property(lambda self: True))
     with SignalHandler() as asked:
         asked.has_news = True
         for _ in range(3):

@@ -377,4 +377,7 @@ def test_a_record_that_was_changed_is_an_error(tmp_path):
     told = fit(experiment(tmp_path / "told", bad=(3, 4), steps=6, skip_batches=(3, 4)), quiet=True)
     assert told.step == 6 and result.step == 8
     said = result.prepared.experiment.folder
-    assert DataProgress.of(Checkpointer(Path(said) / "checkpoints").open(8).manifest).left_out == {3, 4}
+    assert DataProgress.from_manifest(Checkpointer(Path(said) / "checkpoints").open(8).manifest).skipped_batches == {
+        3,
+        4,
+    }

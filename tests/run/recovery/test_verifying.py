@@ -78,24 +78,24 @@ def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
 )
 def test_each_corruption_is_found_and_its_device_named(sizes, every, monkeypatch):
     taken, state, batch = executions(sizes)
-    clean = compare_replays([each.take(state, batch)[2] for each in taken], [0, 1, 2])
-    assert clean.shards == clean.leaves == clean.odd == ()
-    names = leaf_names(*taken[0].take(state, batch)[:2])
+    clean = compare_replays([each.replay_step(state, batch)[2] for each in taken], [0, 1, 2])
+    assert clean.shards == clean.leaves == clean.odd_devices == ()
+    names = leaf_names(*taken[0].replay_step(state, batch)[:2])
     cases = itertools.product(range(8), LEAVES, FLIPS, ({0}, {1}, {0, 1, 2}))
     # 63 cases for each device; of every 61st there is at least one for each.
     for device, leaf, flip, errs in itertools.islice(cases, 0, None, every):
         found = found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs)
         # The number of the device on this mesh is its place.
-        assert found.odd == (device,) and found.clear, (leaf, device, flip, errs, found)
+        assert found.odd_devices == (device,) and found.is_conclusive, (leaf, device, flip, errs, found)
         assert all(leaf in names[i] for i in found.leaves) and len(found.shards) == len(errs)
 
 
 def test_a_fault_that_spread_over_all_shards_names_no_device():
     good, bad = np.zeros((4, 2, 2), np.uint32), np.ones((4, 2, 2), np.uint32)
-    assert compare_replays([good, bad, good], [0, 1, 2]).odd == (0, 1, 2, 3)
-    assert not compare_replays([good, bad, bad + 1], [0, 1, 2]).clear
+    assert compare_replays([good, bad, good], [0, 1, 2]).odd_devices == (0, 1, 2, 3)
+    assert not compare_replays([good, bad, bad + 1], [0, 1, 2]).is_conclusive
     # With two devices, both are suspects.
-    assert compare_replays([good[:2], np.stack([good[0], bad[0]])], [0, 1]).odd == (0, 1)
+    assert compare_replays([good[:2], np.stack([good[0], bad[0]])], [0, 1]).odd_devices == (0, 1)
     assert replay_offsets(["a", "a", "b", "b"], [0, 0, 1, 1]) == [2, 1] and replay_offsets(["a"] * 4, [0, 0, 1, 1]) == [
         2,
         1,
@@ -277,13 +277,13 @@ def test_a_step_that_is_not_deterministic_is_refused(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8])
 def test_a_step_that_depends_on_the_order_of_the_devices_is_refused(tmp_path, monkeypatch, devices):
-    original = RolledReplay.take
+    original = RolledReplay.replay_step
 
     def take(self, state, batch):
         new, scalars, sums = original(self, state, batch)
         return new, scalars, sums + np.uint32(self.places)
 
-    monkeypatch.setattr(RolledReplay, "take", take)
+    monkeypatch.setattr(RolledReplay, "replay_step", take)
     with pytest.raises(TrainingError, match=r"step 1 can.t be checked: .* other bits on the devices in another order"):
         fit(tmp_path, devices=devices)
 

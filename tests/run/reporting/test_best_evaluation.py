@@ -107,13 +107,15 @@ def test_a_resumed_run_knows_the_best_evaluation_before(tmp_path):
 
 def test_a_loss_that_is_no_number_is_never_the_best_and_hides_none():
     keeper = CheckpointSchedule(CheckpointConfig(), checkpointer=None, memory=None)  # pyright: ignore[reportArgumentType]
-    assert not keeper.judged(1, {"loss": math.nan}) and keeper.best is None
-    assert keeper.judged(2, {"loss": 3.0})
+    assert not keeper.record_evaluation(1, {"loss": math.nan}) and keeper.best is None
+    assert keeper.record_evaluation(2, {"loss": 3.0})
     assert (
-        not keeper.judged(3, {"loss": -math.inf}) and not keeper.judged(4, {}) and not keeper.judged(5, {"loss": 3.0})
+        not keeper.record_evaluation(3, {"loss": -math.inf})
+        and not keeper.record_evaluation(4, {})
+        and not keeper.record_evaluation(5, {"loss": 3.0})
     )
     assert keeper.best == BestEvaluation(3.0, 2)
-    assert keeper.judged(6, {"loss": 2.0})
+    assert keeper.record_evaluation(6, {"loss": 2.0})
     for kept in (None, {"loss": math.nan, "step": 1}, {"loss": "x", "step": 1}, {"loss": 1.0}):
         assert BestEvaluation.of(kept) is None
 

@@ -50,7 +50,7 @@ def test_the_answer_keeps_the_recipes_batch(experiment, measured):
     assert (found.rows, found.micro_batches) == (8, 2) and measured[-5:] == [8, 16, 12, 10, 9]
     assert format_batch_result(found)[-1] == "set            --step.micro-batches 2, for the recipe's 96 rows"
     # From the power of 2 below the recipe's 12 rows on: 8 fit, 16 don't, then between them.
-    assert [each.rows for each in found.tried] == [8, 9, 10, 12, 16]
+    assert [each.rows for each in found.trials] == [8, 9, 10, 12, 16]
 
 
 def test_rows_that_divide_by_no_parts_are_filled_up(experiment, measured):
@@ -88,7 +88,7 @@ def test_devices_of_the_host_share_what_it_may_use(monkeypatch):
 def test_a_real_step_fits_by_its_own_memory(experiment):
     sharded = dataclasses.replace(experiment, mesh=MeshShape(fsdp=4))
     found = panax.find_batch(sharded, memory_gib=0.007, devices=jax.devices()[:4])
-    fitting = {each.rows for each in found.tried if each.total_bytes <= found.memory_bytes}
-    assert max(fitting) == found.rows and len(found.tried) > len(fitting) > 1
-    sizes = [each.total_bytes for each in found.tried]
+    fitting = {each.rows for each in found.trials if each.total_bytes <= found.memory_bytes}
+    assert max(fitting) == found.rows and len(found.trials) > len(fitting) > 1
+    sizes = [each.total_bytes for each in found.trials]
     assert sizes == sorted(sizes) and found.total_bytes <= found.memory_bytes

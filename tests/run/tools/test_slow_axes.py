@@ -95,7 +95,7 @@ def test_a_step_by_itself_is_asked_too(tmp_path):
     batch = next(
         prepare(dataclasses.replace(experiment(tmp_path), comms=Comms()), lambda line: None).data.train.batches()
     )
-    task = tiny().task.adapted(panax.core.DataFacts(300, 64))
+    task = tiny().task.adapt_to_data(panax.core.DataFacts(300, 64))
     with pytest.raises(RecipeError, match="finds no slow axis among replica"):
         panax.compile_step(
             task,

@@ -31,7 +31,7 @@ class ParameterMatch(NamedTuple):
     leaf: Any
     axes: tuple[str, ...]
     stacked: tuple[tuple[str, tuple[int, ...]], ...]
-    foreign: TensorSource
+    source: TensorSource
     vocab_size: int
     beside: Mapping[str, int]
 
@@ -48,7 +48,7 @@ class ParameterMatch(NamedTuple):
 
     def tensor(self, place: StackIndex) -> str:
         """The tensor's name."""
-        return self.foreign.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
+        return self.source.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
 
     def layer(self, place: StackIndex) -> int:
         """The number of the layer in the model; -1 outside of the layers."""
@@ -56,7 +56,7 @@ class ParameterMatch(NamedTuple):
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        return self.foreign.pattern.shape(self.sizes)
+        return self.source.pattern.shape(self.sizes)
 
 
 def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> Iterator[ParameterMatch]:

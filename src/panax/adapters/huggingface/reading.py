@@ -113,7 +113,7 @@ def _kept_head(
 
 def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
     """One parameter, placed as its leaf says."""
-    leaf, pattern, sizes = match.leaf, match.foreign.pattern, match.sizes
+    leaf, pattern, sizes = match.leaf, match.source.pattern, match.sizes
     regions: dict[tuple, np.ndarray] = {}
 
     def region(index: Any) -> np.ndarray:
@@ -130,7 +130,7 @@ def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
             if all(high > low for low, high in inside):
                 for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
                     tensor = tensors[match.tensor(place)]
-                    part = pattern.read(tensor, match.axes, sizes, inside, match.foreign.part)
+                    part = pattern.read(tensor, match.axes, sizes, inside, match.source.part)
                     at = tuple(i - low for i, (low, _) in zip(place, ranges))
                     out[(*at, *filled)] = part.astype(leaf.dtype)
             regions[ranges] = out
@@ -187,7 +187,7 @@ def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -
     if shape != match.tensor_shape:
         raise CheckpointError(
             f"{folder}: {name} has the shape {shape}; {match.name} needs {match.tensor_shape}, which is "
-            f"{match.foreign.pattern.text!r} with {match.sizes}"
+            f"{match.source.pattern.text!r} with {match.sizes}"
         )
 
 

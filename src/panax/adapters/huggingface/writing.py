@@ -139,9 +139,9 @@ def _tensor(sources: Sources) -> np.ndarray:
     first = sources[0][0]
     out = np.empty(first.tensor_shape, first.leaf.dtype)
     for match, place in sources:
-        pattern, sizes = match.foreign.pattern, match.sizes
+        pattern, sizes = match.source.pattern, match.sizes
         real = tuple(slice(sizes[axis]) for axis in match.axes)
-        pattern.write(out, match.axes, sizes, _part(match, place)[real], match.foreign.part)
+        pattern.write(out, match.axes, sizes, _part(match, place)[real], match.source.part)
     return out
 
 

@@ -81,7 +81,7 @@ class OnnxGraph:
                 return "in_out"
         return None
 
-    def converted(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    def to_jax(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
         """`(weights, inputs) -> outputs` in JAX, for inputs of these shapes.
 
         Raises:

@@ -83,7 +83,7 @@ def task(
     def run(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[Any]:
         shapes = tuple((name, leaf.shape, np.dtype(leaf.dtype).name) for name, leaf in inputs.items())
         if shapes not in cache:
-            cache[shapes] = graph.converted({n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in inputs.items()})
+            cache[shapes] = graph.to_jax({n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in inputs.items()})
         return cache[shapes](weights, inputs)
 
     def evaluate(params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def task(
             name=name,
             evaluate=evaluate,
             rebuild=lambda params, state: graph.with_weights(params),
-            given=(graph.weights, {}),
+            initial=(graph.weights, {}),
             kind_of=graph.kind_of,
             notes=notes,
         ),

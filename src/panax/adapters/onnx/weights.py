@@ -71,7 +71,7 @@ class InitializerUse(NamedTuple):
     """One node's input at which an initializer arrives, as it is or turned, cast or reshaped."""
 
     node: onnx.NodeProto
-    place: int
+    input_index: int
 
 
 def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
@@ -120,7 +120,7 @@ def _verdict(
     value = numpy_helper.to_array(tensor).astype(np.float32)
     if _LITERAL.search(tensor.name) or not np.isfinite(value).all():
         return False
-    if all(use.place in _OTHER_PLACES.get(use.node.op_type, ()) for use in uses):
+    if all(use.input_index in _OTHER_PLACES.get(use.node.op_type, ()) for use in uses):
         return False
     nameless = bool(_NAMELESS.match(tensor.name))
     if (
@@ -131,7 +131,7 @@ def _verdict(
         # A GroupNorm is written as an InstanceNorm of reshaped groups, without a scale and shift of its own.
         grouped = any(_is_reshaped(use.node.input[0], made_by) for use in uses)
         return not (grouped or nameless or tensor.name.startswith("onnx::"))
-    if any(use.place in _WEIGHT_PLACES.get(use.node.op_type, ()) for use in uses):
+    if any(use.input_index in _WEIGHT_PLACES.get(use.node.op_type, ()) for use in uses):
         return True
     return None if nameless else True
 
@@ -151,7 +151,7 @@ def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: W
     for name in list(trained):
         users: dict[str, onnx.NodeProto] = {}
         for use in find_uses(graph, name, through=("Identity",)):
-            if use.place not in _OTHER_PLACES.get(use.node.op_type, ()):
+            if use.input_index not in _OTHER_PLACES.get(use.node.op_type, ()):
                 users.setdefault(use.node.output[0], use.node)
         if len(users) < 2 or matches_any(name, told.tied):
             continue

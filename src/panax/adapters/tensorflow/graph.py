@@ -125,7 +125,7 @@ class TensorflowGraph:
             if operation.type == "ResourceGather" and operation.inputs[0].name in self._captured
         ]
 
-    def converted(self, names: Mapping[Any, str]) -> "ConvertedGraph":
+    def convert(self, names: Mapping[Any, str]) -> "ConvertedGraph":
         """As functions of JAX and of TensorFlow in which the variables bear `names` (by `variable.ref()`).
 
         Raises:
@@ -158,7 +158,7 @@ class TensorflowGraph:
         columns = {variable.name.split(":")[0]: name for name, variable in own.items()}
         return ConvertedGraph(self, function, translated, own, columns)
 
-    def line_of(self, *types: str) -> str:
+    def describe_line(self, *types: str) -> str:
         """Where an operation of one of these types comes from, as a clause for a message."""
         for operation in self._graph.get_operations():
             if operation.type in types:
@@ -168,10 +168,10 @@ class TensorflowGraph:
         return ", ".join(types)
 
     @property
-    def loops(self) -> str | None:
+    def first_loop(self) -> str | None:
         """The first loop in the graph and its line; None where there is none."""
         found = [operation.type for operation in self._graph.get_operations() if operation.type in _LOOPS]
-        return self.line_of(*found) if found else None
+        return self.describe_line(*found) if found else None
 
     def _why_not(self, error: Exception) -> str:
         text = str(error)
@@ -179,7 +179,7 @@ class TensorflowGraph:
         if found is None:
             return f"tf2jax can't translate the TensorFlow code: {type(error).__name__}: {text.splitlines()[0] if text else ''}"
         operations = [name.strip("' \"") for name in found.group(1).split(",")]
-        lines = ", ".join(self.line_of(name) for name in operations)
+        lines = ", ".join(self.describe_line(name) for name in operations)
         return f"tf2jax has no translation of {lines}; write it with other operations, or compute it in the data"
 
 
@@ -197,7 +197,7 @@ class ConvertedGraph:
     shadows: Mapping[str, Any]
     columns: Mapping[str, str]
 
-    def draws(self, key: jax.Array) -> list[jax.Array]:
+    def sample_draws(self, key: jax.Array) -> list[jax.Array]:
         return [draw.sample(jax.random.fold_in(key, i)) for i, draw in enumerate(self.graph.draws)]
 
     def __call__(
@@ -215,12 +215,12 @@ class ConvertedGraph:
         returned = tf.nest.pack_sequence_as(self.graph._returned, list(outputs))
         return returned, {self.columns[column]: value for column, value in after.items()}
 
-    def in_tensorflow(self, batch: Any, draws: list[Any]) -> Any:
+    def run_tensorflow(self, batch: Any, draws: list[Any]) -> Any:
         """What TensorFlow computes on the copies of the variables."""
         inputs = [tf.convert_to_tensor(leaf) for leaf in [*tf.nest.flatten(batch), *draws]]
         return tf.nest.pack_sequence_as(self.graph._returned, self.function(*inputs))
 
-    def without_shadows(self) -> "ConvertedGraph":
+    def drop_shadows(self) -> "ConvertedGraph":
         """The same without TensorFlow's half: it holds no copy of the weights."""
         return dataclasses.replace(self, function=None, shadows={})
 

@@ -170,7 +170,7 @@ class _Adapter:
             name=_called(self.user_model),
             evaluate=evaluate,
             rebuild=rebuild,
-            given=(params, state),
+            initial=(params, state),
             kind_of=kind_of,
             frozen=self.unused,
             notes=tuple(self.notes),

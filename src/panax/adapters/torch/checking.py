@@ -276,7 +276,9 @@ def _in_jax(
         )
         gradients, outputs = jax.device_get(run(trained, others))
     if program.guards:
-        DataChecks(jax.numpy.asarray(outputs[-1]), tuple(guard.text for guard in program.guards)).refuse("the example")
+        DataChecks(jax.numpy.asarray(outputs[-1]), tuple(guard.text for guard in program.guards)).raise_if_failed(
+            "the example"
+        )
     buffers = outputs[2 * (count + len(traced.metrics)) :]
     return (
         [float(value) for value in outputs[: 2 * count : 2]],

@@ -118,7 +118,7 @@ def refuse_leaks(after: PythonState) -> None:
     """Raise where a forward has left a tensor in something other than a buffer: a next step would not see it."""
     for place in after.fakes:
         raise RecipeError(
-            f"{place.owner} keeps a tensor in {place.shown}, which a compiled step would lose; make it a buffer: "
+            f"{place.owner} keeps a tensor in {place.display_name}, which a compiled step would lose; make it a buffer: "
             f"self.register_buffer(...), or compute it where it is used"
         )
 
@@ -128,7 +128,7 @@ def refuse_views(before: PythonState) -> None:
     for place in before.unfollowed:
         raise RecipeError(
             f"{place.owner} holds a view of a parameter or buffer, a tensor computed from one, or a tuple of them, in "
-            f"{place.shown}; a trained model would keep its initial values. Compute it in the forward, or keep it in a list"
+            f"{place.display_name}; a trained model would keep its initial values. Compute it in the forward, or keep it in a list"
         )
 
 
@@ -176,18 +176,18 @@ def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
 
 def refuse_changes(before: PythonState, after: PythonState, located: ModuleTracker) -> None:
     """Raise where a further forward has changed a Python value again."""
-    for place, was, now in after.changed_since(before):
+    for place, was, now in after.diff(before):
         if place.owner == GENERATORS_OWNER:
             raise RecipeError(f"{located.drew or 'the forward'} draws numbers from {place.trail}, {INSTEAD}")
         change = "" if was == now else f" (from {was} to {now})"
         if _A_BUFFER.search(place.trail):
             raise RecipeError(
-                f"{place.owner} changes {place.shown} in each forward, a buffer of a module that is not the adapted "
+                f"{place.owner} changes {place.display_name} in each forward, a buffer of a module that is not the adapted "
                 "module's, which a "
                 f"compiled step would hold fixed; hold that module in the adapted one: module.criterion = criterion"
             )
         raise RecipeError(
-            f"{place.owner} changes {place.shown} in each forward{change}, which a compiled step would hold fixed; make it a "
+            f"{place.owner} changes {place.display_name} in each forward{change}, which a compiled step would hold fixed; make it a "
             f"buffer that the forward updates: self.register_buffer(..., torch.tensor(...))"
         )
 
@@ -207,7 +207,7 @@ def refuse_changed_constants(graph: torch.fx.GraphModule, before: PythonState) -
         for place, tensor in before.outside.values():
             if held is tensor or (held is not None and _same_memory(held, tensor)):
                 raise RecipeError(
-                    f"{place.owner} changes the tensor {place.shown} in each forward, which a compiled step would hold "
+                    f"{place.owner} changes the tensor {place.display_name} in each forward, which a compiled step would hold "
                     "fixed; make it a "
                     f"buffer: self.register_buffer(...)"
                 )

@@ -108,12 +108,12 @@ def task(
         # Another run of this task begins where the first one began.
         for array in () if given is None else (*given[0].values(), *given[1].values()):
             if isinstance(array, TensorArray):
-                array.keep()
+                array.copy_values()
         return write_back(module, params, state)
 
     model = Model(
         name=type(module).__name__,
-        given=given,
+        initial=given,
         create=drawn,
         evaluate=programs.evaluate,
         rebuild=rebuild,

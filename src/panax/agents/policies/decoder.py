@@ -60,7 +60,7 @@ class DecoderPolicy(Policy):
     def _check(self, observations: Space) -> None:
         if isinstance(observations, Discrete):
             length, most = 1, observations.count - 1
-        elif isinstance(observations, Box) and observations.dtype in ("int32", "uint8") and observations.bounded:
+        elif isinstance(observations, Box) and observations.dtype in ("int32", "uint8") and observations.is_bounded:
             length, most = observations.size, int(observations.upper.max())
             if observations.lower.min() < 0:
                 raise RecipeError(f"DecoderPolicy reads tokens from 0 on, and observations are {observations}")

@@ -23,7 +23,7 @@ class PolicyOutput(NamedTuple):
         value: The expected return.
     """
 
-    numbers: Float[Array, "*rows number"]
+    distribution_params: Float[Array, "*rows number"]
     value: Float[Array, "*rows"]
 
 
@@ -46,7 +46,7 @@ class Policy(Validated, abc.ABC):
             RecipeError: The network does not take such observations.
         """
 
-    def first_carry(self, rows: int) -> Carry:
+    def initial_carry(self, rows: int) -> Carry:
         """Return the memory at the start of an episode."""
         return ()
 
@@ -54,7 +54,7 @@ class Policy(Validated, abc.ABC):
     def act(self, params: Any, carry: Carry, observation: Num[Array, "batch ..."]) -> tuple[Carry, PolicyOutput]:
         """Take one step of each row."""
 
-    def over_time(
+    def unroll(
         self,
         params: Any,
         carry: Carry,
@@ -74,18 +74,18 @@ class Policy(Validated, abc.ABC):
             return jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), found)
 
         def step(carry: Carry, seen: tuple[jax.Array, jax.Array]) -> tuple[Carry, PolicyOutput]:
-            return self.act(params, self.forgotten(carry, seen[1]), seen[0])
+            return self.act(params, self.reset_carry(carry, seen[1]), seen[0])
 
         _, found = jax.lax.scan(step, carry, (observations.swapaxes(0, 1), begins.T))
         return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
 
-    def forgotten(self, carry: Carry, begins: Bool[Array, " batch"]) -> Carry:
+    def reset_carry(self, carry: Carry, begins: Bool[Array, " batch"]) -> Carry:
         """What is remembered, replaced by `first_carry` in rows that begin an episode."""
 
         def one(first: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(begins.reshape(begins.shape + (1,) * (old.ndim - 1)), first, old)
 
-        return jax.tree.map(one, self.first_carry(begins.shape[0]), carry)
+        return jax.tree.map(one, self.initial_carry(begins.shape[0]), carry)
 
 
 def num_features(space: Space) -> int:

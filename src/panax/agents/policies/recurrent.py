@@ -77,7 +77,7 @@ class RecurrentPolicy(Policy):
     def recurrent(self) -> bool:
         return True
 
-    def first_carry(self, rows: int) -> Carry:
+    def initial_carry(self, rows: int) -> Carry:
         return jnp.zeros((rows, self.memory), jnp.float32)
 
     def build(self, key: jax.Array, observations: Space, outputs: int) -> Module:

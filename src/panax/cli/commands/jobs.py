@@ -170,7 +170,7 @@ def cordon(arguments: Sequence[str]) -> int:
     """Take nodes out of a launched run."""
     asked = parser_of("cordon").parse_args(arguments)
     place, numbers, total = _nodes(asked)
-    taken_out(JobShapes.in_place(place), place, numbers, asked.why, total=total)
+    taken_out(JobShapes.from_folder(place), place, numbers, asked.why, total=total)
     print(f"node {', '.join(map(str, numbers))}: out of the job from its next save; back by `panax uncordon`")
     return 0
 

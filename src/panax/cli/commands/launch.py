@@ -127,7 +127,7 @@ def launch(arguments: Sequence[str]) -> int:
     if own.dry_run:
         print(_submission(job, engine, arguments))
         return 0
-    if engine is not None and engine.submits():
+    if engine is not None and engine.is_queued():
         return _submit(job, engine, arguments, own.on)
     view = View(job.num_steps, quiet=own.quiet)
     return _ended(launched(job, engine, name=own.on, view=view), job, view)
@@ -241,7 +241,7 @@ def read_resources(own: argparse.Namespace) -> Resources:
 def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:
     if engine is not None:
         again = [each for each in arguments if each != DRY_RUN]
-        return engine.submission(["launch", *again], job.folder)
+        return engine.render_submission(["launch", *again], job.folder)
     environment = {**filter_environment(), **job.environment()}
     shown = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))
@@ -274,9 +274,9 @@ def _ended(code: int, job: Job, view: View) -> int:
     run = os.path.relpath(job.folder)
     kind = "panax" if code in (129, 130, 143) else "panax: error"
     said = end.get("message", "ended")
-    if end.get("cause") == Cause.CHECK.value and view.has_said(said):
+    if end.get("cause") == Cause.CHECK.value and view.has_shown(said):
         said = "the hardware check has failed, as said above"
-    elif view.has_said(said):
+    elif view.has_shown(said):
         said = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
     print(f"{kind}: {said}{advice}\nits words: panax logs {run}", file=sys.stderr)
     return code

@@ -5,12 +5,6 @@ from .environment import node_number
 from .resources import Resources, parse_time_limit
 
 __all__ = [
-    "AGENT_COMMAND",
-    "ENGINES",
-    "Engine",
-    "RunningAgents",
-    "Resources",
-    "make_engine",
-    "node_number",
+    "AGENT_COMMAND", "ENGINES", "Engine", "Resources", "RunningAgents", "make_engine", "node_number",
     "parse_time_limit",
-]
+]  # fmt: skip

@@ -106,9 +106,9 @@ class ClientProcess:
         if not code:
             return ""
         how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
-        return f"{self._name} ended {how}: {self.said() or 'it said nothing'}"
+        return f"{self._name} ended {how}: {self.log_tail() or 'it said nothing'}"
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """Its last lines, and those of the agents that it forwards."""
         return read_tail(self._output)
 

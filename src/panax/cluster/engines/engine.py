@@ -28,7 +28,7 @@ class RunningAgents(Protocol):
         """Why an agent can't come or has gone, as the engine tells it; empty while all is well."""
         ...
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the engine's client and of agents, for a message that says why none came."""
         ...
 
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """
         ...
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         """What the engine would be given, as text: a script, a manifest, a command line.
 
         Args:
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """
         ...
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         """Whether a launch from here hands the job to a queue and ends: `submit`; otherwise it places agents now."""
         ...
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
         """Where the supervisor must listen so that agents reach it: an address, and a port, where 0 is any."""
         ...
 
-    def place(self, supervisor: str, secret: str) -> RunningAgents:
+    def start_agents(self, supervisor: str, secret: str) -> RunningAgents:
         """Start an agent on each node.
 
         Args:

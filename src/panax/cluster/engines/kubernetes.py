@@ -64,7 +64,7 @@ class Kubernetes:
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
 
     def check(self) -> None:
-        if not self.submits():
+        if not self.is_queued():
             return
         require("kubectl", INSTALL_ADVICE, self._environment)
         try:
@@ -87,10 +87,10 @@ class Kubernetes:
                     f"there is no volume claim {self._resources.claim!r} in the namespace; create it, or name another"
                 ) from error
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         return json.dumps(self._jobset(arguments, folder), indent=2) + "\n"
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return INDEX_VARIABLE not in self._environment
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
@@ -123,8 +123,8 @@ class Kubernetes:
     def listen_address(self) -> tuple[str, int]:
         return self._resources.address or self._environment.get(_POD_IP, "127.0.0.1"), PORT
 
-    def place(self, supervisor: str, secret: str) -> "KubernetesAgents":
-        if self.submits():
+    def start_agents(self, supervisor: str, secret: str) -> "KubernetesAgents":
+        if self.is_queued():
             raise LaunchError(
                 f"{INDEX_VARIABLE} is not set; agents are placed in a job's first pod, and a job is submitted from elsewhere"
             )
@@ -259,8 +259,8 @@ class KubernetesAgents:
     def failure(self) -> str:
         return self._agent.failure()
 
-    def said(self) -> str:
-        return self._agent.said()
+    def log_tail(self) -> str:
+        return self._agent.log_tail()
 
     def replace(self, node: int) -> None:
         if not 0 <= node < self._nodes:

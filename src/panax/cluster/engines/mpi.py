@@ -67,10 +67,10 @@ class Mpi:
         if hosts and len(hosts) < self._resources.nodes:
             raise LaunchError(f"nodes={self._resources.nodes}, and hosts names {len(hosts)}: {', '.join(hosts)}")
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         return shlex.join(self._command())
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return False
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
@@ -87,7 +87,7 @@ class Mpi:
             return local_address(elsewhere[0]), 0
         return ("127.0.0.1" if self._hosts or self._resources.nodes == 1 else local_address()), 0
 
-    def place(self, supervisor: str, secret: str) -> "MpiAgents":
+    def start_agents(self, supervisor: str, secret: str) -> "MpiAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
         return MpiAgents(ClientProcess(self._command(), environment), self._resources.nodes)
 
@@ -141,8 +141,8 @@ class MpiAgents:
             found += f"\nexpected {self._nodes} machines: name them with hosts, or launch from an allocation that has as many"
         return found
 
-    def said(self) -> str:
-        return self._mpirun.said()
+    def log_tail(self) -> str:
+        return self._mpirun.log_tail()
 
     def replace(self, node: int) -> None:
         raise LaunchError(f"mpirun can't bring node {node} back; launch again, with other hosts if the machine is gone")

@@ -54,7 +54,7 @@ class Ray:
         finally:
             client.close()
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         shown = ", ".join(f"{name}: {amount:g}" for name, amount in self._asked["bundle"].items())
         names = ", ".join([*self._passed, SUPERVISOR, SECRET, NODE])
         return (
@@ -63,7 +63,7 @@ class Ray:
             f"environment      {names}\n"
         )
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return False
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
@@ -82,7 +82,7 @@ class Ray:
         # A cluster that was started on loopback has one machine, whatever its nodes are.
         return self._here or local_address(), 0
 
-    def place(self, supervisor: str, secret: str) -> "RayAgents":
+    def start_agents(self, supervisor: str, secret: str) -> "RayAgents":
         client = RayClient(self._environment)
         environment = {**self._passed, SUPERVISOR: supervisor, SECRET: secret}
         try:
@@ -118,8 +118,8 @@ class RayAgents:
             return ended
         return "\n".join(why for _, why in sorted(self._failed.items()))
 
-    def said(self) -> str:
-        return self._client.said()
+    def log_tail(self) -> str:
+        return self._client.log_tail()
 
     def replace(self, node: int) -> None:
         if not 0 <= node < self._nodes:
@@ -168,7 +168,9 @@ class RayClient:
         except (OSError, queue.Empty):
             found = None
         if found is None:
-            raise LaunchError(self.ended() or f"Ray's client gave no answer in {CLIENT_SECONDS:.0f} s: {self.said()}")
+            raise LaunchError(
+                self.ended() or f"Ray's client gave no answer in {CLIENT_SECONDS:.0f} s: {self.log_tail()}"
+            )
         if "error" in found:
             raise LaunchError(found["error"])
         return found
@@ -184,9 +186,9 @@ class RayClient:
         """How it has ended; empty while it runs."""
         if self._output.closed or self._process.poll() is None:
             return ""
-        return f"Ray's client ended with exit code {self._process.returncode}: {self.said() or 'it said nothing'}"
+        return f"Ray's client ended with exit code {self._process.returncode}: {self.log_tail() or 'it said nothing'}"
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """Its last lines."""
         return read_tail(self._output)
 

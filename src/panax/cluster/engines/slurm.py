@@ -49,7 +49,7 @@ class Slurm:
         self._passed = forwarded_variables(environment, resources.env)
 
     def check(self) -> None:
-        if not self.submits():
+        if not self.is_queued():
             require("srun", INSTALL_ADVICE, self._environment)
             check_allocation(self._environment, self._resources.nodes)
             return
@@ -73,10 +73,10 @@ class Slurm:
         if asked.time and limit != "infinite" and parse_time_limit(asked.time) > parse_time_limit(_full(limit)):
             raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
-        return shlex.join(self._srun()) + "\n" if not self.submits() else self._script(arguments, folder)
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
+        return shlex.join(self._srun()) + "\n" if not self.is_queued() else self._script(arguments, folder)
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return "SLURM_JOB_ID" not in self._environment
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
@@ -103,7 +103,7 @@ class Slurm:
         )
         return local_address(found.group(1) if found else other), 0
 
-    def place(self, supervisor: str, secret: str) -> "SlurmAgents":
+    def start_agents(self, supervisor: str, secret: str) -> "SlurmAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
         return SlurmAgents(self._srun(), environment, self._hosts(), self._one_more())
 

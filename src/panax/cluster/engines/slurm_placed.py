@@ -46,8 +46,8 @@ class SlurmAgents:
             found = found[1:]
         return "\n".join(each for each in found if each)
 
-    def said(self) -> str:
-        return "\n".join(each for each in (one.said() for one in (self._all, *self._later.values())) if each)
+    def log_tail(self) -> str:
+        return "\n".join(each for each in (one.log_tail() for one in (self._all, *self._later.values())) if each)
 
     def replace(self, node: int) -> None:
         """Start an agent on the same machine; where Slurm has taken that out of the allocation, on any that the queue has."""

@@ -92,26 +92,26 @@ class NodeAgent:
         return self._ended
 
     def _turn(self) -> None:
-        if self._channel.behind:
+        if self._channel.has_pending:
             self._channel.flush()
-        soon = self._channel.behind or any(child.watched_by_time for child in self._children.values())
+        soon = self._channel.has_pending or any(child.needs_polling for child in self._children.values())
         for key, _ in self._selector.select(0.05 if soon else TICK_SECONDS):
             if key.data is None:
                 self._heard = time.monotonic()
-                for message in self._channel.received():
+                for message in self._channel.receive():
                     self._told(message)
         self._ping(time.monotonic())
         if self._noticed:
             self._channel.send(notice=self._noticed)
             self._noticed = ""
         for index, child in list(self._children.items()):
-            for beat in child.beats():
+            for beat in child.read_heartbeats():
                 self._beat(index, beat)
-            if child.first and (lines := child.new_lines()):
+            if child.first and (lines := child.read_new_lines()):
                 self._channel.send(lines=lines)
             if child.silent:
                 self._unwatch(child.pipe)
-            if child.ended():
+            if child.has_ended():
                 self._over(index, child)
         for index, beat in self._beats.items():
             self._tell_beat(index, beat)
@@ -122,7 +122,7 @@ class NodeAgent:
             self._pinged = now
             self._channel.send(ping=True)
         # One on this machine that is held (Ctrl-Z) goes on later, and its end is seen at once.
-        if self._channel.remote and now - self._heard > SILENT_SECONDS:
+        if self._channel.is_remote and now - self._heard > SILENT_SECONDS:
             self._channel.closed = True
 
     def _told(self, message: Message) -> None:
@@ -137,7 +137,7 @@ class NodeAgent:
             elif kind == "kill":
                 self._kill()
             elif kind == "spares":
-                self._spares.keep(content["count"], content["command"], content["environment"])
+                self._spares.refill(content["count"], content["command"], content["environment"])
             elif kind == "port":
                 self._channel.send(port=find_free_port(content))
             elif kind == "end" and content == "again":
@@ -149,9 +149,9 @@ class NodeAgent:
     def _stacks(self) -> dict[str, str]:
         """What all workers show of themselves, asked at one time."""
         for child in self._children.values():
-            child.ask_for_stacks()
+            child.request_stacks()
         time.sleep(STACKS_SECONDS)
-        return {str(index): child.stacks() for index, child in self._children.items()}
+        return {str(index): child.read_stacks() for index, child in self._children.items()}
 
     def _start(self, what: dict[str, Any]) -> None:
         """Start `count` workers, the first of which has the index `first` of all `processes`."""
@@ -210,9 +210,9 @@ class NodeAgent:
     def _over(self, index: int, child: WorkerProcess) -> None:
         for descriptor in child.descriptors:
             self._unwatch(descriptor)
-        for beat in child.beats():
+        for beat in child.read_heartbeats():
             self._beat(index, beat)
-        if child.first and (lines := child.new_lines(all_of_them=True)):
+        if child.first and (lines := child.read_new_lines(all_of_them=True)):
             self._channel.send(lines=lines)
         self._beats.pop(index, None)
         self._channel.send(exit={"process": index, "attempt": child.attempt, "at": time.time(), **child.close()})

@@ -58,7 +58,7 @@ class Channel:
         self._to_send = b""
         self.closed = False
         connection.setblocking(False)
-        if self.remote:
+        if self.is_remote:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -71,12 +71,12 @@ class Channel:
         return name[0] if isinstance(name, tuple) else "127.0.0.1"
 
     @property
-    def remote(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the other end may be on another machine."""
         return self._connection.family in (socket.AF_INET, socket.AF_INET6)
 
     @property
-    def behind(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether something waits to be sent."""
         return bool(self._to_send)
 
@@ -101,7 +101,7 @@ class Channel:
         if len(self._to_send) > MAX_MESSAGE_BYTES:
             self.closed = True
 
-    def received(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """The messages that have come; `closed` is set where the other end has gone, or sends something else."""
         try:
             while True:
@@ -155,11 +155,11 @@ class Handshake:
         return self._connection.fileno()
 
     @property
-    def late(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether its time is over."""
         return time.monotonic() > self._until
 
-    def go_on(self) -> Channel | None:
+    def advance(self) -> Channel | None:
         """Take what has come; the channel, when the other end has proved that it knows the secret.
 
         Raises:
@@ -193,8 +193,8 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
         Refused: The other end does not know the secret.
     """
     greeting = Handshake(connection, secret)
-    while not greeting.late:
-        if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.go_on()) is not None:
+    while not greeting.is_expired:
+        if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.advance()) is not None:
             return channel
     raise HandshakeRefusedError(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
 

@@ -28,7 +28,7 @@ class LocalAgents:
     def failure(self) -> str:
         return ""
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return ""
 
     def replace(self, node: int) -> None:

@@ -52,7 +52,7 @@ class StandbyProcess:
         self.pipe = reading
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it is still there."""
         return self.process.poll() is None
 
@@ -97,9 +97,9 @@ class StandbyPool:
         self._lifeline = lifeline
         self._waiting: list[StandbyProcess] = []
 
-    def keep(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def refill(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start what is missing; a machine that refuses a process has none to spare."""
-        self._waiting = [spare for spare in self._waiting if spare.waits or spare.end()]
+        self._waiting = [spare for spare in self._waiting if spare.is_waiting or spare.end()]
         with contextlib.suppress(OSError):
             while len(self._waiting) < count:
                 self._waiting.append(StandbyProcess(command, environment, self._lifeline))
@@ -108,7 +108,7 @@ class StandbyPool:
         """One of them, which is no spare any more; None where none is left."""
         while self._waiting:
             spare = self._waiting.pop()
-            if spare.waits:
+            if spare.is_waiting:
                 return spare
             spare.end()
         return None

@@ -120,11 +120,11 @@ class WorkerProcess:
         return [self.pipe] + ([] if self._descriptor is None else [self._descriptor])
 
     @property
-    def watched_by_time(self) -> bool:
+    def needs_polling(self) -> bool:
         """Whether its end has to be looked for, since the system does not tell it."""
         return self._descriptor is None
 
-    def beats(self) -> list[dict[str, Any]]:
+    def read_heartbeats(self) -> list[dict[str, Any]]:
         """What the worker has told since the last call."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.pipe, 1 << 16):
@@ -138,7 +138,7 @@ class WorkerProcess:
                 found.append(json_reader.parse(line, constants=True))
         return [each for each in found if isinstance(each, dict)]
 
-    def new_lines(self, *, all_of_them: bool = False) -> list[str]:
+    def read_new_lines(self, *, all_of_them: bool = False) -> list[str]:
         """What it has written since the last call: whole lines."""
         try:
             with open(self._log, "rb") as file:
@@ -155,7 +155,7 @@ class WorkerProcess:
         lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
         return lines if lines[-1] else lines[:-1]
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended; it is not waited for."""
         if sys.platform == "linux":
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -164,10 +164,10 @@ class WorkerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the worker alone: what it started is its own matter."""
-        if not self.ended():
+        if not self.has_ended():
             os.kill(self.pid, number)
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Have it write the stacks of all its threads."""
         try:
             self._stacks_seen = self._stacks.stat().st_size
@@ -175,7 +175,7 @@ class WorkerProcess:
             self._stacks_seen = 0
         self.signal(signal.SIGQUIT)
 
-    def stacks(self) -> str:
+    def read_stacks(self) -> str:
         """What it has written of them since; empty where it can't, or has never guarded itself."""
         try:
             with open(self._stacks, "rb") as file:
@@ -191,7 +191,7 @@ class WorkerProcess:
 
     def wait(self) -> None:
         """Wait until the process has ended; it stays to be read with `close`."""
-        while not self.ended():
+        while not self.has_ended():
             time.sleep(0.01)
 
     def close(self) -> dict[str, Any]:

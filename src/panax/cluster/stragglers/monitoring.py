@@ -34,11 +34,11 @@ class StragglerMonitor:
         self._taken_out = False
         self._standing: dict[Any, str] = {}
 
-    def shown(self, attempt: JobAttempt | None) -> list[str]:
+    def describe_slow(self, attempt: JobAttempt | None) -> list[str]:
         """What is slow now, for the job's status."""
         return list(self._standing.values()) if attempt is self._attempt else []
 
-    def heard(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
+    def record_heartbeat(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
         """Take in what a process told; with the last one's figures of a probe they are compared."""
         facts = beat.get("facts")
         probe = facts.get("probe") if isinstance(facts, dict) else None
@@ -76,7 +76,7 @@ class StragglerMonitor:
                 self._standing.pop(key, None)
                 self._tell(attempt, step, "host well again", f"{name} is as fast as the others again", change.host)
                 continue
-            message = f"{name} is slow: {change.slowness.said}"
+            message = f"{name} is slow: {change.slowness.description}"
             self._standing[key] = message
             self._tell(attempt, step, "slow host", f"{message}{self._hint(change.host)}", change.host)
             self._take_out(change.host, message)
@@ -99,14 +99,14 @@ class StragglerMonitor:
         """Go on without a slow node, where the policy says so and the job can: one at a time."""
         if self._job.policy.stragglers is not Stragglers.CORDON or self._job.nodes == 1 or self._taken_out:
             return
-        if not self._roster.can_do_without(node):
+        if not self._roster.can_spare(node):
             self._say(
                 f"node {node} stays in the job: the model has no layout without it, or --min-nodes "
                 f"{self._job.policy.min_nodes} would not be left"
             )
             return
         try:
-            self._roster.take_out(node, why)
+            self._roster.cordon(node, why)
         except (LaunchError, OSError) as error:
             self._say(f"node {node} stays in the job: {error}")
             return
@@ -131,9 +131,11 @@ class StragglerMonitor:
         key = (link.axis, link.group)
         _, sent, kind = probe["axes"][link.axis]
         hosts = ", ".join(dict.fromkeys(attempt.workers[process].host for process in link.group))
-        now, usual = format_rate(sent / link.seconds), format_rate(sent / link.usual)
+        now, usual = format_rate(sent / link.seconds), format_rate(sent / link.baseline)
         before = f"{usual} {_source(link.axis, profile)}"
-        took = f"an {kind} over it carries {now}, where it carried {before} ({_ms(link.seconds)} and {_ms(link.usual)})"
+        took = (
+            f"an {kind} over it carries {now}, where it carried {before} ({_ms(link.seconds)} and {_ms(link.baseline)})"
+        )
         if change.what == SLOW:
             often = f", for the {_ordinal(link.times)} time" if link.times > 1 else ""
             message = f"mesh axis {link.axis} is slow between {hosts}{often}: {took}{self._suspects(attempt, link)}"
@@ -161,7 +163,7 @@ class StragglerMonitor:
 
     def _tell(self, attempt: JobAttempt, step: int, kind: str, message: str, unit: int | None = None) -> None:
         self._say(f"{kind} at step {step}: {message}")
-        self._record.finding(JobFinding(time.time(), attempt.number, step, kind, message, unit))
+        self._record.append_finding(JobFinding(time.time(), attempt.number, step, kind, message, unit))
 
 
 def _profile(attempt: JobAttempt) -> Mapping[str, Any]:

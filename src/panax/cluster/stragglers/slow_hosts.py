@@ -52,7 +52,7 @@ class Slowness:
     """
 
     ratio: float
-    said: str
+    description: str
 
 
 def measure_slowness(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:

@@ -65,7 +65,7 @@ class SlowGroup:
     axis: str
     group: Group
     seconds: float
-    usual: float
+    baseline: float
     suspects: tuple[int, ...] = ()
     times: int = 1
 
@@ -121,7 +121,7 @@ class SlowLinks:
             if key in self.slow:
                 before = self.slow[key]
                 kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
-                self.slow[key] = SlowGroup(*key, seconds, before.usual, kept, before.times)
+                self.slow[key] = SlowGroup(*key, seconds, before.baseline, kept, before.times)
                 if not last and row >= CONSECUTIVE_PROBES:
                     changes.append(LinkChange(WELL, self.slow.pop(key)))
             elif last and row >= CONSECUTIVE_PROBES:

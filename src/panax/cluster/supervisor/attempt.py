@@ -45,26 +45,26 @@ class AttemptWorker:
     process: int
     node: int
     host: str
-    moved: float
+    last_progress: float
     pid: int | None = None
     phase: str = "start"
     step: int = -1
     saved: int = -1
-    entered: dict[str, float] = dataclasses.field(default_factory=dict)
+    phase_times: dict[str, float] = dataclasses.field(default_factory=dict)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: dict[str, Any] | None = None
     error_at: float = float("inf")
     ended: WorkerExit | None = None
 
-    def beat(self, beat: Mapping[str, Any], now: float) -> None:
+    def update(self, beat: Mapping[str, Any], now: float) -> None:
         """Take in what it told."""
-        self.moved = now
+        self.last_progress = now
         if isinstance(phase := beat.get("phase"), str):
             self.phase = phase
-            self.entered.setdefault(phase, read_number(beat, "at", time.time()))
+            self.phase_times.setdefault(phase, read_number(beat, "at", time.time()))
         if isinstance(step := beat.get("step"), int):
             if self.step < 0:
-                self.entered.setdefault("first step", read_number(beat, "at", time.time()))
+                self.phase_times.setdefault("first step", read_number(beat, "at", time.time()))
             self.step = step
             if "phase" not in beat:
                 self.phase = "steps"
@@ -75,7 +75,7 @@ class AttemptWorker:
         if isinstance(error := beat.get("error"), dict):
             self.error, self.error_at = error, now
 
-    def shown(self, now: float) -> dict[str, Any]:
+    def to_status(self, now: float) -> dict[str, Any]:
         """For the job's status."""
         ended = None if self.ended is None else self.ended.code
         return {
@@ -85,7 +85,7 @@ class AttemptWorker:
             "pid": self.pid,
             "phase": self.phase,
             "step": self.step,
-            "quiet_seconds": round(now - self.moved, 1),
+            "quiet_seconds": round(now - self.last_progress, 1),
             "exit_code": ended,
             **{name: fact for name, fact in self.facts.items() if name not in HIDDEN_FACTS},
         }
@@ -103,22 +103,22 @@ class JobAttempt:
 
     number: int
     workers: list[AttemptWorker]
-    began: float
+    started_at: float
     first_step: int | None = None
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     saved_until: float = -math.inf
 
-    def beat(self, process: int, beat: Mapping[str, Any], now: float) -> None:
+    def update(self, process: int, beat: Mapping[str, Any], now: float) -> None:
         """Take in what a worker told."""
         if not 0 <= process < len(self.workers):
             return
-        self.workers[process].beat(beat, now)
+        self.workers[process].update(beat, now)
         if process == 0 and isinstance(values := beat.get("values"), dict):
             self.values = {str(name): value for name, value in values.items() if isinstance(value, int | float)}
         if self.first_step is None and self.step >= 0:
             self.first_step = self.step
 
-    def over(self, end: Mapping[str, Any], host: str) -> None:
+    def record_end(self, end: Mapping[str, Any], host: str) -> None:
         """Take in a worker's end, as its agent told it."""
         worker = self.workers[int(end["process"])]
         worker.ended = WorkerExit(
@@ -131,7 +131,7 @@ class JobAttempt:
             bool(end.get("out_of_memory")),
         )
 
-    def lost(self, node: int, host: str) -> None:
+    def record_lost_node(self, node: int, host: str) -> None:
         """Take in that a node has gone with its workers."""
         for worker in self.workers:
             if worker.node == node and worker.ended is None:
@@ -150,14 +150,14 @@ class JobAttempt:
     @property
     def has_nothing_new(self) -> bool:
         """Whether every process has told what it does, and none a step: nothing is there that no checkpoint has."""
-        return all(worker.entered and worker.step < 0 for worker in self.workers)
+        return all(worker.phase_times and worker.step < 0 for worker in self.workers)
 
     @property
     def ends(self) -> list[WorkerExit]:
         return [worker.ended for worker in self.workers if worker.ended is not None]
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return any(worker.ended is None for worker in self.workers)
 
     def give_up_on_failed(self, now: float) -> None:
@@ -170,11 +170,11 @@ class JobAttempt:
                 code = read_exit_code(worker.error) or 1
                 worker.ended = WorkerExit(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
 
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether a process has ended that should not have: stopping after a save is no failure."""
         return any(end.code not in (0, *SAVED_EXIT_CODES) for end in self.ends)
 
-    def stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
+    def find_stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
         """The worker that has come least far, where none makes progress any more; None while the job moves."""
 
         def limit(worker: AttemptWorker) -> float:
@@ -187,36 +187,36 @@ class JobAttempt:
 
         # A worker that has ended while another does not is one that the other waits for.
         alive = [worker for worker in self.workers if worker.ended is None]
-        if any(worker.phase == "save" and now - worker.moved <= limit(worker) for worker in alive):
+        if any(worker.phase == "save" and now - worker.last_progress <= limit(worker) for worker in alive):
             # The others wait for it; their waiting time does not count as a stall afterwards.
             self.saved_until = now
             return None
-        since = {worker.process: worker.moved for worker in alive if worker.phase == "save"}
+        since = {worker.process: worker.last_progress for worker in alive if worker.phase == "save"}
         hung = [
             worker
             for worker in alive
-            if now - since.get(worker.process, max(worker.moved, self.saved_until)) > limit(worker)
+            if now - since.get(worker.process, max(worker.last_progress, self.saved_until)) > limit(worker)
         ]
-        return min(hung, key=lambda worker: (worker.step, worker.moved)) if hung else None
+        return min(hung, key=lambda worker: (worker.step, worker.last_progress)) if hung else None
 
-    def saves(self, now: float, policy: RestartPolicy) -> bool:
+    def is_saving(self, now: float, policy: RestartPolicy) -> bool:
         """Whether a process is writing a checkpoint, and has written some of it within the time for a save."""
         return any(
-            worker.ended is None and worker.phase == "save" and now - worker.moved <= policy.save_seconds
+            worker.ended is None and worker.phase == "save" and now - worker.last_progress <= policy.save_seconds
             for worker in self.workers
         )
 
-    def forgive(self, seconds: float) -> None:
+    def extend_deadlines(self, seconds: float) -> None:
         """Count time in which nobody listened as none in which workers were silent."""
         self.saved_until += seconds
         for worker in self.workers:
-            worker.moved += seconds
+            worker.last_progress += seconds
             worker.error_at += seconds
 
-    def hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
+    def diagnose_hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
         """Why there is no progress."""
         return diagnose_hang(
-            worker.process, worker.host, now - worker.moved, worker.phase, stacks, (), self.collectives
+            worker.process, worker.host, now - worker.last_progress, worker.phase, stacks, (), self.collectives
         )
 
     @property
@@ -224,28 +224,28 @@ class JobAttempt:
         """Those of the step, as processes have told them."""
         return CollectiveFacts.of(self.workers)
 
-    def entered(self, phase: str) -> float | None:
+    def phase_time(self, phase: str) -> float | None:
         """When the last of all processes had entered a phase; None before."""
-        times = [worker.entered.get(phase) for worker in self.workers]
+        times = [worker.phase_times.get(phase) for worker in self.workers]
         found = [each for each in times if each is not None]
         return max(found) if len(found) == len(times) else None
 
-    def shown(self, now: float) -> dict[str, Any]:
+    def to_status(self, now: float) -> dict[str, Any]:
         """For the job's status."""
         return {
             "attempt": self.number,
             "step": self.step,
             "values": self.values,
             "breakdown": self.breakdown(),
-            "processes": [worker.shown(now) for worker in self.workers],
+            "processes": [worker.to_status(now) for worker in self.workers],
         }
 
     def breakdown(self) -> dict[str, float]:
         """Seconds of each phase on the way to the first step, until the last process had gone through it."""
-        parts, before = {}, self.began
+        parts, before = {}, self.started_at
         names: Sequence[str] = [*PHASES[1:-1], "first step"]
         for name, following in zip(["import", *names[:-1]], names, strict=True):
-            at = self.entered(following)
+            at = self.phase_time(following)
             if at is not None:
                 parts[name] = round(max(at - before, 0.0), 3)
                 before = max(at, before)

@@ -35,7 +35,7 @@ class Cause(enum.Enum):
     CHANGED = "new layout"
 
     @property
-    def retried(self) -> bool:
+    def is_retried(self) -> bool:
         """Whether the same job, started again, may well go on: what it is told to do is not at fault."""
         return self not in (
             Cause.USER,

@@ -32,7 +32,7 @@ class DrainingNodes:
         if node in self._world:
             self._told.add(node)
         if self._told and self._told >= self._world:
-            self._asks.ask(signal.SIGTERM, by_system=True)
+            self._asks.request(signal.SIGTERM, by_system=True)
         elif node not in self._world or not can_save:
             self._nodes.drop(node)
 

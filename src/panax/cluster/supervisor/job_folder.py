@@ -84,7 +84,7 @@ class JobFolder:
         self._job = job
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the folder against a second supervisor.
 
         Raises:
@@ -102,7 +102,7 @@ class JobFolder:
             raise LaunchError(f"can't write to {self._place}: {error}; choose another --directory") from error
         with lock:
             (self._place / STOP).unlink(missing_ok=True)
-            if not self.begun():
+            if not self.mark_begun():
                 # Of nodes that another launch had.
                 for name in (LAYOUTS, CORDONED):
                     (self._place / name).unlink(missing_ok=True)
@@ -125,24 +125,24 @@ class JobFolder:
             },
         )
 
-    def status(self, status: Mapping[str, Any]) -> None:
+    def write_status(self, status: Mapping[str, Any]) -> None:
         """Say how the job is; a disk that refuses does not end it."""
         with contextlib.suppress(OSError):
             write_json(self._place / STATUS, {"at": time.time(), **status})
 
-    def incident(self, incident: Incident) -> None:
+    def append_incident(self, incident: Incident) -> None:
         """Add an incident; the last line of one attempt's failure is the one that holds."""
         with contextlib.suppress(OSError):
             files.append_lines(
                 self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
             )
 
-    def finding(self, finding: JobFinding) -> None:
+    def append_finding(self, finding: JobFinding) -> None:
         """Add a finding."""
         with contextlib.suppress(OSError):
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
-    def begun(self) -> bool:
+    def mark_begun(self) -> bool:
         """Whether this very job has begun its run before."""
         path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
@@ -152,7 +152,7 @@ class JobFolder:
         with contextlib.suppress(OSError):
             (self._place / BEGUN_FILE).write_text(self._job.submission, encoding="utf-8")
 
-    def stop_asked(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether `panax stop` wants the job to end."""
         return (self._place / STOP).exists()
 

@@ -45,7 +45,7 @@ class JobLayout:
         return sizes + parts + (", rows filled up" if self.pad_rows else "")
 
     @classmethod
-    def read(cls, found: Any) -> "JobLayout":
+    def from_json(cls, found: Any) -> "JobLayout":
         """From what process 0 has written.
 
         Raises:
@@ -70,7 +70,7 @@ class JobShape:
     nodes: tuple[int, ...]
     layout: JobLayout | None = None
 
-    def shown(self, total: int) -> str:
+    def describe(self, total: int) -> str:
         """For a person."""
         said = f"{len(self.nodes)} of {total} nodes"
         return said if self.layout is None else f"{said}: {self.layout}"
@@ -96,7 +96,7 @@ class JobShapes:
         return cls(job.place, nodes=job.nodes, processes=job.processes, min_nodes=job.policy.min_nodes)
 
     @classmethod
-    def in_place(cls, place: Path) -> "JobShapes":
+    def from_folder(cls, place: Path) -> "JobShapes":
         """Those of a job that is followed from elsewhere.
 
         Raises:
@@ -109,7 +109,7 @@ class JobShapes:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LaunchError(f"{place / JOB} does not describe a job: {error!r}; `panax launch` writes it") from error
 
-    def refuse(self, layout: JobLayout) -> None:
+    def reject(self, layout: JobLayout) -> None:
         """Count a layout as one that the model can't be laid out on after all: the next best one is taken."""
         self._refused.append(layout)
 
@@ -118,9 +118,11 @@ class JobShapes:
 
         Nodes that were taken out are left out, unless the job can't go on without them.
         """
-        return self.without(here, self.cordoned) or (self.without(here, ()) if self.cordoned & {*here} else None)
+        return self.best_without(here, self.cordoned) or (
+            self.best_without(here, ()) if self.cordoned & {*here} else None
+        )
 
-    def without(self, here: Collection[int], out: Collection[int]) -> JobShape | None:
+    def best_without(self, here: Collection[int], out: Collection[int]) -> JobShape | None:
         """The largest world of these nodes and none of those that are out; None where there is none."""
         usable = sorted({*here} - {*out})
         if len(usable) >= self._nodes:
@@ -131,14 +133,14 @@ class JobShapes:
                 return JobShape(tuple(usable[:count]), layout)
         return None
 
-    def why_not_without(self, out: Collection[int]) -> str:
+    def explain_infeasible(self, out: Collection[int]) -> str:
         """Why the job could not go on if all nodes were here but those; empty where it could."""
         left = self._nodes - len({*out})
         if not left:
             return f"all {self._nodes} nodes of the job would be taken out"
         if left < self._min_nodes:
             return f"{left} of {self._nodes} nodes would be left, and the job keeps --min-nodes {self._min_nodes}"
-        if self.without(range(self._nodes), out) is not None:
+        if self.best_without(range(self._nodes), out) is not None:
             return ""
         if not (self._place / LAYOUTS).is_file():
             return "the job has not trained on all of its nodes yet, which is when it learns how it could on fewer"
@@ -155,7 +157,7 @@ class JobShapes:
             found = json_reader.read(self._place / LAYOUTS)
             if found["processes"] != self._processes:
                 return {}
-            listed = {int(count): [*map(JobLayout.read, ranked)] for count, ranked in found["layouts"].items()}
+            listed = {int(count): [*map(JobLayout.from_json, ranked)] for count, ranked in found["layouts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
         left = {count: [each for each in ranked if each not in self._refused] for count, ranked in listed.items()}
@@ -178,7 +180,7 @@ def cordon(worlds: JobShapes, place: Path, nodes: Iterable[int], why: str, *, to
         LaunchError: There is no such node, or the job could not go on without them.
     """
     found = read_cordoned(place) | {_checked(node, total): why for node in nodes}
-    if reason := worlds.why_not_without(found):
+    if reason := worlds.explain_infeasible(found):
         raise LaunchError(
             f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job continues unchanged. `panax stop` "
             f"ends it with a save"

@@ -93,7 +93,7 @@ class Nodes:
     def messages(self, seconds: float) -> Iterator[tuple[Node, Message]]:
         """What agents tell within some seconds; it ends as soon as something came."""
         for node in [*self._coming, *self.here.values()]:
-            if node.channel.behind:
+            if node.channel.has_pending:
                 node.channel.flush()
         for key, _ in self._selector.select(seconds):
             if key.data is None:
@@ -113,7 +113,7 @@ class Nodes:
                     yield node, message
             if node.channel.closed:
                 self._part_with(node)
-        for greeting in [each for each in self._greetings if each.late]:
+        for greeting in [each for each in self._greetings if each.is_expired]:
             self._refuse(greeting)
         self._listen()
 
@@ -169,7 +169,7 @@ class Nodes:
         if greeting not in self._greetings:
             return
         try:
-            channel = greeting.go_on()
+            channel = greeting.advance()
         except OSError:
             self._refuse(greeting)
             return

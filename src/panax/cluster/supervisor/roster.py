@@ -91,18 +91,18 @@ class NodePool:
                     self._refused.add(number)
                     self._say(f"node {number} does not come back: {error}")
 
-    def refuse(self, world: JobShape) -> bool:
+    def reject_shape(self, world: JobShape) -> bool:
         """Whether there is another way on than a world that could not take a step: another layout, or waiting for nodes."""
         if world.layout is None:
             return False
-        self._worlds.refuse(world.layout)
+        self._worlds.reject(world.layout)
         return True
 
-    def can_do_without(self, node: int) -> bool:
+    def can_spare(self, node: int) -> bool:
         """Whether the job could go on without a node, by its policy and the layouts that there are."""
-        return self._worlds.without(set(self._nodes.here), self._worlds.cordoned | {node}) is not None
+        return self._worlds.best_without(set(self._nodes.here), self._worlds.cordoned | {node}) is not None
 
-    def take_out(self, node: int, why: str) -> None:
+    def cordon(self, node: int, why: str) -> None:
         """Leave a node out from the next save.
 
         Raises:
@@ -110,11 +110,11 @@ class NodePool:
         """
         cordon(self._worlds, self._job.place, [node], why, total=self._job.nodes)
 
-    def kept(self, world: JobShape) -> list[int]:
+    def cordoned_in_use(self, world: JobShape) -> list[int]:
         """The nodes of a world that were taken out, and without which the job could not go on."""
         return sorted(set(world.nodes) & self._worlds.cordoned)
 
-    def change(self, world: JobShape) -> str | None:
+    def reason_to_change(self, world: JobShape) -> str | None:
         """Why the job should go on in another world from its next save; None where this one is the best there is."""
         best = self._worlds.best(self._nodes.here)
         if best is None or best.nodes == world.nodes:
@@ -134,7 +134,7 @@ class NodePool:
         job, here, refused = self._job, self._nodes.here, self._nodes.refused
         missing = ", ".join(str(number) for number in range(job.nodes) if number not in here) or "none"
         strangers = f"; {refused} connections did not know the job's secret" if refused else ""
-        said = self._placed.said()
+        said = self._placed.log_tail()
         return (
             f"{len(here)} of {job.nodes} nodes came within {job.policy.agents_seconds:.0f} s (missing: node {missing})"
             f"{strangers}; see that they can reach this host, and the engine's own log" + (f":\n{said}" if said else "")

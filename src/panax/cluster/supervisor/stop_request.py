@@ -20,7 +20,7 @@ class StopRequest:
         self.at_once = False
         self.by_system = False
 
-    def ask(self, number: signal.Signals, *, by_system: bool = False) -> None:
+    def request(self, number: signal.Signals, *, by_system: bool = False) -> None:
         """Ask for a coordinated save, if nobody has.
 
         >>> asks = StopRequest()
@@ -32,13 +32,13 @@ class StopRequest:
             self.signal, self.by_system = number, by_system
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """While it is entered, a signal asks for a coordinated save; a second Ctrl-C ends all at once."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.signal is not None and number == signal.SIGINT:
                 self.at_once = True
-            self.ask(signal.Signals(number), by_system=number != signal.SIGINT)
+            self.request(signal.Signals(number), by_system=number != signal.SIGINT)
 
         taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
         # SIGHUP stays ignored where it is, as under `nohup`.

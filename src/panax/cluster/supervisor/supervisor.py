@@ -63,7 +63,7 @@ class Supervisor:
         self._incident: Incident | None = None
         self._failure: Diagnosis | None = None
         self._port: int | None = None
-        self._begun = record.begun()
+        self._begun = record.mark_begun()
         self._stacks: dict[int, str] = {}
         self._status_at = 0.0
         self._state = "placing"
@@ -77,7 +77,7 @@ class Supervisor:
         Raises:
             LaunchError: Nodes do not come at first, or are not alike.
         """
-        with self._asks.heard():
+        with self._asks.handling_signals():
             try:
                 return self._followed()
             except BaseException as error:
@@ -123,8 +123,8 @@ class Supervisor:
         self._state = "placing"
         world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
         if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
-            self._view.say(f"continues with {world.shown(self._job.nodes)}")
-        if world is not None and (kept := self._roster.kept(world)):
+            self._view.say(f"continues with {world.describe(self._job.nodes)}")
+        if world is not None and (kept := self._roster.cordoned_in_use(world)):
             self._view.say(
                 f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't continue without it"
             )
@@ -178,7 +178,7 @@ class Supervisor:
         """Until all processes have ended well (None), or something is wrong."""
         saved_by, stopped_at = float("inf"), None
         told, turned = False, time.monotonic()
-        while attempt.running:
+        while attempt.is_running:
             self._pump(TICK_SECONDS)
             now = time.monotonic()
             if now - turned > ASLEEP_SECONDS:
@@ -186,25 +186,25 @@ class Supervisor:
                 self._view.say(
                     f"the supervisor itself stood still for {now - turned:.0f} s; it reads what has come meanwhile"
                 )
-                attempt.forgive(now - turned)
+                attempt.extend_deadlines(now - turned)
                 saved_by += now - turned
                 self._pump(TICK_SECONDS)
             turned = now = time.monotonic()
-            if not attempt.running:
+            if not attempt.is_running:
                 break
             # The phase follows the setting aside of what an earlier run left.
-            if not self._begun and attempt.workers[0].entered.keys() & {"restore", "first step"}:
+            if not self._begun and attempt.workers[0].phase_times.keys() & {"restore", "first step"}:
                 self._begun = True
                 self._record.has_begun()
             if attempt.first_step is not None and not told:
                 told = True
                 self._first_step(attempt)
             attempt.give_up_on_failed(now)
-            if attempt.failed():
+            if attempt.has_failed():
                 return self._settled(attempt)
             self._roster.ask_for_missing()
-            if self._asks.signal is None and self._record.stop_asked():
-                self._asks.ask(signal.SIGTERM)
+            if self._asks.signal is None and self._record.is_stop_requested():
+                self._asks.request(signal.SIGTERM)
                 self._view.say("asked to stop by `panax stop`")
             if self._asks.signal is not None and not self._stop_told:
                 self._view.say(f"stopping by {self._asks.signal.name}: all processes save at the same step, then end")
@@ -216,7 +216,7 @@ class Supervisor:
             if stopped_at is not None and now - stopped_at > ANSWER_SECONDS and attempt.has_nothing_new:
                 # Nothing is there that a checkpoint would add.
                 return Diagnosis(Cause.KILLED, "no process had taken a step", 0, 128 + signal.SIGTERM)
-            if self._asks.at_once or (now > saved_by and not attempt.saves(now, self._job.policy)):
+            if self._asks.at_once or (now > saved_by and not attempt.is_saving(now, self._job.policy)):
                 why = (
                     "by a second signal"
                     if self._asks.at_once
@@ -228,9 +228,9 @@ class Supervisor:
                     0,
                     128 + (self._asks.signal or signal.SIGTERM),
                 )
-            if (worker := attempt.stalled(now, self._job.policy)) is not None:
-                return attempt.hang(worker, now, self._ask_for_stacks())
-        return self._settled(attempt) if attempt.failed() else None
+            if (worker := attempt.find_stalled(now, self._job.policy)) is not None:
+                return attempt.diagnose_hang(worker, now, self._ask_for_stacks())
+        return self._settled(attempt) if attempt.has_failed() else None
 
     def _stop(self, state: str) -> float:
         """Have all processes save at the same step, and end; until when they should have."""
@@ -246,7 +246,7 @@ class Supervisor:
         if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
             return ""
         self._looked_at = now
-        why = self._roster.change(self._world)
+        why = self._roster.reason_to_change(self._world)
         if why is None:
             self._saved_before = None
             return ""
@@ -259,13 +259,13 @@ class Supervisor:
         """Book that the job stopped only to go on in another world."""
         self._leaving.part()
         self._incident = layout_incident(self._changing, attempt.number, attempt.step, time.time())
-        self._record.incident(self._incident)
+        self._record.append_incident(self._incident)
         self._furthest = max(self._furthest, attempt.step)
 
     def _settled(self, attempt: JobAttempt) -> Diagnosis:
         """Why it failed, when the other processes have had a moment to say so too."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while attempt.running and time.monotonic() < deadline:
+        while attempt.is_running and time.monotonic() < deadline:
             self._pump(0.05)
         return diagnose(attempt.ends, attempt.collectives)
 
@@ -286,13 +286,13 @@ class Supervisor:
         """End what still runs, and book the failure."""
         now, at = time.monotonic(), time.time()
         step = attempt.step
-        last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].moved)]
+        last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].last_progress)]
         self._failure, self._incident = diagnosis, failure_incident(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
         self._end(attempt)
         self._leaving.part()
         self._incident.teardown = round(time.monotonic() - now, 3)
-        self._record.incident(self._incident)
+        self._record.append_incident(self._incident)
         self._without_progress = 0 if step > self._furthest else self._without_progress + 1
         self._furthest = max(self._furthest, step)
         self._view.failure(diagnosis, step)
@@ -302,7 +302,7 @@ class Supervisor:
         self._state = "ending"
         self._nodes.tell(kill=True)
         deadline = time.monotonic() + 20.0
-        while attempt.running and time.monotonic() < deadline:
+        while attempt.is_running and time.monotonic() < deadline:
             self._pump(0.1)
 
     def _gives_up(self, diagnosis: Diagnosis) -> str | None:
@@ -311,10 +311,10 @@ class Supervisor:
         if self._asks.signal is not None:
             return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
         could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in LAYOUT_CAUSES
-        if could_not_begin and self._roster.refuse(self._world):
+        if could_not_begin and self._roster.reject_shape(self._world):
             self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
             return None
-        if not diagnosis.cause.retried:
+        if not diagnosis.cause.is_retried:
             return f"{diagnosis.message}"
         if self._restarts >= policy.max_restarts:
             return f"given up after {self._restarts} restarts: {diagnosis.message}"
@@ -349,8 +349,8 @@ class Supervisor:
         self._view.first_step(attempt)
         incident = self._incident
         if incident is not None:
-            incident.recovered(*(attempt.entered(name) for name in ("prepare", "compile", "first step")))
-            self._record.incident(incident)
+            incident.recovered(*(attempt.phase_time(name) for name in ("prepare", "compile", "first step")))
+            self._record.append_incident(incident)
             self._view.recovered(incident)
             self._incident = None
 
@@ -373,7 +373,7 @@ class Supervisor:
             end |= {"cause": diagnosis.cause.value, "process": diagnosis.process, "advice": diagnosis.advice}
             end["tail"] = list(diagnosis.tail)[-20:]
         self._write_status(end)
-        self._view.over(code, message, diagnosis, self._restarts)
+        self._view.end(code, message, diagnosis, self._restarts)
         return code
 
     def _pump(self, seconds: float) -> None:
@@ -390,7 +390,7 @@ class Supervisor:
         departed, self._nodes.departed = self._nodes.departed, []
         for number, host in departed:
             if self._attempt is not None:
-                self._attempt.lost(number, host)
+                self._attempt.record_lost_node(number, host)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
             self._nodes.ping()
@@ -417,16 +417,16 @@ class Supervisor:
                 for index, pid in content["of"].items():
                     attempt.workers[int(index)].pid = int(pid)
             elif kind == "beat":
-                attempt.beat(int(content["process"]), content, now)
-                self._watching.heard(attempt, int(content["process"]), content)
+                attempt.update(int(content["process"]), content, now)
+                self._watching.record_heartbeat(attempt, int(content["process"]), content)
                 # Told of the whole run, earlier attempts and jobs included.
                 self._goodput = attempt.values.get("goodput/fraction", self._goodput)
             elif kind == "exit":
-                attempt.over(content, node.host)
+                attempt.record_end(content, node.host)
 
     def _write_status(self, end: dict[str, Any] | None = None) -> None:
         attempt, now = self._attempt, time.monotonic()
-        self._record.status(
+        self._record.write_status(
             {
                 "state": self._state,
                 "name": self._job.name,
@@ -439,8 +439,8 @@ class Supervisor:
                 "step": -1 if attempt is None else attempt.step,
                 "values": {} if attempt is None else attempt.values,
                 "breakdown": {} if attempt is None else attempt.breakdown(),
-                "slow": self._watching.shown(attempt),
-                "processes": [] if attempt is None else [worker.shown(now) for worker in attempt.workers],
+                "slow": self._watching.describe_slow(attempt),
+                "processes": [] if attempt is None else [worker.to_status(now) for worker in attempt.workers],
                 **({} if end is None else {"end": end}),
             }
         )

@@ -55,7 +55,7 @@ class View:
             self._said.extend(line.strip() for line in shown if line.startswith((ERROR, "  ")))
             self._print(*shown)
 
-    def has_said(self, message: str) -> bool:
+    def has_shown(self, message: str) -> bool:
         """Whether the first process has shown all of an error's lines, however its first one begins."""
         first, *rest = message.splitlines() or [""]
         told = [line.removeprefix(ERROR) for line in self._said]
@@ -91,7 +91,7 @@ class View:
             # A list of findings: it is said once, by the first process or at the end.
             return
         after = f" after step {step}" if step >= 0 else " before the first step"
-        message = AS_SAID if self.has_said(diagnosis.message) else diagnosis.message
+        message = AS_SAID if self.has_shown(diagnosis.message) else diagnosis.message
         self.say(f"{diagnosis.cause.value}{after}: {message}")
 
     def recovered(self, incident: Incident) -> None:
@@ -101,7 +101,7 @@ class View:
         said = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
         self.say(f"trains again; seconds: {said}")
 
-    def over(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
+    def end(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
         """The job has ended: why, and what to do."""
         self._status = ""
         if self._terminal and not self._quiet:

@@ -42,7 +42,7 @@ class Layout(Protocol):
         ...
 
     @property
-    def each(self) -> MeshAxes:
+    def local_axes(self) -> MeshAxes:
         """Mesh axes along which each device works independently: they count as size 1, and nothing is sent
         over them.
         """
@@ -63,11 +63,11 @@ class Layout(Protocol):
         """Which positions of a row the devices of the context axis hold."""
         ...
 
-    def of_each(self, axis: str) -> "Layout":
+    def with_local_axis(self, axis: str) -> "Layout":
         """Return the same mesh as seen by one device along `axis`, which works independently."""
         ...
 
-    def without(self, axis: str) -> "Layout":
+    def without_axis(self, axis: str) -> "Layout":
         """Return the same mesh with nothing sharded along `axis`: a pipeline stage's view of its layers."""
         ...
 

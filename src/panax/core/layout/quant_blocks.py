@@ -29,9 +29,9 @@ class QuantBlocks(NamedTuple):
             than blocks allow for, so rounding then differs from other meshes.
     """
 
-    whole: tuple[int, ...]
-    box: tuple[int, ...]
-    sides: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    local_block_shape: tuple[int, ...]
 
 
 def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlocks | None:

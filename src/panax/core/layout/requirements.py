@@ -19,7 +19,7 @@ class PipelineRequirement(NamedTuple):
     chunks: int
     repeats: int
 
-    def rest_on(self, stages: int) -> bool:
+    def can_store_on(self, stages: int) -> bool:
         """Return whether each of `stages` computes equal, adjacent layers, which can then be stored there
         between steps.
 
@@ -42,8 +42,8 @@ class AllToAllRequirement(NamedTuple):
     """
 
     what: str
-    parts: str
+    unit: str
     total: int
     axis: str
-    beside: str
-    otherwise: str
+    split_axis: str
+    advice: str

@@ -43,7 +43,7 @@ class PlatformTraits:
     unrolled_layers: int = 0
     cheap_branches: bool = False
     keeps_barriers: bool = True
-    optimises_small: bool = True
+    optimizes_small: bool = True
     permutes_apart: bool = True
     scatters_in_order: bool = False
     ragged_exchange: bool = False
@@ -70,7 +70,7 @@ _TRAITS = {
         keeps_barriers=False,
         # Compilation took longer than the rest of state initialization; with this, PPO's step compiled in a
         # quarter less time and ran as fast.
-        optimises_small=False,
+        optimizes_small=False,
         # jax 0.10: a step hangs if some stages permute and others do not.
         permutes_apart=False,
         experts_in_one_loop=True,

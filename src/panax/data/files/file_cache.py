@@ -73,7 +73,7 @@ class FileCache:
         return cls(cache_directory() / "panax-files", int(limit), wait_seconds=_WAIT_SECONDS if wait else 0.0)
 
     @contextlib.contextmanager
-    def hold(self, key: str, size: int, fill: Callable[[int], None], name: str) -> Iterator[Path]:
+    def lease(self, key: str, size: int, fill: Callable[[int], None], name: str) -> Iterator[Path]:
         """Give the path of a copy, which stays as long as the block lasts.
 
         Args:

@@ -63,7 +63,7 @@ class DataFile(NamedTuple):
         return PurePosixPath(self.name).suffix
 
     @property
-    def mark(self) -> tuple[str, int, int | str]:
+    def identity(self) -> tuple[str, int, int | str]:
         """The absolute name, the size in bytes, and the time of change in nanoseconds or the store's tag."""
         if self.remote is not None:
             return self.name, self.remote.size, self.remote.tag
@@ -75,7 +75,7 @@ class DataFile(NamedTuple):
         return str(path.absolute()), status.st_size, status.st_mtime_ns
 
     @contextlib.contextmanager
-    def here(self, *, wait: bool = True) -> Iterator[Path]:
+    def open_local(self, *, wait: bool = True) -> Iterator[Path]:
         """A path on this machine, good as long as the block lasts: the file itself, or a copy in the cache of files.
 
         Args:
@@ -88,7 +88,7 @@ class DataFile(NamedTuple):
         if self.remote is None:
             yield self.local
         else:
-            with self.remote.here(wait=wait) as path:
+            with self.remote.open_local(wait=wait) as path:
                 yield path
 
 
@@ -137,7 +137,7 @@ def _copied(ahead: "deque[Future[_Copy]]", file: DataFile) -> _Copy:
 
 def _copy(file: DataFile, *, wait: bool) -> _Copy:
     stack = contextlib.ExitStack()
-    return stack, stack.enter_context(file.here(wait=wait))
+    return stack, stack.enter_context(file.open_local(wait=wait))
 
 
 def _release(ahead: "deque[Future[_Copy]]") -> None:
@@ -289,10 +289,10 @@ def cache_identity(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]
     """
     for file in files:
         found = file if isinstance(file, DataFile) else DataFile(str(file))
-        yield (*found.mark, *(() if found.remote is not None else (found.local.stat().st_ctime_ns,)))
+        yield (*found.identity, *(() if found.remote is not None else (found.local.stat().st_ctime_ns,)))
 
 
 def stat_files(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
     """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its store's tag."""
     for file in files:
-        yield (file if isinstance(file, DataFile) else DataFile(str(file))).mark
+        yield (file if isinstance(file, DataFile) else DataFile(str(file))).identity

@@ -44,7 +44,7 @@ class RemoteObject(NamedTuple):
     clients: Any
 
     @contextlib.contextmanager
-    def here(self, *, wait: bool = True) -> Iterator[Path]:
+    def open_local(self, *, wait: bool = True) -> Iterator[Path]:
         """A copy on this machine, which stays as long as the block lasts.
 
         Args:
@@ -57,7 +57,7 @@ class RemoteObject(NamedTuple):
         # The name's end is kept: it tells readers how a file is compressed.
         key = hashlib.sha256(repr((self.url, self.size, self.tag)).encode()).hexdigest()[:32]
         suffix = re.sub(r"[^A-Za-z0-9.]", "", PurePosixPath(self.path).suffix)
-        with FileCache.default(wait=wait).hold(f"{key}{suffix}", self.size, self._copy, self.url) as path:
+        with FileCache.default(wait=wait).lease(f"{key}{suffix}", self.size, self._copy, self.url) as path:
             yield path
 
     def _copy(self, descriptor: int) -> None:

@@ -115,7 +115,7 @@ class Mds(Validated):
 
     def _shards(self) -> list["MdsShard"]:
         index = self._index()
-        with index.here() as path:
+        with index.open_local() as path:
             text = decode_utf8(read_bytes(path), index.name)
         try:
             listed = json_reader.parse(text, most_bytes=_MOST_INDEX_BYTES)["shards"]

@@ -73,7 +73,7 @@ class MegatronTokens(TokenFile):
             DataError: They can't be read, are damaged, or the settings don't fit them.
         """
         with contextlib.ExitStack() as held:
-            tokens_path, index_path = (held.enter_context(file.here()) for file in self._files())
+            tokens_path, index_path = (held.enter_context(file.open_local()) for file in self._files())
             names = [file.name for file in self._files()]
             index = read_index(index_path, names[1])
             tokens = _map_tokens(tokens_path, index, names[0])

@@ -46,7 +46,7 @@ class RandomCrop(Validated):
         if not 0 < self.aspect[0] <= self.aspect[1]:
             raise RecipeError(f"crop.aspect={self.aspect}; expected the least and the largest ratio, above 0")
 
-    def box(self, width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    def sample_box(self, width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
         """Left, upper, right and lower edge of a part of an image of this size."""
         for _ in range(_TRIES):
             area = width * height * generator.uniform(*self.area)
@@ -61,10 +61,10 @@ class RandomCrop(Validated):
         left, upper = (width - w) // 2, (height - h) // 2
         return left, upper, left + w, upper + h
 
-    def cut(self, image: "Image", size: tuple[int, int], generator: np.random.Generator) -> "Image":
+    def apply(self, image: "Image", size: tuple[int, int], generator: np.random.Generator) -> "Image":
         from PIL import Image
 
-        return image.resize(size, Image.Resampling.BILINEAR, self.box(*image.size, generator))
+        return image.resize(size, Image.Resampling.BILINEAR, self.sample_box(*image.size, generator))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class PaddedCrop(Validated):
         if self.padding < 1:
             raise RecipeError(f"crop.padding={self.padding}; expected 1 or more; leave the crop out for none")
 
-    def cut(self, image: "Image", generator: np.random.Generator) -> "Image":
+    def apply(self, image: "Image", generator: np.random.Generator) -> "Image":
         left, upper = (int(n) - self.padding for n in generator.integers(2 * self.padding + 1, size=2))
         return image.crop((left, upper, left + image.width, upper + image.height))
 
@@ -105,16 +105,16 @@ class Augmentation(Validated):
             raise RecipeError("the augmentation changes nothing; set one of its fields, or leave it out")
 
     @property
-    def changes_each(self) -> bool:
+    def has_per_image_changes(self) -> bool:
         """Whether images are changed one by one, besides being mixed."""
         return self.crop is not None or self.flip > 0 or self.rand_augment is not None
 
     @property
-    def pixels_kept(self) -> float:
+    def min_side_fraction(self) -> float:
         """Which part of an image's side is scaled to the model's size, at the least."""
         return math.sqrt(self.crop.area[0]) if isinstance(self.crop, RandomCrop) else 1.0
 
-    def changed(
+    def apply(
         self,
         image: "Image",
         size: tuple[int, int],
@@ -131,10 +131,10 @@ class Augmentation(Validated):
         from PIL import ImageOps
 
         if isinstance(self.crop, RandomCrop):
-            image = self.crop.cut(image, size, generator)
+            image = self.crop.apply(image, size, generator)
         else:
             image = fitted(image)
-            image = image if self.crop is None else self.crop.cut(image, generator)
+            image = image if self.crop is None else self.crop.apply(image, generator)
         if generator.random() < self.flip:
             image = ImageOps.mirror(image)
         return image if self.rand_augment is None else self.rand_augment.apply(image, generator)

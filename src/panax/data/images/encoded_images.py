@@ -79,9 +79,9 @@ class ImageDecoder(Validated):
         Raises:
             BadRecordError: It is none that Pillow can read, is cut short, or has more than 8 bits a channel.
         """
-        return self.array(self.fitted(self.whole(data, where)))
+        return self.to_array(self.resize(self.open_image(data, where)))
 
-    def whole(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
+    def open_image(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
         """The image as it is, but of a JPEG no larger than is needed.
 
         Args:
@@ -115,7 +115,7 @@ class ImageDecoder(Validated):
             what = str(error) or type(error).__name__
             raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
 
-    def fitted(self, whole: "Image") -> "Image":
+    def resize(self, whole: "Image") -> "Image":
         """The image brought to `size`, as `fit` says."""
         from PIL import Image, ImageOps
 
@@ -130,7 +130,7 @@ class ImageDecoder(Validated):
             case _:
                 return whole.resize(square, bilinear)
 
-    def array(self, image: "Image") -> npt.NDArray[np.uint8]:
+    def to_array(self, image: "Image") -> npt.NDArray[np.uint8]:
         return np.asarray(image, np.uint8).reshape(self.size, self.size, self.channels)
 
 
@@ -244,8 +244,8 @@ class Images:
         size = (decoding.size, decoding.size)
 
         def one(row: int, data: bytes, where: str) -> np.ndarray:
-            whole = decoding.whole(data, where, augmentation.pixels_kept)
-            return decoding.array(augmentation.changed(whole, size, decoding.fitted, generators(row)))
+            whole = decoding.open_image(data, where, augmentation.min_side_fraction)
+            return decoding.to_array(augmentation.apply(whole, size, decoding.resize, generators(row)))
 
         return self._read(numbers, one)
 

@@ -112,7 +112,7 @@ class ImageFolder(ImageDecoder):
                 )
             return [name.partition("/")[0] for name in names], ()
         (file,) = find_files((self.label,), ())
-        with file.here() as path:
+        with file.open_local() as path:
             text = decode_utf8(read_bytes(path), file.name)
         try:
             return self._labels_of(names, csv.DictReader(io.StringIO(text, newline="")), file.name)

@@ -38,7 +38,7 @@ class Mixing(Validated):
         if not 0 <= self.probability <= 1:
             raise RecipeError(f"mixing.probability={self.probability}; expected a share of the images, in [0, 1]")
 
-    def mixed(
+    def apply(
         self, image: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], generator: np.random.Generator
     ) -> tuple[npt.NDArray[np.uint8], float]:
         """An image mixed with another one of its shape (height, width, channel), and its share."""

@@ -44,10 +44,10 @@ class RandAugment(Validated):
         """The image changed."""
         names = list(OPERATIONS)
         for number in generator.integers(len(names), size=self.operations):
-            image = self.one(image, names[number], sign=1 if generator.random() < 0.5 else -1)
+            image = self.apply_operation(image, names[number], sign=1 if generator.random() < 0.5 else -1)
         return image
 
-    def one(self, image: "Image", name: str, sign: int = 1) -> "Image":
+    def apply_operation(self, image: "Image", name: str, sign: int = 1) -> "Image":
         """The image changed by one operation of `OPERATIONS`, in one direction."""
         return OPERATIONS[name](image, self.magnitude / MAX_MAGNITUDE, sign)
 

@@ -84,24 +84,26 @@ class RampedSource:
         Raises:
             DataError: The position is of another source or ramp.
         """
-        taken = self.taken(position)
-        return self.divided(self.source.batches(self.before(position)), taken, self.before(position))
+        taken = self.steps_before(position)
+        return self.split_batches(
+            self.source.batches(self.source_position(position)), taken, self.source_position(position)
+        )
 
-    def parts(self, position: Position | None) -> int:
+    def parts_at(self, position: Position | None) -> int:
         """Into how many steps the batch at a position is divided.
 
         Raises:
             DataError: The position is of another ramp.
         """
-        return self.ramp.parts_at(self.taken(position))
+        return self.ramp.parts_at(self.steps_before(position))
 
-    def stage(self, position: Position | None) -> RowSource:
+    def next_stage(self, position: Position | None) -> RowSource:
         """Of a `RowSource`: what comes next, up to where the size changes, as a source of batches of one size."""
         assert isinstance(self.source, RowSource)
-        parts = self.parts(position)
+        parts = self.parts_at(position)
         return self.source if parts == 1 else _Stage(self, self.source, parts)
 
-    def taken(self, position: Position | None) -> int:
+    def steps_before(self, position: Position | None) -> int:
         """Steps of the ramp that lie before a position; all of them behind the ramp."""
         if position is None:
             return 0
@@ -117,11 +119,11 @@ class RampedSource:
         return said["taken"]
 
     @staticmethod
-    def before(position: Position | None) -> Position | None:
+    def source_position(position: Position | None) -> Position | None:
         """The source's own position before the batch that is being worked off."""
         return position["before"] if position is not None and POSITION_KEY in position else position
 
-    def divided(
+    def split_batches(
         self, drawn: Iterator[SourcedBatch], taken: int, before: Position | None, end: int | None = None
     ) -> Iterator[SourcedBatch]:
         """Batches of the source, each in the parts that the ramp says.
@@ -154,8 +156,8 @@ class RampedAccountingSource(RampedSource):
     def epochs(self, position: Position) -> Mapping[str, float]:
         return self._accounting.epochs(_behind(position))
 
-    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
-        return self._accounting.seen(_behind(position))
+    def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
+        return self._accounting.count_documents(_behind(position))
 
     @property
     def _accounting(self) -> Accounting:
@@ -214,6 +216,8 @@ class _Stage:
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
         # Of each part the same rows: those of all parts are drawn at once.
         wanted = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
-        whole, taken = self._whole, self._whole.taken(position)
-        before, steps = whole.before(position), whole.ramp.steps
-        return whole.divided(self._source.batches_of(wanted, before), taken, before, taken + steps - taken % steps)
+        whole, taken = self._whole, self._whole.steps_before(position)
+        before, steps = whole.source_position(position), whole.ramp.steps
+        return whole.split_batches(
+            self._source.batches_of(wanted, before), taken, before, taken + steps - taken % steps
+        )

@@ -72,7 +72,11 @@ class ExampleSource:
         if MASK in examples.axes:
             raise RecipeError(f"the examples have a leaf {MASK!r}, which this source adds; give theirs another name")
         mixing = None if augmentation is None else augmentation.mixing
-        if augmentation is not None and augmentation.changes_each and not isinstance(examples, AugmentedExamples):
+        if (
+            augmentation is not None
+            and augmentation.has_per_image_changes
+            and not isinstance(examples, AugmentedExamples)
+        ):
             raise RecipeError(f"an augmentation is for images; {type(examples).__name__} gives {list(examples.axes)}")
         if mixing is not None and (not {"image", "label"} <= set(examples.axes) or batch_size < 2):
             raise RecipeError(
@@ -151,7 +155,7 @@ class ExampleSource:
             at = epochs == epoch
             numbers[at] = self._order(epoch)[index[at]]
         augmentation = self._augmentation
-        if augmentation is not None and augmentation.changes_each:
+        if augmentation is not None and augmentation.has_per_image_changes:
             assert isinstance(self.examples, AugmentedExamples)
             batch = self.examples.read_augmented(
                 numbers, augmentation, lambda row: self._generator(_IMAGE, int(epochs[row]), int(numbers[row]))
@@ -174,7 +178,7 @@ class ExampleSource:
         for row in np.flatnonzero(~alone).tolist():
             pair = batch["image"][mine[row]], batch["image"][other[row]]
             bits = make_generator(self._seed, start + int(wanted[row]))
-            out["image"][row], out[MIX][row] = mixing.mixed(*pair, bits)
+            out["image"][row], out[MIX][row] = mixing.apply(*pair, bits)
         return out
 
     def _generator(self, purpose: int, epoch: int, number: int) -> np.random.Generator:

@@ -193,7 +193,7 @@ def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Genera
 
     def one(row: int) -> np.ndarray:
         whole = Image.fromarray(image[row, :, :, 0] if channels == 1 else image[row])
-        changed = augmentation.changed(whole, (width, height), lambda as_is: as_is, generators(row))
+        changed = augmentation.apply(whole, (width, height), lambda as_is: as_is, generators(row))
         return np.asarray(changed, np.uint8).reshape(height, width, channels)
 
     return np.stack([one(row) for row in range(len(image))]) if len(image) else image

@@ -34,7 +34,7 @@ class FirstBatches:
         return self._source.axes
 
     @property
-    def once(self) -> "FirstBatches":
+    def without_repeats(self) -> "FirstBatches":
         """The same batches with an end."""
         other = FirstBatches(self._source, self._count, endless=False)
         # One list for both: a loader may give its batches only once.

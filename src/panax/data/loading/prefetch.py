@@ -28,7 +28,7 @@ class PrefetchIterator(Generic[Item]):
         gives_up: Asked while an item is waited for, twice a second: true ends the wait, and with it the items.
     """
 
-    gives_up: Callable[[], bool] | None = None
+    should_stop: Callable[[], bool] | None = None
 
     def __init__(self, iterable: Iterable[Item], size: int) -> None:
         if size < 1:
@@ -63,7 +63,7 @@ class PrefetchIterator(Generic[Item]):
         return self._ahead.is_empty
 
     def _gives_up(self) -> bool:
-        given_up = self.gives_up is not None and self.gives_up()
+        given_up = self.should_stop is not None and self.should_stop()
         self._is_awaited = self._is_awaited and not given_up
         return given_up
 

@@ -228,7 +228,7 @@ class IdEncoder:
             case HashedIds():
                 return 0
 
-    def row(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
+    def encode(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
         """Return the ids of one row, padded to the capacity, and their weights, if there are any.
 
         Raises:

@@ -300,7 +300,7 @@ class Table(Validated):
             [self._number(name, values[name], where) for name in self.numeric],
             [self._category(name, values[name], where, spellings) for name in self.categorical],
             None if self.label is None else self._label(values[self.label], where),
-            [bag.row(values[bag.bag.column], values.get(bag.bag.weights), where) for bag in bags],
+            [bag.encode(values[bag.bag.column], values.get(bag.bag.weights), where) for bag in bags],
             None if self.time is None else parse_seconds(values[self.time], self.time, where),
         )
 

@@ -71,10 +71,10 @@ class FilteredCorpus(Validated):
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for document in self.corpus.documents():
-            if isinstance(document, BadRecord) or self.takes(document):
+            if isinstance(document, BadRecord) or self.accepts(document):
                 yield document
 
-    def takes(self, document: Document) -> bool:
+    def accepts(self, document: Document) -> bool:
         """Whether a document passes."""
         if not self.min_characters <= len(document.prompt) + len(document.text) <= (self.max_characters or 2**63):
             return False

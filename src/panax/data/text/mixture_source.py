@@ -96,10 +96,10 @@ class MixedSource:
         each = {part.name: n / rows.num_rows for part, rows, n in zip(self._parts, self._rows, drawn, strict=True)}
         return {"": sum(drawn) / sum(rows.num_rows for rows in self._rows), **each}
 
-    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
+    def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
         """How often each document of each part has been seen up to `position`: from the position alone."""
         return {
-            part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.times_seen(*divmod(n, rows.num_rows)))
+            part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.document_counts(*divmod(n, rows.num_rows)))
             for part, rows, n in zip(self._parts, self._rows, self._state(position).rows, strict=True)
         }
 
@@ -229,7 +229,7 @@ class ConcatRows:
         part, _, place = (int(leaf[index]) for leaf in self._places(epoch))
         return self._parts[part].row(epoch, place)
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         places = RowLocations(*(leaf[indices] for leaf in self._places(epoch)))
         return PackedRow(**gather_rows(self._parts, places, width))
 
@@ -237,9 +237,11 @@ class ConcatRows:
         part, _, place = (leaf[indices] for leaf in self._places(epoch))
         return max(self._parts[p].width(epoch, place[part == p]) for p in np.unique(part).tolist())
 
-    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+    def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         taken = np.bincount(self._places(epoch).part[:index], minlength=len(self._parts))
-        return np.concatenate([rows.times_seen(epoch, n) for rows, n in zip(self._parts, taken.tolist(), strict=True)])
+        return np.concatenate(
+            [rows.document_counts(epoch, n) for rows, n in zip(self._parts, taken.tolist(), strict=True)]
+        )
 
     def _places(self, epoch: int) -> RowLocations:
         latest = self._latest

@@ -95,7 +95,7 @@ class PackedRowSource(Protocol):
 
     def row(self, epoch: int, index: int) -> PackedRow: ...
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         """Rows `indices` of an epoch at once: five arrays (row, width), zero where a row has ended."""
         ...
 
@@ -103,7 +103,7 @@ class PackedRowSource(Protocol):
         """The length, in tokens, of rows `indices` when they are in one batch."""
         ...
 
-    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+    def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         """How often each document has been seen to its end, by whoever has taken all rows before row `index` of `epoch`."""
         ...
 
@@ -128,9 +128,9 @@ class PackedRows:
     def row(self, epoch: int, index: int) -> PackedRow:
         begin = int(self._stream(epoch).windows[index]) * self.sequence_length
         width = min(self.sequence_length, self._documents.num_tokens - begin)
-        return _first(self.read(epoch, np.array([index]), width))
+        return _first(self.read_rows(epoch, np.array([index]), width))
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
         stream = self._stream(epoch)
         begins = stream.windows[indices] * self.sequence_length
@@ -157,7 +157,7 @@ class PackedRows:
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         return self.sequence_length
 
-    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+    def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         stream = self._stream(epoch)
         taken = np.zeros(self.num_rows, np.int64)
         taken[stream.windows[:index]] = 1
@@ -220,9 +220,9 @@ class PaddedRows:
 
     def row(self, epoch: int, index: int) -> PackedRow:
         length = int(self._documents.lengths[self._order(epoch)[index]])
-        return _first(self.read(epoch, np.array([index]), min(length, self.sequence_length)))
+        return _first(self.read_rows(epoch, np.array([index]), min(length, self.sequence_length)))
 
-    def read(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
@@ -241,7 +241,7 @@ class PaddedRows:
         longest = self._documents.lengths[self._order(epoch)[indices]].max(initial=1)
         return int(self._buckets[np.searchsorted(self._buckets, min(int(longest), self.sequence_length))])
 
-    def times_seen(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
+    def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         times = np.full(self.num_rows, epoch)
         times[self._order(epoch)[:index]] += 1
         return times
@@ -257,7 +257,7 @@ class PaddedRows:
         """How many documents keep nothing that carries loss: of a prompt that fills the row, the answer is cut away."""
         return _count_without_loss(self._documents, self.sequence_length)
 
-    def filled(self, batch_size: int) -> float:
+    def fill_ratio(self, batch_size: int) -> float:
         """Which share of the positions of the first epoch's batches holds tokens."""
         lengths = np.minimum(self._documents.lengths[self._order(0)], self.sequence_length)
         longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size))

@@ -68,7 +68,7 @@ class UsableDocuments:
         """
         self.bad, self.num_filtered = [], 0
         inner = self._corpus.corpus if isinstance(self._corpus, FilteredCorpus) else self._corpus
-        takes = self._corpus.takes if isinstance(self._corpus, FilteredCorpus) else None
+        takes = self._corpus.accepts if isinstance(self._corpus, FilteredCorpus) else None
         most = self._limits.max_characters
         for number, document in enumerate(inner.documents(), 1):
             if isinstance(document, BadRecord):

@@ -21,7 +21,7 @@ def describe_lengths(rows: PackedRows | PaddedRows, documents: Documents, which:
         longer = int((documents.lengths > length).sum())
         going_on = f"; {longer:,} are longer than a row and continue in another" if longer else ""
         return f"{head}; {rows.num_rows:,} rows of {length:,}, {filled:.1%} filled{going_on}"
-    parts = [head, f"one a row, {rows.filled(batch_size):.1%} filled"]
+    parts = [head, f"one a row, {rows.fill_ratio(batch_size):.1%} filled"]
     if rows.num_truncated_documents:
         parts.append(
             f"of {count:,} {which} {rows.num_truncated_documents:,} are longer than {length:,} tokens and cut, with "

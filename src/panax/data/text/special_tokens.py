@@ -47,7 +47,7 @@ class TokenizerCompanions:
         """`bos_token_id`, `eos_token_id` and `pad_token_id`, None where there is none."""
         return {f"{role}_token_id": vocabulary.get(self.token(role) or "") for role in _ROLES}
 
-    def ending_with(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
+    def set_end_token(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
         """With `end` as the end of a text, and, where none is named, with the one token that begins one."""
         config = {key: value for key, value in self.config.items() if key not in _OF_A_MACHINE}
         if config.pop("auto_map", None) is not None:  # names Python files, which are not carried along

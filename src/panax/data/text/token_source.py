@@ -61,7 +61,7 @@ class Accounting(Protocol):
 
     def epochs(self, position: Position) -> Mapping[str, float]: ...
 
-    def seen(self, position: Position) -> Mapping[str, DocumentCounts]: ...
+    def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]: ...
 
 
 class PackedSource:
@@ -122,10 +122,10 @@ class PackedSource:
         """Return the number of passes over the documents up to `position`."""
         return {"": self._start(position) / self.rows.num_rows}
 
-    def seen(self, position: Position) -> Mapping[str, DocumentCounts]:
+    def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
         """Count how often each document has been seen up to `position`, computed from the position alone."""
         start = self._start(position)
-        times = self.rows.times_seen(*divmod(start, self.rows.num_rows))
+        times = self.rows.document_counts(*divmod(start, self.rows.num_rows))
         return {"": DocumentCounts(start / self.rows.num_rows, self.rows.starts, times)}
 
     def _position(self, start: int) -> dict[str, int | str]:
@@ -213,8 +213,8 @@ def gather_rows(parts: Sequence[PackedRowSource], places: RowLocations, width: i
     batch: dict[str, np.ndarray] | None = None
     for part, epoch, slots in _groups(places):
         if len(slots) == num_rows:
-            return parts[part].read(epoch, places.row, width)._asdict()
-        made = parts[part].read(epoch, places.row[slots], width)._asdict()
+            return parts[part].read_rows(epoch, places.row, width)._asdict()
+        made = parts[part].read_rows(epoch, places.row[slots], width)._asdict()
         batch = batch or _empty(num_rows, width)
         for name, leaf in made.items():
             batch[name][slots] = leaf

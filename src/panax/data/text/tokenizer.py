@@ -73,7 +73,7 @@ class Tokenizer:
         self._backend = backend
         self.start_of_document: tuple[int, ...] = start_token_ids(backend)
         start = [token for i in self.start_of_document if (token := backend.id_to_token(i)) is not None]
-        self._beside = (beside or TokenizerCompanions()).ending_with(end_of_document, start)
+        self._beside = (beside or TokenizerCompanions()).set_end_token(end_of_document, start)
         self._vocabulary = vocabulary
         self.special_ids: dict[str, int | None] = self._beside.ids(vocabulary)
         self.end_of_document: int = vocabulary[end_of_document]
@@ -122,7 +122,7 @@ class Tokenizer:
         with _panics_are_errors("ids can't be decoded"):
             return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def with_generation_of(self, folder: str | Path) -> "Tokenizer":
+    def add_generation_config(self, folder: str | Path) -> "Tokenizer":
         """Itself, and how the model in a folder generates, where nothing beside the tokenizer says so.
 
         Raises:

@@ -283,7 +283,7 @@ def _visible(
     blocks = cut.blocks
     key = j * blocks.key + jnp.arange(blocks.key)[None, None, :]
     visible = None
-    if not mask.everything:
+    if not mask.is_full:
         # The queries of a group's heads lie one after the other, so positions repeat.
         query = i * blocks.query + jnp.tile(jnp.arange(blocks.query), cut.r)[None, :, None]
         visible = mask.allows(query, key)

@@ -301,7 +301,7 @@ def _scores(queries, keys, query, j, key_block: int, query_segment, key_segment_
         score, slope = bounded * (options.soft_cap * _LOG2_E), options.scale * (1.0 - bounded * bounded)
     key = j * key_block + jnp.arange(key_block)
     visible = (key < options.key_seq)[None, :]
-    if not options.mask.everything:
+    if not options.mask.is_full:
         visible = visible & options.mask.allows(query[:, None], key[None, :])
     if query_segment is not None:
         key_segment = key_segment_ref[pl.ds(j * key_block, key_block)]

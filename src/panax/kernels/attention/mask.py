@@ -39,7 +39,7 @@ class MaskRule:
             raise ValueError(f"window={self.window} must be at least 1, or None for no window")
 
     @property
-    def everything(self) -> bool:
+    def is_full(self) -> bool:
         """Whether every query sees every key."""
         return not self.causal and self.window is None
 

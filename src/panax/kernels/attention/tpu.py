@@ -315,7 +315,7 @@ def _scores(queries, keys, i, j, query_segment_ref, key_segment_ref, options: _O
     query = i * options.query_block + lax.broadcasted_iota(jnp.int32, raw.shape, 1)
     key = j * options.key_block + lax.broadcasted_iota(jnp.int32, raw.shape, 0)
     visible = key < options.key_seq
-    if not options.mask.everything:
+    if not options.mask.is_full:
         visible = visible & options.mask.allows(query, key)
     if query_segment_ref is not None:
         query_segment, key_segment = query_segment_ref[...], key_segment_ref[...]

@@ -52,7 +52,7 @@ class CpuKernels:
         """The kernel of a kind of work in a dtype; XLA where there is no other."""
         return getattr(self, f"{work}_{dtype}") if dtype in DTYPES else XLA
 
-    def unavailable(self) -> list[str]:
+    def list_unavailable(self) -> list[str]:
         """What this machine lacks of the choice, a line each."""
         return [
             f"{work} in {dtype} by {name}: {why}"

@@ -74,7 +74,7 @@ class KernelSelection:
     source: str
     times: Times = dataclasses.field(default_factory=dict)
 
-    def line(self) -> str:
+    def summary(self) -> str:
         """What a terminal shows at the start of a run."""
         parts = []
         for work in WORKS:
@@ -83,7 +83,7 @@ class KernelSelection:
             parts.append(f"{_SAID[work]} {usual[1]!r}{other}")
         return f"kernels on CPU: {', '.join(parts)}; {self.source}"
 
-    def lines(self) -> list[str]:
+    def details(self) -> list[str]:
         """What the log of a run keeps: what each took, beside the others."""
         found = []
         for work in WORKS:
@@ -152,7 +152,7 @@ def _chosen(recorded: str) -> KernelSelection | None:
     lacking = set(" ".join(gather_texts(" ".join(_lacking()))).split())
     text = ""
     if is_process_zero():
-        if before is not None and not before.unavailable():
+        if before is not None and not before.list_unavailable():
             text = _as_text(KernelSelection(before, "as this run began"))
         else:
             text = _as_text(_by_rule(lacking) or _kept(lacking) or _measured(lacking))

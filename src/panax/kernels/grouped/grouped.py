@@ -25,16 +25,9 @@ from panax.kernels.product import is_local
 from panax.kernels.registry import Kernel, KernelChoice, choose, log_choice, register
 
 __all__ = [
-    "GroupedCase",
-    "GroupedMatmul",
-    "Groups",
-    "aligned_row_count",
-    "choose_tile",
-    "grouped_outer",
-    "grouped_product",
-    "map_groups",
-    "is_blocked",
-]
+    "GroupedCase", "GroupedMatmul", "Groups", "aligned_row_count", "choose_tile", "grouped_outer", "grouped_product",
+    "is_blocked", "map_groups",
+]  # fmt: skip
 
 
 def grouped_product(

@@ -11,6 +11,6 @@ DYNAMIC = DynamicMap(signed=True)
 DYNAMIC_UNSIGNED = DynamicMap(signed=False)
 
 __all__ = [
-    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear", "QuantizedArray",
-    "Sign", "pack", "quantize", "quantize_with_residual", "round_stochastically", "unpack",
+    "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear",
+    "QuantizedArray", "Sign", "pack", "quantize", "quantize_with_residual", "round_stochastically", "unpack",
 ]  # fmt: skip

@@ -97,7 +97,7 @@ def quantize(
     wide = x.astype(jnp.float32)
     split, sizes = _split(wide, block)
     dims = tuple(range(split.ndim - 2 * len(block) + 1, split.ndim, 2))
-    scale = format.scale_of(split, dims)
+    scale = format.compute_scale(split, dims)
     # Asked of each number: a compiled maximum may pass over NaN.
     finite = jnp.all(jnp.isfinite(split), dims, keepdims=True) & jnp.isfinite(scale)
     scale = jnp.where(finite, jnp.where(scale >= TINY, scale, 0.0), jnp.nan)

@@ -45,10 +45,10 @@ class DynamicMap(Format):
         """What the codes stand for, ascending, in float32."""
         return _tables(self.signed).values
 
-    def scale_of(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
+    def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
         # There is a code for 1 and none for -1: a block's largest number would lose 0.7 % in each update if it is negative.
         if not self.signed:
-            return super().scale_of(split, dims)
+            return super().compute_scale(split, dims)
         least = float(self.values[0])
         return jnp.maximum(jnp.max(split, dims, keepdims=True), jnp.min(split, dims, keepdims=True) * (1 / least))
 

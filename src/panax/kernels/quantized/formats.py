@@ -30,7 +30,7 @@ class Format(abc.ABC):
     def dtype(self) -> jnp.dtype:
         """The type of the array of codes."""
 
-    def scale_of(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
+    def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
         """What the numbers of each block are divided by, before any check: NaN or infinity where a block holds either.
 
         Args:
@@ -131,7 +131,7 @@ class Sign(Format):
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.uint8)
 
-    def scale_of(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
+    def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
         # Divided before they are added up: the sum of large numbers is infinite, their mean is not.
         share = 1 / math.prod(split.shape[dim] for dim in dims)
         return jnp.sum(jnp.abs(split) * share, dims, keepdims=True)

@@ -31,7 +31,7 @@ class ResidualCase:
 
     format: Format
     block: int
-    by_chance: bool = False
+    stochastic: bool = False
 
 
 def quantize_with_residual(
@@ -81,7 +81,7 @@ def _pallas(
 
 
 def _limit(case: ResidualCase, target: Target) -> str | None:
-    if case.by_chance:
+    if case.stochastic:
         return "it rounds to the nearest"
     if not isinstance(case.format, Linear | Float8):
         return f"it has no codes of {case.format}"

@@ -94,7 +94,7 @@ class Attention(Module):
         return self._output(checkpoint_name(attended, "attention"))
 
     @property
-    def exchange(self) -> AllToAllRequirement:
+    def exchange_requirement(self) -> AllToAllRequirement:
         return ulysses_requirement(self.w_q.shape[-2])
 
     def flops(self, length: int) -> float:

@@ -173,7 +173,7 @@ class LatentAttention(Module):
         return self._output(checkpoint_name(out[..., : self.latent.value_dim], "attention"))
 
     @property
-    def exchange(self) -> AllToAllRequirement:
+    def exchange_requirement(self) -> AllToAllRequirement:
         return ulysses_requirement(self.w_o.shape[-3])
 
     def flops(self, length: int) -> float:

@@ -55,7 +55,7 @@ class RotaryScaling(Validated):
     def check(self, head_dim: int, theta: float) -> None:
         """Accept any width of a head."""
 
-    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+    def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
         """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         turns = self.original_length * frequency / (2 * math.pi)
@@ -115,7 +115,7 @@ class YarnScaling(Validated):
             f"turns to lie among the pairs: change them, theta or original_length",
         )
 
-    def kept(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+    def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
         """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         pairs = len(frequency)
@@ -168,7 +168,7 @@ class Rotary(Validated):
 
     def check(self, head_dim: int) -> None:
         """Raise a RecipeError if heads of this width cannot be rotated."""
-        turned = self.turned(head_dim)
+        turned = self.num_rotated(head_dim)
         part = "" if self.fraction == 1.0 else f", of which fraction={self.fraction} is {turned}"
         _require(
             turned > 0 and turned % 2 == 0,
@@ -177,7 +177,7 @@ class Rotary(Validated):
         if self.scaling is not None:
             self.scaling.check(turned, self.theta)
 
-    def turned(self, head_dim: int) -> int:
+    def num_rotated(self, head_dim: int) -> int:
         """Return the number of rotated features of a head.
 
         >>> Rotary(fraction=0.5).turned(128)
@@ -187,11 +187,11 @@ class Rotary(Validated):
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Return the radians per position of each rotated pair of features; float32."""
-        turned = self.turned(head_dim)
+        turned = self.num_rotated(head_dim)
         frequency = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
         if self.scaling is None:
             return frequency.astype(np.float32)
-        kept = np.clip(self.scaling.kept(frequency, self.theta), 0.0, 1.0)
+        kept = np.clip(self.scaling.unscaled_fraction(frequency, self.theta), 0.0, 1.0)
         return ((1 - kept) * frequency / self.scaling.factor + kept * frequency).astype(np.float32)
 
     @property
@@ -207,7 +207,7 @@ class Rotary(Validated):
         )
         amplitude = 1.0 if self.scaling is None else self.scaling.amplitude
         cos, sin = jnp.cos(angle) * amplitude, jnp.sin(angle) * amplitude
-        turned = self.turned(x.shape[-1])
+        turned = self.num_rotated(x.shape[-1])
         pairs = x[..., :turned].astype(jnp.float32)
         first, second = (pairs[..., 0::2], pairs[..., 1::2]) if self.interleaved else jnp.split(pairs, 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -100,7 +100,7 @@ class Experts(Module):
         groups = work.groups(counts)
         row = _place(expert, rank, groups.starts, groups.rows)
         places = _of_tokens(assigned, row, x.shape, groups.rows)
-        weight = copy_to_rows(assigned.weight.reshape(-1), RowMap.of_places(row[:, None], groups.rows))
+        weight = copy_to_rows(assigned.weight.reshape(-1), RowMap.of_positions(row[:, None], groups.rows))
         return sum_by_token(work(copy_to_rows(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
 
     def _exchanged(
@@ -130,9 +130,9 @@ class Experts(Module):
             rounds = jax.lax.pmax(rounds, beside)
         held = buffer * (jax.lax.axis_size(beside) if beside else 1)
         round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
-        constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_places(row[:, None], count), values
+        constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_positions(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
-        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.most_rounds(count))
+        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.max_rounds(count))
         return y.reshape(x.shape)
 
 
@@ -210,11 +210,11 @@ class _Round:
         groups = self.work.groups(everyone.sum(axis=0))
         before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.beside)]
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
-        places_here = RowMap.of_places(all_gather(row, self.beside, 0)[:, None], groups.rows)
+        places_here = RowMap.of_positions(all_gather(row, self.beside, 0)[:, None], groups.rows)
         y = self.work(copy_to_rows(arrived, places_here), copy_to_rows(weights, places_here), values, slots, groups)
         # Sum the partial results of an expert's shards, then send each row back to its token's device.
         returned: jax.Array = reduce_scatter_sum(sum_by_token(y, places_here), self.beside, 0)
-        return sum_by_token(self.exchange.bring(returned, plan, window, self.count), places)
+        return sum_by_token(self.exchange.send_back(returned, plan, window, self.count), places)
 
     def _send(self, rows: jax.Array, plan: RoutingCounts, window: Any) -> jax.Array:
         return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED_ROWS), self.beside, 0)
@@ -231,7 +231,7 @@ def _of_tokens(assigned: Assignments, row: jax.Array, shape: tuple[int, ...], ro
     """Map the tokens of `batch seq` to the buffer rows that copy them."""
     batch, length = shape[:2]
     if assigned.uses is not None:
-        return RowMap.of_places(row.reshape(batch * length, assigned.uses), rows)
+        return RowMap.of_positions(row.reshape(batch * length, assigned.uses), rows)
     token = (assigned.position + length * jnp.arange(batch, dtype=jnp.int32)[:, None]).reshape(-1)
     of_row = jnp.full((rows,), batch * length, jnp.int32).at[row].set(token, mode="drop")
     return RowMap(of_row, None, batch * length)

@@ -29,7 +29,7 @@ def compute_pipeline_grads(
     layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
     outcome, outer_axes = _run(task, params, state, layers, micro_batches, key, weights, train=True)
     outer = reduce_grads(outcome.outer, outer_axes)
-    found = task.with_stacks(outer, layers.returned(slot_gradients(outcome.chunks)))
+    found = task.with_stacks(outer, layers.restore_grads(slot_gradients(outcome.chunks)))
     kept = jax.tree.map(lambda gradient, keep: gradient if keep else None, found, trainable)
     losses, metrics = _all_measures(outcome)
     return Gradients(kept, losses, state, metrics)
@@ -83,10 +83,10 @@ def _run(
         whole = eqx.combine(weights_, select_chunk(fixed_layers, chunk, layers.chunks))
         # Every virtual stage processes all positions, so only the first one counts them.
         first = (jax.lax.axis_index(AXIS) == 0) & (chunk == 0)
-        with use_layout(layout.without(AXIS)):
+        with use_layout(layout.without_axis(AXIS)):
             context, own = task.context(batch, key, train), task.layer_state(state)
             y, found = layers.run(whole, x, context, chunk, task.remat if train else "none", own)
-            losses, metrics = task.reported(found, jnp.where(first, task.count(batch), 0.0), train)
+            losses, metrics = task.layer_metrics(found, jnp.where(first, task.count_tokens(batch), 0.0), train)
         objective = jnp.float32(0.0) if weights is None else scaled_objective(losses, weights)
         return y, objective, (dict(losses), dict(metrics))
 
@@ -102,12 +102,12 @@ def _run(
         targets = assert_sharding(targets, parts, dim=1 if by_position else 0)
         with use_layout(layout.with_rows_over(AXIS)):
             items = share.output[None] if by_position else share.output
-            losses, metrics = task.measured(eqx.combine(outer, fixed), items, targets, train)
+            losses, metrics = task.compute_metrics(eqx.combine(outer, fixed), items, targets, train)
         return scaled_objective(losses, weights), (dict(losses), dict(metrics))
 
     count = micro_batches["row"].shape[0]
     schedule = build_schedule(task.pipeline, stages=axis_size(AXIS), micro_batches=count, forward_only=weights is None)
-    work = PipelineWork(enter, run_layers, leave if task.leaves_otherwise else None, loss)
+    work = PipelineWork(enter, run_layers, leave if task.has_custom_leave else None, loss)
     return run_pipeline(schedule, work, free, free_layers, micro_batches), axes
 
 

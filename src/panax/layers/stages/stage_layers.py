@@ -95,12 +95,14 @@ class StageLayers:
                 total = placed if total is None else jax.tree.map(jnp.add, total, placed)
         return x, total
 
-    def returned(self, gradients: list[list[Any]]) -> Any:
+    def restore_grads(self, gradients: list[list[Any]]) -> Any:
         """Return gradients with the structure of `weights` to the storage layout of the stacks."""
         stacks = list(self.stacks)
         for run, own in zip(self.runs, gradients):
-            flat = [run.taken_back(gradient, axes) for gradient, axes in zip(own, run.axes)]
-            for number, stack in zip(run.numbers, _by_stack([self.stacks[n] for n in run.numbers], flat, run.period)):
+            flat = [run.return_grad(gradient, axes) for gradient, axes in zip(own, run.axes)]
+            for number, stack in zip(
+                run.stack_indices, _by_stack([self.stacks[n] for n in run.stack_indices], flat, run.period)
+            ):
                 stacks[number] = stack
         return tuple(stacks)
 
@@ -127,7 +129,7 @@ class StageRun:
     order: np.ndarray
     weights: list[Any]
     treedefs: list[Any]
-    kind_of_unit: np.ndarray
+    unit_kinds: np.ndarray
     rows: np.ndarray
     axes: list[Axes]
     alone: bool
@@ -160,7 +162,7 @@ class StageRun:
         axes = list(treedefs[0].flatten_up_to(logical_axes(stacks[0]).blocks[:period]))
         own = [[rows[unit.first + place] for place, reports in enumerate(unit.reports) if reports] for unit in units]
         run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(own, np.int32), axes, alone, dtype)
-        weights = [run.brought(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
+        weights = [run.bring_to_stage(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
         return dataclasses.replace(run, weights=weights)
 
     @property
@@ -169,7 +171,7 @@ class StageRun:
         return len(self.units[0].reports)
 
     @property
-    def numbers(self) -> list[int]:
+    def stack_indices(self) -> list[int]:
         """Indices of the stacks that the run spans."""
         return sorted({unit.stack for unit in self.units})
 
@@ -181,7 +183,7 @@ class StageRun:
         return rings and not current_target().traits.permutes_apart
 
     @property
-    def rest(self) -> bool:
+    def is_stored_in_place(self) -> bool:
         """True if the layers are stored where they are computed."""
         return self.layout.storage(("layer",))[0] == (AXIS,)
 
@@ -192,7 +194,7 @@ class StageRun:
         report, with a leading axis of slots."""
         # mine: [slot] to unit for this stage and chunk; the other arrays are indexed alike.
         mine = jnp.asarray(self.order)[jax.lax.axis_index(AXIS), chunk]
-        kinds = jnp.asarray(self.kind_of_unit)[mine]
+        kinds = jnp.asarray(self.unit_kinds)[mine]
         first = jnp.asarray([unit.first for unit in self.units])[mine]
         rows = jnp.asarray(self.rows)[mine]
 
@@ -205,7 +207,7 @@ class StageRun:
             def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
                 if len(branches) == 1:
                     return branches[0](x, leaves)
-                with declare_branch_probs(*np.bincount(self.kind_of_unit) / len(self.kind_of_unit)):
+                with declare_branch_probs(*np.bincount(self.unit_kinds) / len(self.unit_kinds)):
                     return jax.lax.switch(kind, branches, x, leaves)
 
             # Rematerialize inside the condition below: outside, it would copy the weights to save them.
@@ -230,16 +232,16 @@ class StageRun:
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
         return x, [(filled[:, place], terms) for place, terms in enumerate(found)]
 
-    def brought(self, leaf: jax.Array, axes: Axes) -> Any:
+    def bring_to_stage(self, leaf: jax.Array, axes: Axes) -> Any:
         """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
         chunks, slots = self.order.shape[1:]
         dim = self._split_dim(axes)
         once = self.layout.zero != "3"
         gathers = self._gathers(axes)
         # Cast before communication if the weight is gathered or moved once per step.
-        early = once and (any(gathers) or (dim is not None and not self.rest))
+        early = once and (any(gathers) or (dim is not None and not self.is_stored_in_place))
         value = leaf.astype(step_gather_dtype(axes, self.dtype)) if early else leaf
-        if not self.rest:
+        if not self.is_stored_in_place:
             # Empty slots hold unit 0 as a placeholder.
             order = np.maximum(self.order, 0)
             if dim is None:
@@ -257,15 +259,15 @@ class StageRun:
         slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
         return StepWeight(by_chunk(whole), by_chunk(slot), scattered)
 
-    def taken_back(self, gradient: jax.Array, axes: Axes) -> jax.Array:
+    def return_grad(self, gradient: jax.Array, axes: Axes) -> jax.Array:
         """Convert a gradient with the layout of `brought` to the storage layout of all units."""
         gradient = gradient.reshape(-1, *gradient.shape[2:])
         if self.layout.zero == "1":
             gradient = scatter_dims(gradient, self._gathers(axes))
-        if self.rest:
+        if self.is_stored_in_place:
             return gradient
         dim, order = self._split_dim(axes), self.order.reshape(len(self.order), -1)
-        count = len(self.kind_of_unit)
+        count = len(self.unit_kinds)
         if dim is None:
             places = jnp.asarray(np.where(order < 0, count, order))[jax.lax.axis_index(AXIS)]
         else:
@@ -279,7 +281,7 @@ class StageRun:
         return next((dim for dim, stored in enumerate(self.layout.storage(axes)) if AXIS in stored), None)
 
     def _gathers(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
-        with use_layout(self.layout.without(AXIS)):
+        with use_layout(self.layout.without_axis(AXIS)):
             return gather_axes(axes)
 
 

@@ -92,7 +92,7 @@ class StagedTask(Task):
         if self.names_axes:
             check_blocks(self.abstract_stacks, placement)
 
-    def stored(self, params: Any) -> Any:
+    def cast_to_storage(self, params: Any) -> Any:
         """Cast freshly initialized parameters to the storage dtype, for use in `init`."""
         return jax.tree.map(lambda leaf: leaf.astype(self.parameter_dtype), params)
 
@@ -118,7 +118,7 @@ class StagedTask(Task):
         which is 0 for padding."""
 
     @abc.abstractmethod
-    def measured(
+    def compute_metrics(
         self, params: Any, items: Float[Array, "batch *residual embed"], targets: Mapping[str, Array], train: bool
     ) -> tuple[Losses, Metrics]:
         """Compute losses and metrics from the output of `leave`."""
@@ -128,26 +128,26 @@ class StagedTask(Task):
         layers."""
         return None
 
-    def count(self, batch: Batch) -> Float[Array, ""]:
+    def count_tokens(self, batch: Batch) -> Float[Array, ""]:
         """Return the weight of losses that layers report: the number of this device's positions, without
         padding.
 
         Raises:
             RecipeError: The task defines `reported`, but not `count`.
         """
-        if type(self).reported is not StagedTask.reported:
+        if type(self).layer_metrics is not StagedTask.layer_metrics:
             raise RecipeError(
                 f"{type(self).__name__} has `reported`, and no `count`, so what its layers report would weigh nothing; write "
                 f"`count(self, batch)`: how many positions of this device count"
             )
         return jnp.float32(0.0)
 
-    def reported(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
+    def layer_metrics(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
         """Compute losses and metrics from the layers' reports, which have a leading axis of the reporting
         layers."""
         return {}, {}
 
-    def moved_state(self, state: Any, metrics: Metrics) -> Any:
+    def update_state(self, state: Any, metrics: Metrics) -> Any:
         """Return the model state after a step with these metrics, which are this device's sums."""
         return state
 
@@ -176,7 +176,7 @@ class StagedTask(Task):
     def rematerialize(self, policy: str) -> "StagedTask":
         return dataclasses.replace(self, remat=policy)  # pyright: ignore
 
-    def for_debugging(self) -> "StagedTask":
+    def debug_variant(self) -> "StagedTask":
         return self.rematerialize("none")
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
@@ -185,17 +185,17 @@ class StagedTask(Task):
         context, remat = self.context(batch, key, train), self.remat if train else "none"
         x = self.enter(params, batch, context)
         x, found = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
-        losses, metrics = self.measured(params, self.leave(params, x), self.targets(batch), train)
-        of_layers, watched = self.reported(found, self.count(batch), train)
+        losses, metrics = self.compute_metrics(params, self.leave(params, x), self.targets(batch), train)
+        of_layers, watched = self.layer_metrics(found, self.count_tokens(batch), train)
         return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})
 
     def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
         run = pipelined.compute_pipeline_grads if axis_size(STAGE) > 1 else accumulate_grads
         found = run(self, params, state, micro_batches, key, trainable)
-        return found._replace(state=self.moved_state(state, found.metrics))
+        return found._replace(state=self.update_state(state, found.metrics))
 
     @property
-    def leaves_otherwise(self) -> bool:
+    def has_custom_leave(self) -> bool:
         """True if `leave` is overridden."""
         return type(self).leave is not StagedTask.leave
 
@@ -204,7 +204,7 @@ class StagedTask(Task):
         return self.stacks(jax.eval_shape(self.init, jax.random.key(0))[0])
 
     @property
-    def pipelined(self) -> PipelineRequirement:
+    def pipeline_requirement(self) -> PipelineRequirement:
         stacks = self.abstract_stacks
         return PipelineRequirement(
             len(list_units(stacks)), self.pipeline.chunks, stacks[0].repeats if len(stacks) == 1 else 0
@@ -220,9 +220,11 @@ class StagedTask(Task):
         return "contiguous" if "contiguous" in orders else "zigzag" if "zigzag" in orders else "any"
 
     @property
-    def exchanges(self) -> tuple[AllToAllRequirement, ...]:
+    def exchange_requirements(self) -> tuple[AllToAllRequirement, ...]:
         layers = list_layers(self.abstract_stacks)
-        return tuple(dict.fromkeys(one for layer in layers for one in layer.exchanges(self.context_attention)))
+        return tuple(
+            dict.fromkeys(one for layer in layers for one in layer.exchange_requirements(self.context_attention))
+        )
 
     def layer_flops(self, length: int) -> float:
         """Count the FLOPs of all layers' forward matmuls per position, averaged over a row of `length`."""

@@ -102,7 +102,7 @@ class TablesConfig(Validated):
 
     def _parts(self) -> Iterator[tuple[str, TablePart]]:
         for table in self.tables:
-            placement, hot = self.placement_of(table), table.hot_rows
+            placement, hot = self.resolve_placement(table), table.hot_rows
             # With rows=0, the number of rows is only known once the data is.
             if hot and table.rows:
                 if placement == "everywhere":
@@ -115,12 +115,12 @@ class TablesConfig(Validated):
             else:
                 yield placement, TablePart(table, 0, table.rows)
 
-    def placement_of(self, table: TableConfig) -> str:
+    def resolve_placement(self, table: TableConfig) -> str:
         if table.placement != "auto":
             return table.placement
         return "everywhere" if table.bytes <= self.small_bytes else "rows"
 
-    def adapted(self, num_ids: Mapping[str, int]) -> "TablesConfig":
+    def adapt_to_data(self, num_ids: Mapping[str, int]) -> "TablesConfig":
         """Return these tables with rows=0 replaced by the data's number of ids.
 
         Args:
@@ -170,7 +170,7 @@ class TablesConfig(Validated):
             if table.growth is not None
         )
 
-    def first_vocabularies(self) -> dict[str, dict[str, Array]]:
+    def init_vocabularies(self) -> dict[str, dict[str, Array]]:
         """Create the empty vocabularies of the growing tables, as a mapping that is part of the model
         state."""
         return {
@@ -191,11 +191,11 @@ class TablesConfig(Validated):
             for axis in ("row_everywhere" if plan.placement == "everywhere" else "row",)
         }
 
-    def with_rows(self, vocabularies: Mapping[str, Mapping[str, Array]], batch: Batch) -> dict[str, Any]:
+    def replace_keys(self, vocabularies: Mapping[str, Mapping[str, Array]], batch: Batch) -> dict[str, Any]:
         """Replace a batch's keys by row indices, -1 for a key without a row, on one device; for evaluation.
 
         Args:
-            vocabularies: Vocabularies by name, as from `first_vocabularies`; the whole model state works too.
+            vocabularies: Vocabularies by name, as from `init_vocabularies`; the whole model state works too.
 
         Raises:
             RecipeError: The vocabulary of a growing table is missing.
@@ -214,7 +214,7 @@ class TablesConfig(Validated):
             )
             for leaf in each.leaves:
                 keys = jnp.asarray(batch[leaf])
-                found[leaf] = blocks.found(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
+                found[leaf] = blocks.lookup(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
         return found
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:

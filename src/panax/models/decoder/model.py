@@ -73,9 +73,9 @@ class Decoder(Module):
                 layer axis.
         """
         x, found = run_stacks(self.stacks, self.enter(tokens, context, dtype), context, remat, state)
-        return self.normalised(x), found
+        return self.normalize(x), found
 
-    def normalised(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
+    def normalize(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
         """Apply the final norm; the result is the head's input."""
         with scope("final_norm"):
             return self.final_norm(x)

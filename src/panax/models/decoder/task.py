@@ -83,13 +83,13 @@ class DecoderTask(Validated, StagedTask):
             self.base.check(self.model)
 
     @property
-    def narrower(self) -> "DecoderTask | None":
+    def mup_base_task(self) -> "DecoderTask | None":
         if self.base is None:
             return None
         return dataclasses.replace(self, model=self.base.of(self.model), base=None)
 
     @property
-    def read_outs(self) -> tuple[str, ...]:
+    def output_weights(self) -> tuple[str, ...]:
         return () if self.model.tied else ("head.table",)
 
     @property
@@ -99,7 +99,7 @@ class DecoderTask(Validated, StagedTask):
             MASK_LEAF: WEIGHT_RANGE,
             "tokens": id_range(self.model.vocab_size, advice=words),
             "targets": id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words),
-            "segment": LeafRange(0, whole=True),
+            "segment": LeafRange(0, integral=True),
             "position": id_range(self.model.max_length, advice=length),
         }
 
@@ -109,7 +109,7 @@ class DecoderTask(Validated, StagedTask):
     def convert_axes(self, axes: Mapping[str, Axes]) -> Mapping[str, Axes]:
         return to_decoder_axes(axes, self.batch_axes)
 
-    def adapted(self, facts: DataFacts) -> "DecoderTask":
+    def adapt_to_data(self, facts: DataFacts) -> "DecoderTask":
         model, tokens = self.model, facts.vocab_size
         if tokens is not None:
             if not model.vocab_size:
@@ -125,7 +125,7 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
-    def watch(self) -> ExpertLoadMonitor | None:
+    def create_monitor(self) -> ExpertLoadMonitor | None:
         return ExpertLoadMonitor(self.model.mixture_layers) if self.model.mixture_layers else None
 
     def flops_per_token(self, length: int) -> float:
@@ -146,7 +146,7 @@ class DecoderTask(Validated, StagedTask):
         return sample(params, prompt, count, key, temperature=temperature, top_k=top_k, state=state)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return self.stored(Decoder.build(key, self.model)), self._first_state()
+        return self.cast_to_storage(Decoder.build(key, self.model)), self._first_state()
 
     def _first_state(self) -> dict[str, Any]:
         """Return the selection biases of all mixture layers' routers, if the config uses them."""
@@ -160,7 +160,7 @@ class DecoderTask(Validated, StagedTask):
         moe = self.model.feed_forward
         if moe is None or not self.model.mixture_layers:
             return weights
-        return weights | router_weights(moe, self.count(micro_batches))
+        return weights | router_weights(moe, self.count_tokens(micro_batches))
 
     def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
         return params.enter(batch["tokens"], context, self.weight_dtype)
@@ -168,7 +168,7 @@ class DecoderTask(Validated, StagedTask):
     def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
         return {name: batch[name] for name in ("targets", "loss_mask")}
 
-    def measured(
+    def compute_metrics(
         self,
         params: Decoder,
         items: Float[Array, "batch residual embed"],
@@ -177,7 +177,7 @@ class DecoderTask(Validated, StagedTask):
     ) -> tuple[Losses, Metrics]:
         model, mask = self.model, targets["loss_mask"]
         sums = token_loss(
-            params.normalised(items),
+            params.normalize(items),
             params.output_table,
             targets["targets"],
             mask,
@@ -190,14 +190,14 @@ class DecoderTask(Validated, StagedTask):
         losses = {"cross_entropy": Loss(sums.loss, weight)}
         metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
         if self.metrics and not train:
-            logits = gather_logits(params, params.normalised(items))
+            logits = gather_logits(params, params.normalize(items))
             metrics |= compute_token_metrics(self.metrics, logits, targets["targets"], mask)
         return losses, metrics
 
     def layer_state(self, state: Any) -> Any:
         return layer_state(state)
 
-    def moved_state(self, state: Any, metrics: Metrics) -> Any:
+    def update_state(self, state: Any, metrics: Metrics) -> Any:
         """Update the selection biases from the expert load of the whole step (arXiv:2408.15664)."""
         moe = self.model.feed_forward
         if moe is None or "router_bias" not in state:
@@ -206,10 +206,10 @@ class DecoderTask(Validated, StagedTask):
         short = jnp.sign(load.value.mean(axis=-1, keepdims=True) - load.value)
         return state | {"router_bias": state["router_bias"] + moe.bias_rate * short}
 
-    def count(self, batch: Batch) -> jax.Array:
+    def count_tokens(self, batch: Batch) -> jax.Array:
         return contributing_positions(batch).sum(dtype=jnp.float32)
 
-    def reported(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
+    def layer_metrics(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
         """Return the routers' losses (in training only) and metrics."""
         moe = self.model.feed_forward
         if moe is None or found is None:

@@ -85,7 +85,7 @@ class DlrmConfig(Validated):
         return (*self.bottom, self.tables.tables[0].width) if self.interaction == "dot" else self.bottom
 
     @property
-    def interacted(self) -> int:
+    def num_interaction_features(self) -> int:
         """Width of the concatenated features after the bottom MLP."""
         of_tables = sum(table.width * len(table.features) for table in self.tables.tables)
         return of_tables + (self.bottom_widths[-1] if self.bottom_widths else self.numeric)
@@ -93,7 +93,7 @@ class DlrmConfig(Validated):
     @property
     def top_inputs(self) -> int:
         if self.interaction == "cross":
-            return self.interacted
+            return self.num_interaction_features
         vectors = len(self.leaves) + (self.numeric > 0)
         return vectors * (vectors - 1) // 2 + (self.bottom_widths[-1] if self.numeric else 0)
 
@@ -103,7 +103,7 @@ class DlrmConfig(Validated):
         sizes = [(self.numeric, *self.bottom_widths), (self.top_inputs, *self.top, 1)]
         dense = sum(a * b for widths in sizes for a, b in itertools.pairwise(widths))
         if self.interaction == "cross":
-            return 2.0 * (dense + self.cross_layers * 2 * self.interacted * self.cross_rank)
+            return 2.0 * (dense + self.cross_layers * 2 * self.num_interaction_features * self.cross_rank)
         return 2.0 * (dense + (len(self.leaves) + (self.numeric > 0)) ** 2 * self.tables.tables[0].width)
 
 
@@ -125,7 +125,9 @@ class Dlrm(Module):
             tables=config.tables.create(table_key),
             bottom=Perceptron.build(bottom_key, config.numeric, config.bottom_widths),
             cross=tuple(
-                CrossLayer.build(jax.random.fold_in(cross_key, layer), config.interacted, config.cross_rank)
+                CrossLayer.build(
+                    jax.random.fold_in(cross_key, layer), config.num_interaction_features, config.cross_rank
+                )
                 for layer in range(crossed)
             ),
             top=Perceptron.build(top_key, config.top_inputs, (*config.top, 1), last_linear=True),

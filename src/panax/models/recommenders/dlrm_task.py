@@ -75,15 +75,15 @@ class DlrmTask(Validated, Task):
     def weight_dtype(self) -> Any:
         return jnp.dtype(resolve_dtype(self.compute_dtype))
 
-    def adapted(self, facts: DataFacts) -> "DlrmTask":
-        tables = self.model.tables.adapted(facts.num_ids)
+    def adapt_to_data(self, facts: DataFacts) -> "DlrmTask":
+        tables = self.model.tables.adapt_to_data(facts.num_ids)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, tables=tables))
 
     def flops_per_example(self) -> float:
         return 3 * self.model.flops
 
     def init(self, key: jax.Array) -> tuple[Dlrm, dict[str, Any]]:
-        return Dlrm.build(key, self.model), self.model.tables.first_vocabularies()
+        return Dlrm.build(key, self.model), self.model.tables.init_vocabularies()
 
     def state_axes(self, state: Any) -> Any:
         return self.model.tables.vocabulary_axes()

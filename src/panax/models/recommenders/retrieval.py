@@ -32,10 +32,10 @@ def item_vectors(
         batches: Batches of the item's leaves only; each distinct batch size compiles one program.
         state: The model state, needed if a table grows.
     """
-    tables = task.model.placed().item
+    tables = task.model.with_table_names().item
 
     def vectors(params: TwoTower, state: Any, batch: Any) -> jax.Array:
-        return params.item(tables.with_rows(state, batch), task.weight_dtype)
+        return params.item(tables.replace_keys(state, batch), task.weight_dtype)
 
     return _all(vectors, params, state, batches)
 
@@ -47,10 +47,10 @@ def query_vectors(
     state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "query width"]:
     """Compute the query tower's vectors; the counterpart of `item_vectors`."""
-    tables = task.model.placed().query
+    tables = task.model.with_table_names().query
 
     def vectors(params: TwoTower, state: Any, batch: Any) -> jax.Array:
-        return params.query(tables.with_rows(state, batch), task.weight_dtype)
+        return params.query(tables.replace_keys(state, batch), task.weight_dtype)
 
     return _all(vectors, params, state, batches)
 

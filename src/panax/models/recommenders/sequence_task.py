@@ -80,12 +80,12 @@ class SequenceTask(Validated, StagedTask):
             MASK_LEAF: WEIGHT_RANGE,
             "items": items,
             "targets": items,
-            **dict.fromkeys(("times", "target_times"), LeafRange(whole=True)),
+            **dict.fromkeys(("times", "target_times"), LeafRange(integral=True)),
         }
 
     required_leaves = frozenset({"items", "targets"})
 
-    def adapted(self, facts: DataFacts) -> "SequenceTask":
+    def adapt_to_data(self, facts: DataFacts) -> "SequenceTask":
         model, items = self.model, facts.num_ids.get("items")
         if items is not None:
             if not model.vocab_size:
@@ -110,7 +110,7 @@ class SequenceTask(Validated, StagedTask):
         return 3 * (2 * self.model.embed * scored + self.layer_flops(length))
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return self.stored(Decoder.build(key, self.model)), {}
+        return self.cast_to_storage(Decoder.build(key, self.model)), {}
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         return {"cross_entropy": _weights(micro_batches).sum()}
@@ -151,10 +151,10 @@ class SequenceTask(Validated, StagedTask):
             shape, rest = (1, self.negatives), -self.negatives % axis_size("tensor")
             drawn = jax.random.randint(name_key(key, "negatives"), shape, 0, self.model.vocab_size)
             targets["negatives"] = jnp.pad(drawn, ((0, 0), (0, rest)))
-        losses, metrics = self.measured(params, x, targets, train)
+        losses, metrics = self.compute_metrics(params, x, targets, train)
         return Evaluation(losses, state, metrics)
 
-    def measured(
+    def compute_metrics(
         self,
         params: Decoder,
         items: Float[Array, "batch residual embed"],
@@ -162,7 +162,7 @@ class SequenceTask(Validated, StagedTask):
         train: bool,
     ) -> tuple[Losses, Metrics]:
         following, weights = targets["targets"], targets["weights"]
-        hidden = params.normalised(items)
+        hidden = params.normalize(items)
         total = weights.sum()
         metrics: dict[str, Any] = {"tokens": Sum(total)}  # Events; throughput is reported under this name.
         if "negatives" in targets:

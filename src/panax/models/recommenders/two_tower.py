@@ -55,7 +55,7 @@ class TwoTowerConfig(Validated):
         """Name of the batch leaf with the items' ids."""
         return self.item.tables[0].features[0].leaf
 
-    def placed(self) -> "TwoTowerConfig":
+    def with_table_names(self) -> "TwoTowerConfig":
         """Return the config with the names under which a `TwoTower` stores its tables."""
         query = dataclasses.replace(self.query, in_params="query.tables")
         return dataclasses.replace(self, query=query, item=dataclasses.replace(self.item, in_params="item.tables"))
@@ -87,7 +87,7 @@ class TwoTower(Module):
     @classmethod
     def build(cls, key: jax.Array, config: TwoTowerConfig) -> "TwoTower":
         """Initialize all parameters."""
-        config = config.placed()
+        config = config.with_table_names()
 
         def tower(key: jax.Array, tables: TablesConfig) -> Tower:
             inputs = sum(table.width * len(table.features) for table in tables.tables)

@@ -62,28 +62,28 @@ class TwoTowerTask(Validated, Task):
     def weight_dtype(self) -> Any:
         return jnp.dtype(resolve_dtype(self.compute_dtype))
 
-    def adapted(self, facts: DataFacts) -> "TwoTowerTask":
+    def adapt_to_data(self, facts: DataFacts) -> "TwoTowerTask":
         model = self.model
-        towers = model.query.adapted(facts.num_ids), model.item.adapted(facts.num_ids)
+        towers = model.query.adapt_to_data(facts.num_ids), model.item.adapt_to_data(facts.num_ids)
         return dataclasses.replace(self, model=dataclasses.replace(model, query=towers[0], item=towers[1]))
 
     def init(self, key: jax.Array) -> tuple[TwoTower, dict[str, Any]]:
         model = self.model
-        return TwoTower.build(key, model), {**model.query.first_vocabularies(), **model.item.first_vocabularies()}
+        return TwoTower.build(key, model), {**model.query.init_vocabularies(), **model.item.init_vocabularies()}
 
     def state_axes(self, state: Any) -> Any:
         return {**self.model.query.vocabulary_axes(), **self.model.item.vocabulary_axes()}
 
     @property
     def growing(self) -> tuple[GrowingVocab, ...]:
-        model = self.model.placed()
+        model = self.model.with_table_names()
         return (*model.query.growing, *model.item.growing)
 
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)
 
     def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
-        model = self.model.placed()
+        model = self.model.with_table_names()
         return {**model.query.row_ids(batch), **model.item.row_ids(batch)}
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:

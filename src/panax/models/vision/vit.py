@@ -146,7 +146,7 @@ class Vit(Module):
             RecipeError: The images' shape differs from the model's.
         """
         context = shared_context(self.config, image.shape[0])
-        return self.head(self.pooled(run_stacks(self.stacks, self.enter(image, context, dtype), context, remat)[0]))
+        return self.head(self.pool(run_stacks(self.stacks, self.enter(image, context, dtype), context, remat)[0]))
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -170,7 +170,7 @@ class Vit(Module):
             key = jax.random.fold_in(jax.random.fold_in(context.key, self.config.num_layers), 0)
             return dropout(x, self.config.dropout, key, context.row)
 
-    def pooled(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch embed"]:
+    def pool(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch embed"]:
         """Pool each image for the head: the normalised class token, or the mean of the normalised patches."""
         with scope("final_norm"):
             # The norm is per position, so only the class token needs it.

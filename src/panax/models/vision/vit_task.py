@@ -77,7 +77,7 @@ class VitTask(Validated, StagedTask):
 
     required_leaves = frozenset({"image", "label"})
 
-    def adapted(self, facts: DataFacts) -> "VitTask":
+    def adapt_to_data(self, facts: DataFacts) -> "VitTask":
         model, classes = self.model, facts.num_classes
         if classes is not None:
             if not model.num_classes:
@@ -99,7 +99,7 @@ class VitTask(Validated, StagedTask):
         )
 
     def init(self, key: jax.Array) -> tuple[Vit, dict[str, Any]]:
-        return self.stored(Vit.build(key, self.model)), {}
+        return self.cast_to_storage(Vit.build(key, self.model)), {}
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
         mask = micro_batches.get("loss_mask")
@@ -120,13 +120,13 @@ class VitTask(Validated, StagedTask):
         return params.enter(batch["image"], context, self.weight_dtype)
 
     def leave(self, params: Vit, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch embed"]:
-        return params.pooled(x)
+        return params.pool(x)
 
     def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
         given = {name: batch[name] for name in ("label", MIXED_LABEL, MIX, "loss_mask") if name in batch}
         return {"loss_mask": jnp.ones(given["label"].shape, jnp.float32), **given}
 
-    def measured(
+    def compute_metrics(
         self, params: Vit, items: Float[Array, "batch embed"], targets: Mapping[str, jax.Array], train: bool
     ) -> tuple[Losses, Metrics]:
         scores = params.head(items)

@@ -43,16 +43,16 @@ class Adafactor(ShardedOptimizer):
         if self.clipping <= 0:
             raise RecipeError(f"optimizer.clipping={self.clipping}; expected a positive root mean square")
 
-    def factored(self, parameter: Parameter) -> tuple[int, int] | None:
+    def factored_dims(self, parameter: Parameter) -> tuple[int, int] | None:
         """Return the dimensions of the row and of the column: an array's second largest, and its largest;
         None if not factored."""
-        if len(parameter.own) < 2:
+        if len(parameter.array_dims) < 2:
             return None
-        *_, second, largest = sorted(parameter.own, key=lambda dim: (parameter.shape[dim], dim))
+        *_, second, largest = sorted(parameter.array_dims, key=lambda dim: (parameter.shape[dim], dim))
         return (second, largest) if parameter.shape[second] >= self.minimum_factored else None
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
-        dims = self.factored(parameter)
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
+        dims = self.factored_dims(parameter)
         if dims is None:
             return {SQUARE: StateSpec.like(parameter, signed=False)}
         row, column = dims
@@ -60,16 +60,16 @@ class Adafactor(ShardedOptimizer):
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         squares = jnp.square(taken.gradient) + FLOOR
-        decay = 1 - jnp.power(taken.before + 1, -self.decay_rate)
-        dims = self.factored(shard.parameter)
+        decay = 1 - jnp.power(taken.num_updates + 1, -self.decay_rate)
+        dims = self.factored_dims(shard.parameter)
         if dims is None:
-            after = {SQUARE: _moved(taken.kept[SQUARE], squares, decay)}
+            after = {SQUARE: _moved(taken.state[SQUARE], squares, decay)}
             update = taken.gradient * jax.lax.rsqrt(after[SQUARE])
         else:
             row, column = dims
             after = {
-                ROW: _moved(taken.kept[ROW], shard.mean(squares, (column,)), decay),
-                COLUMN: _moved(taken.kept[COLUMN], shard.mean(squares, (row,)), decay),
+                ROW: _moved(taken.state[ROW], shard.mean(squares, (column,)), decay),
+                COLUMN: _moved(taken.state[COLUMN], shard.mean(squares, (row,)), decay),
             }
             along = jax.lax.rsqrt(after[ROW] / shard.mean(after[ROW], (row,)))
             update = taken.gradient * along * jax.lax.rsqrt(after[COLUMN])

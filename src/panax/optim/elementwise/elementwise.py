@@ -30,8 +30,8 @@ class AdamW(ShardedOptimizer):
         check_decay_rates(b1=self.b1, b2=self.b2)
         check_epsilon(self.epsilon, least=0.0)
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
-        return Moments.keeps(parameter)
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return Moments.state_specs(parameter)
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         return adamw_step(taken, self.b1, self.b2, self.epsilon)
@@ -54,11 +54,11 @@ class Lion(ShardedOptimizer):
         super().__post_init__()
         check_decay_rates(b1=self.b1, b2=self.b2)
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)}
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        gradient, mean = taken.gradient, taken.kept[MEAN].astype(taken.gradient.dtype)
+        gradient, mean = taken.gradient, taken.state[MEAN].astype(taken.gradient.dtype)
         direction = jnp.sign(self.b1 * mean + (1 - self.b1) * gradient)
         return (
             -taken.rate * (direction + taken.decay * taken.value),
@@ -82,13 +82,13 @@ class Sgd(ShardedOptimizer):
                 "optimizer.nesterov has no effect with momentum=0; set optimizer.momentum, for example to 0.9"
             )
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)} if self.momentum else {}
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         gradient = taken.gradient + taken.decay * taken.value
         if not self.momentum:
             return -taken.rate * gradient, {}
-        running = gradient + self.momentum * taken.kept[MEAN].astype(gradient.dtype)
+        running = gradient + self.momentum * taken.state[MEAN].astype(gradient.dtype)
         direction = gradient + self.momentum * running if self.nesterov else running
         return -taken.rate * direction, {MEAN: running}

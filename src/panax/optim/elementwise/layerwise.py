@@ -37,14 +37,14 @@ class _Layerwise(ShardedOptimizer):
 
     def check(self, axes: Mapping[str, Axes]) -> None:
         check_excluded(self.excluded, axes)
-        if not any(map(self.trusts, axes.values())):
+        if not any(map(self.uses_trust_ratio, axes.values())):
             what = f"axes {', '.join(self.excluded)}" if self.excluded else "norms and biases"
             raise RecipeError(
                 f"{type(self).__name__} scales no parameter: all {len(axes)} that train are {what}, which are excluded; set "
                 f"optimizer.vectors to True, leave axes out of optimizer.excluded, or take {self.instead}"
             )
 
-    def trusts(self, axes: Axes) -> bool:
+    def uses_trust_ratio(self, axes: Axes) -> bool:
         """Return whether updates of a parameter with these logical axes are scaled by a trust ratio."""
         return (self.vectors or uses_weight_decay(axes)) and not any(axis in self.excluded for axis in axes)
 
@@ -76,16 +76,16 @@ class Lamb(_Layerwise):
         if self.max_ratio is not None and self.max_ratio <= 0:
             raise RecipeError(f"optimizer.max_ratio={self.max_ratio}; expected a positive ratio, such as 10, or None")
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
-        return Moments.keeps(parameter)
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return Moments.state_specs(parameter)
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        moments = Moments.after(taken, self.b1, self.b2)
+        moments = Moments.update(taken, self.b1, self.b2)
         direction = moments.direction(taken, self.b1, self.b2, self.epsilon) + taken.decay * taken.value
-        if self.trusts(shard.parameter.kinds):
+        if self.uses_trust_ratio(shard.parameter.semantic_axes):
             ratio = trust_ratio(shard, taken.value, direction)
             direction = direction * (ratio if self.max_ratio is None else jnp.minimum(ratio, self.max_ratio))
-        return -taken.rate * direction, moments.kept
+        return -taken.rate * direction, moments.arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,13 @@ class Lars(_Layerwise):
         if self.trust <= 0:
             raise RecipeError(f"optimizer.trust={self.trust}; expected a positive share, such as 0.001")
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)}
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         update = taken.gradient + taken.decay * taken.value
-        if self.trusts(shard.parameter.kinds):
+        if self.uses_trust_ratio(shard.parameter.semantic_axes):
             update = update * trust_ratio(shard, self.trust * taken.value, update, self.epsilon)
         update = -taken.rate * update
-        running = update + self.momentum * taken.kept[MEAN].astype(update.dtype)
+        running = update + self.momentum * taken.state[MEAN].astype(update.dtype)
         return (update + self.momentum * running if self.nesterov else running), {MEAN: running}

@@ -57,14 +57,14 @@ class ScheduleFreeAdamW(ShardedOptimizer):
             )
 
     @property
-    def averaged(self) -> Callable[[Any, Any], Any]:
+    def average(self) -> Callable[[Any, Any], Any]:
         def average(params: Any, state: Any) -> Any:
             offsets = jax.tree.structure(params).unflatten([state[OFFSET][name] for name in named_leaves(params)])
             return jax.tree.map(self._average_of, params, offsets)
 
         return average
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         dims = len(parameter.shape)
         return {
             OFFSET: StateSpec.like(parameter),
@@ -74,11 +74,11 @@ class ScheduleFreeAdamW(ShardedOptimizer):
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         dtype = taken.gradient.dtype
-        offset, square = (taken.kept[kind].astype(dtype) for kind in (OFFSET, SQUARE))
+        offset, square = (taken.state[kind].astype(dtype) for kind in (OFFSET, SQUARE))
         square = self.b2 * square + (1 - self.b2) * jnp.square(taken.gradient)
-        direction = taken.gradient / (jnp.sqrt(square / bias_correction(self.b2, taken.before)) + self.epsilon)
+        direction = taken.gradient / (jnp.sqrt(square / bias_correction(self.b2, taken.num_updates)) + self.epsilon)
         weight = jnp.square(taken.scheduled).astype(jnp.float32)
-        weights = taken.kept[WEIGHT] + weight
+        weights = taken.state[WEIGHT] + weight
         share = jnp.where(weights > 0, weight / jnp.where(weights > 0, weights, 1), 0).astype(dtype)
         # Both are offsets from the old parameter, so that differences of close values lose no digits.
         own = offset - taken.rate * (direction + taken.decay * taken.value)

@@ -30,19 +30,19 @@ class MatrixBlocks(NamedTuple):
         return cls(shape, (rows, columns), (-(-shape[0] // rows), -(-shape[1] // columns)))
 
     @property
-    def whole(self) -> tuple[int, int]:
+    def padded_shape(self) -> tuple[int, int]:
         """The padded shape."""
         (rows, columns), (height, width) = self.counts, self.size
         return rows * height, columns * width
 
-    def cut(self, x: jax.Array) -> jax.Array:
+    def split(self, x: jax.Array) -> jax.Array:
         """Cut (matrices, *shape) into (matrices, *counts, *size)."""
-        filled = ((0, whole - side) for whole, side in zip(self.whole, self.shape))
+        filled = ((0, whole - side) for whole, side in zip(self.padded_shape, self.shape))
         x = jnp.pad(x, ((0, 0), *filled))
         (rows, columns), (height, width) = self.counts, self.size
         return x.reshape(-1, rows, height, columns, width).swapaxes(2, 3)
 
-    def joined(self, x: jax.Array) -> jax.Array:
+    def join(self, x: jax.Array) -> jax.Array:
         """Invert `cut`."""
-        x = x.swapaxes(2, 3).reshape(-1, *self.whole)
+        x = x.swapaxes(2, 3).reshape(-1, *self.padded_shape)
         return x[:, : self.shape[0], : self.shape[1]]

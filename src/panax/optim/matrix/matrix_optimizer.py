@@ -44,36 +44,40 @@ class MatrixOptimizer(ShardedOptimizer):
 
     def check(self, axes: Mapping[str, Axes]) -> None:
         check_excluded(self.excluded, axes)
-        if not any(map(self.takes, axes.values())):
+        if not any(map(self.is_matrix, axes.values())):
             raise RecipeError(
                 f"{type(self).__name__} has no matrix to work on: of the {len(axes)} parameters that train, those that map one "
                 f"space to another have one of the axes {', '.join(self.excluded)}, which are excluded; take AdamW, or leave "
                 f"axes out of optimizer.excluded"
             )
 
-    def takes(self, axes: Axes) -> bool:
+    def is_matrix(self, axes: Axes) -> bool:
         """Return whether a parameter with these logical axes is updated as a matrix."""
         return matrix_dims(axes) is not None and not any(axis in self.excluded for axis in axes)
 
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
-        return self.keeps_of_matrix(parameter) if self.takes(parameter.kinds) else Moments.keeps(parameter)
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
+        return (
+            self.matrix_state_specs(parameter)
+            if self.is_matrix(parameter.semantic_axes)
+            else Moments.state_specs(parameter)
+        )
 
-    def steps(
+    def step_all(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        matrices = {name: shard for name, shard in shards.items() if self.takes(shard.parameter.kinds)}
+        matrices = {name: shard for name, shard in shards.items() if self.is_matrix(shard.parameter.semantic_axes)}
         others = {name: self.step(shard, taken[name]) for name, shard in shards.items() if name not in matrices}
-        return others | self.steps_of_matrices(matrices, taken)
+        return others | self.update_matrices(matrices, taken)
 
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Compute AdamW's update."""
         return adamw_step(taken, self.b1, self.b2, self.epsilon)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
         raise NotImplementedError
 
-    def steps_of_matrices(
+    def update_matrices(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         """Compute the updates of the matrix parameters in `shards`, as `steps` does; `taken` also holds the
@@ -84,8 +88,8 @@ class MatrixOptimizer(ShardedOptimizer):
 def matrix_statistic(parameter: Parameter, shape: tuple[int, ...]) -> StateSpec:
     """Return the spec of a float32 array per matrix, stored with its last two dimensions sharded over the
     devices that divide them."""
-    stack = tuple(parameter.shape[dim] for dim in parameter.copies)
-    axes = (*(parameter.axes[dim] for dim in parameter.copies), *(None,) * (len(shape) - 2), STATISTIC, STATISTIC)
+    stack = tuple(parameter.shape[dim] for dim in parameter.stack_dims)
+    axes = (*(parameter.axes[dim] for dim in parameter.stack_dims), *(None,) * (len(shape) - 2), STATISTIC, STATISTIC)
     return StateSpec((*stack, *shape), "float32", axes, moment=False)
 
 
@@ -93,7 +97,7 @@ def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> di
     """Describe the per-matrix statistics of a parameter as arrays to send to the matrices' owners."""
     name = shard.parameter.name
     return {
-        kind: OwnedArray.beside(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
+        kind: OwnedArray.of_statistic(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
         for kind, one in kept.items()
         if STATISTIC in one.axes
     }

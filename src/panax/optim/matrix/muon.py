@@ -47,16 +47,16 @@ class Muon(MatrixOptimizer):
         if self.iterations < 1:
             raise RecipeError(f"optimizer.iterations={self.iterations}; expected 1 or more, usually 5")
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)}
 
-    def steps_of_matrices(
+    def update_matrices(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
         running, directions = {}, {}
         for name in shards:
-            gradient, mean = taken[name].gradient, taken[name].kept[MEAN]
+            gradient, mean = taken[name].gradient, taken[name].state[MEAN]
             running[name] = self.momentum * mean.astype(gradient.dtype) + (1 - self.momentum) * gradient
             ahead = self.momentum * running[name] + (1 - self.momentum) * gradient if self.nesterov else running[name]
             # Normalized, so that bfloat16 can represent it; zeros stay zeros.

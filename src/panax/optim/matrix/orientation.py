@@ -18,10 +18,10 @@ class TransposedView(NamedTuple):
         shape: Shape of one matrix.
     """
 
-    copies: tuple[int, ...]
+    stack_dims: tuple[int, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    flipped: bool
+    transposed: bool
     shape: tuple[int, int]
 
     @classmethod
@@ -42,4 +42,4 @@ class TransposedView(NamedTuple):
         flips = (math.prod(sizes(columns)), sizes(columns)) < (math.prod(sizes(rows)), sizes(rows))
         if flips:
             rows, columns = columns, rows
-        return cls(parameter.copies, rows, columns, flips, (math.prod(sizes(rows)), math.prod(sizes(columns))))
+        return cls(parameter.stack_dims, rows, columns, flips, (math.prod(sizes(rows)), math.prod(sizes(columns))))

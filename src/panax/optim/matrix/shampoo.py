@@ -84,18 +84,18 @@ class Shampoo(MatrixOptimizer):
         """Return how a parameter's matrices are cut into blocks."""
         return MatrixBlocks.of(TransposedView.of(parameter).shape, self.block)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         blocks = self.blocks(parameter)
-        kept = Moments.keeps(parameter)
+        kept = Moments.state_specs(parameter)
         for *kinds, later, size in zip(STATISTICS, ROOTS, NEXT_ROOTS, blocks.size):
             kinds += [later] if self._renews == NEXT_ROOTS else []
             kept |= dict.fromkeys(kinds, matrix_statistic(parameter, (*blocks.counts, size, size)))
         return kept
 
-    def steps_of_matrices(
+    def update_matrices(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        moments = {name: Moments.after(taken[name], self.b1, self.b2) for name in shards}
+        moments = {name: Moments.update(taken[name], self.b1, self.b2) for name in shards}
         preconditioned = self._preconditioned(shards, taken, moments)
         found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
         for name, shard in shards.items():
@@ -105,9 +105,9 @@ class Shampoo(MatrixOptimizer):
             # AdamW's update if there are no roots yet, or if all gradients of this matrix were zero.
             update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
             kept = {
-                **moments[name].kept,
+                **moments[name].arrays,
                 **dict(zip(STATISTICS, statistics)),
-                **{kind: now.kept[kind] for kind in {*ROOTS, *self._renews}},
+                **{kind: now.state[kind] for kind in {*ROOTS, *self._renews}},
             }
             found[name] = -now.rate * (update + now.decay * now.value), kept
         return found
@@ -122,20 +122,20 @@ class Shampoo(MatrixOptimizer):
         ) -> list[jax.Array]:
             _, rows, columns = gradient.shape
             blocks = MatrixBlocks.of((rows, columns), self.block)
-            cut, share = blocks.cut(gradient), 1 - self.b_statistics
+            cut, share = blocks.split(gradient), 1 - self.b_statistics
             left = self.b_statistics * left + share * matmul_float32(cut, cut.mT)
             right = self.b_statistics * right + share * matmul_float32(cut.mT, cut)
-            towards = matmul_float32(matmul_float32(roots[0], blocks.cut(mean)), roots[1])
-            return [blocks.joined(towards), left, right]
+            towards = matmul_float32(matmul_float32(roots[0], blocks.split(mean)), roots[1])
+            return [blocks.join(towards), left, right]
 
         given, arrays, returned = {}, {}, {}
         for name, shard in shards.items():
-            matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.keeps(shard.parameter))
+            matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
             given[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
             arrays[name] = [
                 taken[name].gradient,
                 moments[name].mean,
-                *(taken[name].kept[kind] for kind in (*STATISTICS, *ROOTS)),
+                *(taken[name].state[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
             returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
         return map_to_owners(map_one_by_one(work), given, arrays, returned)
@@ -144,18 +144,18 @@ class Shampoo(MatrixOptimizer):
         return number % self.precondition_frequency == 0
 
     @property
-    def renewal_when(self) -> str:
+    def renewal_description(self) -> str:
         delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
         return f"after every {self.precondition_frequency} steps{delayed}"
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(*statistics: jax.Array) -> list[jax.Array]:
             return [inverse_root(each, POWER, self.ridge) for each in statistics]
 
         parts, arrays = {}, {}
         for name, shard in shards.items():
-            if self.takes(shard.parameter.kinds):
-                known = statistic_shards(shard, self.keeps(shard.parameter))
+            if self.is_matrix(shard.parameter.semantic_axes):
+                known = statistic_shards(shard, self.state_specs(shard.parameter))
                 parts[name] = [known[kind] for kind in STATISTICS]
                 arrays[name] = [kept[name][kind] for kind in STATISTICS]
         return {
@@ -163,7 +163,7 @@ class Shampoo(MatrixOptimizer):
             for name, roots in map_to_owners(map_one_by_one(work), parts, arrays, parts).items()
         }
 
-    def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+    def adopt_renewed(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
         taken = number - (self.root_delay - 1)
         if self.root_delay == 1 or taken < 1 or not self.renewal_due(taken):
             return state

@@ -60,20 +60,20 @@ class Soap(MatrixOptimizer):
     def _sides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(side for side, size in enumerate(shape) if 1 < size <= self.largest)
 
-    def keeps_of_matrix(self, parameter: Parameter) -> dict[str, StateSpec]:
-        kept, shape = Moments.keeps(parameter), TransposedView.of(parameter).shape
+    def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
+        kept, shape = Moments.state_specs(parameter), TransposedView.of(parameter).shape
         for side in self._sides(shape):
             for kind in (STATISTICS[side], BASES[side]):
                 kept[kind] = matrix_statistic(parameter, (shape[side], shape[side]))
         return kept
 
-    def steps_of_matrices(
+    def update_matrices(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         if not shards:
             return {}
         # One update fewer than AdamW's count: there is no basis yet for the first gradient.
-        before = next(iter(taken.values())).before
+        before = next(iter(taken.values())).num_updates
         begun = before > 0
         since = jnp.maximum(before - 1, 0)
 
@@ -93,15 +93,19 @@ class Soap(MatrixOptimizer):
         given, arrays, returned = {}, {}, {}
         means: dict[str, jax.Array] = {}
         for name, shard in shards.items():
-            now, matrix, kept = taken[name], OwnedArray.of(shard), statistic_shards(shard, self.keeps(shard.parameter))
+            now, matrix, kept = (
+                taken[name],
+                OwnedArray.of(shard),
+                statistic_shards(shard, self.state_specs(shard.parameter)),
+            )
             gradient = now.gradient
-            mean = self.b1 * now.kept[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
+            mean = self.b1 * now.state[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
             means[name] = jnp.where(begun, mean, 0)
-            square = jnp.where(begun, now.kept[SQUARE].astype(gradient.dtype), 0)
+            square = jnp.where(begun, now.state[SQUARE].astype(gradient.dtype), 0)
             sides = self.sides(shard.parameter)
             kinds = [STATISTICS[side] for side in sides] + [BASES[side] for side in sides]
             given[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
-            arrays[name] = [gradient, means[name], square, *(now.kept[kind] for kind in kinds)]
+            arrays[name] = [gradient, means[name], square, *(now.state[kind] for kind in kinds)]
             returned[name] = [matrix, matrix, *(kept[STATISTICS[side]] for side in sides)]
         found = {}
         for name, (towards, square, *statistics) in map_to_owners(
@@ -110,7 +114,7 @@ class Soap(MatrixOptimizer):
             now, sides = taken[name], self.sides(shards[name].parameter)
             kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
-            kept |= {BASES[side]: now.kept[BASES[side]] for side in sides}
+            kept |= {BASES[side]: now.state[BASES[side]] for side in sides}
             found[name] = jnp.where(begun, -now.rate * (towards + now.decay * now.value), 0), kept
         return found
 
@@ -118,10 +122,10 @@ class Soap(MatrixOptimizer):
         return number == 1 or number % self.precondition_frequency == 0
 
     @property
-    def renewal_when(self) -> str:
+    def renewal_description(self) -> str:
         return f"after the first step, and every {self.precondition_frequency} steps"
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(square: jax.Array, *both: jax.Array) -> list[jax.Array]:
             sides = self._sides(square.shape[1:])
             bases = []
@@ -133,8 +137,8 @@ class Soap(MatrixOptimizer):
 
         parts, arrays, returned, kinds = {}, {}, {}, {}
         for name, shard in shards.items():
-            if self.takes(shard.parameter.kinds) and (sides := self.sides(shard.parameter)):
-                known = statistic_shards(shard, self.keeps(shard.parameter))
+            if self.is_matrix(shard.parameter.semantic_axes) and (sides := self.sides(shard.parameter)):
+                known = statistic_shards(shard, self.state_specs(shard.parameter))
                 bases = [BASES[side] for side in sides]
                 read = [STATISTICS[side] for side in sides] + bases
                 parts[name] = [OwnedArray.of(shard), *(known[kind] for kind in read)]

@@ -30,7 +30,7 @@ class RowAdagrad(RowOptimizer):
         check_not_negative(weight_decay=self.weight_decay)
         check_epsilon(self.epsilon, "table_optimizer")
 
-    def keeps(self, axes: Axes) -> dict[str, Axes]:
+    def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes}
 
     def step(

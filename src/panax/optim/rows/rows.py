@@ -41,7 +41,7 @@ class RowOptimizer(Validated, abc.ABC):
     """True if `step` calls `mean`, which reduces over devices if columns are sharded."""
 
     @abc.abstractmethod
-    def keeps(self, axes: Axes) -> dict[str, Axes]:
+    def state_axes(self, axes: Axes) -> dict[str, Axes]:
         """Return the logical axes of each state array of a table, by name: the row axis alone, or row and
         width.
 
@@ -72,15 +72,15 @@ class RowOptimizer(Validated, abc.ABC):
         """Build the function from step to learning rate."""
         return self.schedule.build(num_steps)
 
-    def for_batch(self, rows: int) -> "RowOptimizer":
+    def scale_to_batch(self, rows: int) -> "RowOptimizer":
         """Return this optimizer with its learning rate scaled to batches of `rows` rows; itself if no scaling
         rule is set."""
-        schedule = self.schedule.for_batch(rows)
+        schedule = self.schedule.scale_to_batch(rows)
         return self if schedule is self.schedule else dataclasses.replace(self, schedule=schedule)
 
-    def first_state(self, shape: tuple[int, ...], axes: Axes) -> dict[str, Array]:
+    def init_state(self, shape: tuple[int, ...], axes: Axes) -> dict[str, Array]:
         """Create the initial float32 state of a table of `shape`."""
-        return {name: jnp.zeros(shape[: len(kept)], jnp.float32) for name, kept in self.keeps(axes).items()}
+        return {name: jnp.zeros(shape[: len(kept)], jnp.float32) for name, kept in self.state_axes(axes).items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class RowWiseAdagrad(RowOptimizer):
         check_not_negative(weight_decay=self.weight_decay)
         check_epsilon(self.epsilon, "table_optimizer")
 
-    def keeps(self, axes: Axes) -> dict[str, Axes]:
+    def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes[:1]}
 
     def step(
@@ -145,7 +145,7 @@ class LazyAdam(RowOptimizer):
         check_not_negative(weight_decay=self.weight_decay)
         check_epsilon(self.epsilon, "table_optimizer")
 
-    def keeps(self, axes: Axes) -> dict[str, Axes]:
+    def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"mean": axes, "square": axes}
 
     def step(
@@ -171,7 +171,7 @@ class RowSgd(RowOptimizer):
     def __post_init__(self) -> None:
         check_not_negative(weight_decay=self.weight_decay)
 
-    def keeps(self, axes: Axes) -> dict[str, Axes]:
+    def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {}
 
     def step(

@@ -40,13 +40,13 @@ class ShardPlacement(NamedTuple):
     """
 
     sizes: tuple[int, ...]
-    places: tuple[MeshAxes, ...]
+    dim_axes: tuple[MeshAxes, ...]
     shape: tuple[int, ...]
 
     @property
     def split(self) -> MeshAxes:
         """The mesh axes that shard it, in mesh order."""
-        return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.places))
+        return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.dim_axes))
 
 
 class OwnedArray(NamedTuple):
@@ -59,8 +59,8 @@ class OwnedArray(NamedTuple):
     """
 
     shard: ParameterShard
-    copies: tuple[int, ...]
-    own: tuple[int, ...]
+    stack_dims: tuple[int, ...]
+    matrix_dims: tuple[int, ...]
     shape: tuple[int, ...]
 
     @classmethod
@@ -71,35 +71,42 @@ class OwnedArray(NamedTuple):
             ValueError: The parameter is not a matrix.
         """
         oriented = TransposedView.of(shard.parameter)
-        return cls(shard, oriented.copies, (*oriented.rows, *oriented.columns), oriented.shape)
+        return cls(shard, oriented.stack_dims, (*oriented.rows, *oriented.columns), oriented.shape)
 
     @classmethod
-    def beside(cls, shard: ParameterShard) -> "OwnedArray":
+    def of_statistic(cls, shard: ParameterShard) -> "OwnedArray":
         """Describe per-matrix state, with leading dimensions equal to the parameter's stack."""
         parameter = shard.parameter
-        return cls(shard, parameter.copies, parameter.own, tuple(parameter.shape[dim] for dim in parameter.own))
+        return cls(
+            shard,
+            parameter.stack_dims,
+            parameter.array_dims,
+            tuple(parameter.shape[dim] for dim in parameter.array_dims),
+        )
 
     @property
-    def lying(self) -> ShardPlacement:
+    def placement(self) -> ShardPlacement:
         shape = self.shard.parameter.shape
-        places = self.shard.places
-        return ShardPlacement(tuple(shape[dim] for dim in self.own), tuple(places[dim] for dim in self.own), self.shape)
+        places = self.shard.dim_axes
+        return ShardPlacement(
+            tuple(shape[dim] for dim in self.matrix_dims), tuple(places[dim] for dim in self.matrix_dims), self.shape
+        )
 
     @property
-    def apart(self) -> MeshAxes:
+    def stack_axes(self) -> MeshAxes:
         """The mesh axes that shard the stack."""
-        return self.shard.over(self.copies)
+        return self.shard.split_axes(self.stack_dims)
 
-    def stacked(self, x: jax.Array) -> jax.Array:
+    def stack(self, x: jax.Array) -> jax.Array:
         """Merge the stacking dimensions of this device's shard into one leading dimension."""
-        x = x.transpose((*self.copies, *self.own))
-        return x.reshape(-1, *x.shape[len(self.copies) :])
+        x = x.transpose((*self.stack_dims, *self.matrix_dims))
+        return x.reshape(-1, *x.shape[len(self.stack_dims) :])
 
-    def unstacked(self, x: jax.Array) -> jax.Array:
+    def unstack(self, x: jax.Array) -> jax.Array:
         """Invert `stacked`."""
-        order, layout = (*self.copies, *self.own), current_layout()
+        order, layout = (*self.stack_dims, *self.matrix_dims), current_layout()
         local = list(self.shard.parameter.shape)
-        for dim, axes in enumerate(self.shard.places):
+        for dim, axes in enumerate(self.shard.dim_axes):
             local[dim] //= 1 if layout is None else math.prod(layout.sizes[axis] for axis in axes)
         return x.reshape([local[dim] for dim in order]).transpose([order.index(dim) for dim in range(len(order))])
 
@@ -114,9 +121,9 @@ class OwnedMatrices(NamedTuple):
         over: All mesh axes of more than one device that hold shards or replicas of the matrices.
     """
 
-    given: tuple[ShardPlacement, ...]
-    returned: tuple[ShardPlacement, ...]
-    over: MeshAxes
+    inputs: tuple[ShardPlacement, ...]
+    outputs: tuple[ShardPlacement, ...]
+    owner_axes: MeshAxes
 
     @classmethod
     def of(cls, given: Sequence[OwnedArray], returned: Sequence[OwnedArray]) -> "OwnedMatrices":
@@ -125,22 +132,22 @@ class OwnedMatrices(NamedTuple):
         Raises:
             ValueError: The stacks of the inputs and results are sharded over different mesh axes.
         """
-        layout, apart = current_layout(), {part.apart for part in (*given, *returned)}
+        layout, apart = current_layout(), {part.stack_axes for part in (*given, *returned)}
         if len(apart) > 1:
             names = [part.shard.parameter.name for part in (*given, *returned)]
             raise ValueError(f"the stacks of {names} are split over {sorted(apart)}; expected the same mesh axes")
         over = ()
         if layout is not None:
             over = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in (*apart,)[0])
-        return cls(tuple(part.lying for part in given), tuple(part.lying for part in returned), over)
+        return cls(tuple(part.placement for part in given), tuple(part.placement for part in returned), over)
 
-    def owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
+    def num_owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
         """Return how many of `matrices` each owner processes, padding included.
 
         >>> OwnedMatrices((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
         2
         """
-        return -(-matrices // math.prod(sizes[axis] for axis in self.over))
+        return -(-matrices // math.prod(sizes[axis] for axis in self.owner_axes))
 
 
 Arrays = Mapping[str, Sequence[jax.Array]]
@@ -168,12 +175,12 @@ def map_to_owners(
         groups.setdefault(OwnedMatrices.of(given[name], returned[name]), []).append(name)
     found: dict[str, list[jax.Array]] = {}
     for group, names in groups.items():
-        stacks = {name: [part.stacked(x) for part, x in zip(given[name], arrays[name])] for name in names}
+        stacks = {name: [part.stack(x) for part, x in zip(given[name], arrays[name])] for name in names}
         results = _worked(work, group, [jnp.concatenate(one) for one in zip(*stacks.values())])
         begin = 0
         for name, (first, *_) in stacks.items():
             end = begin + len(first)
-            found[name] = [part.unstacked(x[begin:end]) for part, x in zip(returned[name], results)]
+            found[name] = [part.unstack(x[begin:end]) for part, x in zip(returned[name], results)]
             begin = end
     return found
 
@@ -196,15 +203,15 @@ def map_one_by_one(work: MatrixFunction) -> MatrixFunction:
 
 def _worked(work: MatrixFunction, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
-    if layout is None or not group.over:
-        whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.given, stacks)]
-        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.returned, work(*whole))]
+    if layout is None or not group.owner_axes:
+        whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.inputs, stacks)]
+        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.outputs, work(*whole))]
     count, sizes = len(stacks[0]), layout.sizes
-    owned = group.owned(count, sizes)
-    whole = [_to_owners(lying, group.over, stack, owned, sizes) for lying, stack in zip(group.given, stacks)]
+    owned = group.num_owned(count, sizes)
+    whole = [_to_owners(lying, group.owner_axes, stack, owned, sizes) for lying, stack in zip(group.inputs, stacks)]
     # From here on, each device holds different matrices.
-    done = work(*assert_sharding(whole, dict.fromkeys(group.over, ValueState.SPLIT)))
-    return [_from_owners(lying, group.over, x, sizes)[:count] for lying, x in zip(group.returned, done)]
+    done = work(*assert_sharding(whole, dict.fromkeys(group.owner_axes, ValueState.SPLIT)))
+    return [_from_owners(lying, group.owner_axes, x, sizes)[:count] for lying, x in zip(group.outputs, done)]
 
 
 def _to_owners(
@@ -242,7 +249,7 @@ def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes:
     copied = tuple(axis for axis in over if axis not in split)
     cut: list[int] = []
     local: list[int] = []
-    for size, axes in zip(lying.sizes, lying.places):
+    for size, axes in zip(lying.sizes, lying.dim_axes):
         ways = [sizes[axis] for axis in axes]
         local.append(size // math.prod(ways))
         cut += [*ways, local[-1]]
@@ -253,7 +260,7 @@ def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes:
     if split:
         with tag_comm("optimizer"):
             parts = jax.lax.all_to_all(parts, split, 0, 0)
-    for dim, axes in enumerate(lying.places):
+    for dim, axes in enumerate(lying.dim_axes):
         parts = assert_sharding(parts, dict.fromkeys(axes, ValueState.SPLIT), 2 + dim)
     if copied:
         with tag_comm("optimizer"):
@@ -269,6 +276,6 @@ def _interleaved(lying: ShardPlacement) -> list[int]:
     dimension preceded by its mesh axes)."""
     split = lying.split
     order = [len(split)]
-    for dim, places in enumerate(lying.places):
+    for dim, places in enumerate(lying.dim_axes):
         order += [*(split.index(axis) for axis in places), len(split) + 1 + dim]
     return order

@@ -33,7 +33,7 @@ class ParameterShard:
     """
 
     parameter: Parameter
-    places: tuple[MeshAxes, ...]
+    dim_axes: tuple[MeshAxes, ...]
 
     @classmethod
     def of(cls, parameter: Parameter) -> "ParameterShard":
@@ -42,26 +42,26 @@ class ParameterShard:
         places = ((),) * len(parameter.shape) if layout is None else layout.storage(parameter.axes, parameter.shape)
         return cls(parameter, tuple(places))
 
-    def over(self, dims: Iterable[int]) -> MeshAxes:
+    def split_axes(self, dims: Iterable[int]) -> MeshAxes:
         """Return the mesh axes that shard the given dimensions."""
-        return tuple(axis for dim in dims for axis in self.places[dim])
+        return tuple(axis for dim in dims for axis in self.dim_axes[dim])
 
     def total(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """Sum `x` over `dims` (default: those of a single array), across devices too."""
-        dims = self.parameter.own if dims is None else dims
+        dims = self.parameter.array_dims if dims is None else dims
         with tag_comm("optimizer"):
-            return all_reduce(jnp.sum(x, dims, keepdims=True, dtype=accumulation_dtype(x.dtype)), self.over(dims))
+            return all_reduce(jnp.sum(x, dims, keepdims=True, dtype=accumulation_dtype(x.dtype)), self.split_axes(dims))
 
     def mean(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """Average `x` over `dims`, across devices too."""
-        dims = self.parameter.own if dims is None else dims
+        dims = self.parameter.array_dims if dims is None else dims
         return self.total(x, dims) / math.prod(self.parameter.shape[dim] for dim in dims)
 
     def norm(self, x: Any, dims: tuple[int, ...] | None = None) -> jax.Array:
         """Compute the Euclidean norm of `x` over `dims`, across devices too."""
         return jnp.sqrt(self.total(jnp.square(x.astype(accumulation_dtype(x.dtype))), dims))
 
-    def bits(self, what: str, count: jax.Array) -> jax.Array:
+    def random_bits(self, what: str, count: jax.Array) -> jax.Array:
         """Draw 32 random bits for each element of this shard; the bits of an element are the same on every
         mesh.
 
@@ -71,12 +71,12 @@ class ParameterShard:
         """
         layout = current_layout()
         places = []
-        for dim, (whole, axes) in enumerate(zip(self.parameter.shape, self.places)):
+        for dim, (whole, axes) in enumerate(zip(self.parameter.shape, self.dim_axes)):
             parts = 1 if layout is None else math.prod(layout.sizes[axis] for axis in axes)
             index = jnp.arange(whole // parts, dtype=jnp.uint32)
             if axes:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(whole // parts)
-            places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.places)))))
+            places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.dim_axes)))))
         return element_bits(f"{self.parameter.name} {what}", count, places)
 
 

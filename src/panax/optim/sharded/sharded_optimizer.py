@@ -79,10 +79,10 @@ class UpdateInputs(NamedTuple):
 
     gradient: jax.Array
     value: jax.Array
-    kept: dict[str, jax.Array]
+    state: dict[str, jax.Array]
     rate: jax.Array
     decay: jax.Array | float
-    before: jax.Array
+    num_updates: jax.Array
     scheduled: jax.Array
 
 
@@ -132,21 +132,21 @@ class ShardedOptimizer(Optimizer):
             )
 
     @abc.abstractmethod
-    def keeps(self, parameter: Parameter) -> dict[str, StateSpec]:
+    def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         """Return the spec of each state array of a parameter, by name; state is initialized with zeros."""
 
     @abc.abstractmethod
     def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Compute one parameter's update: the change to add to its shard, and its new state."""
 
-    def steps(
+    def step_all(
         self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, Any]]:
         """Compute the update of all parameters; by default, each independently."""
         return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
 
     @property
-    def averaged(self) -> Callable[[Any, Any], Any] | None:
+    def average(self) -> Callable[[Any, Any], Any] | None:
         """The function from updated parameters and state to the parameter average to evaluate instead, in
         float32 or wider; None if the parameters themselves are evaluated."""
         return None
@@ -156,11 +156,11 @@ class ShardedOptimizer(Optimizer):
         return False
 
     @property
-    def renewal_when(self) -> str:
+    def renewal_description(self) -> str:
         """The renewal schedule as text."""
         return ""
 
-    def renewed(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         """Recompute the part of the state that is renewed only every few steps, in a separate program.
 
         Args:
@@ -171,7 +171,7 @@ class ShardedOptimizer(Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} renews nothing")
 
-    def taken_over(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+    def adopt_renewed(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state after step `number`, with arrays renewed earlier moved to where updates read them
         from now on.
 
@@ -209,7 +209,7 @@ class ShardedOptimizer(Optimizer):
         def init(params: Any) -> dict[str, Any]:
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
             for name, parameter in described(params).items():
-                for kind, kept in self.keeps(parameter).items():
+                for kind, kept in self.state_specs(parameter).items():
                     state.setdefault(kind, {})[name] = self._zeros(kept)
             self._check_types(params, state)
             return state
@@ -218,7 +218,9 @@ class ShardedOptimizer(Optimizer):
             found: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
                 # The sharding does not depend on the dtype.
-                for kind, kept in self.keeps(Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))).items():
+                for kind, kept in self.state_specs(
+                    Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))
+                ).items():
                     found.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], kept.axes)
             return found
 
@@ -248,14 +250,14 @@ class ShardedOptimizer(Optimizer):
 
         renewal = (
             None
-            if type(self).renewed is ShardedOptimizer.renewed
-            else Renewal(self.renewal_due, self.renewal_when, renewed, self.taken_over)
+            if type(self).renew is ShardedOptimizer.renew
+            else Renewal(self.renewal_due, self.renewal_description, renewed, self.adopt_renewed)
         )
 
         def skipped(state: dict[str, Any], steps: int) -> dict[str, Any]:
             return {**state, COUNT: state[COUNT] + jnp.asarray(steps, state[COUNT].dtype)}
 
-        return Transformation(init, update, state_axes, self.averaged, renewal, skipped)
+        return Transformation(init, update, state_axes, self.average, renewal, skipped)
 
     def _renewed_on_mesh(
         self, parameters: dict[str, Parameter], arrays: Mapping[str, Arrays], count: jax.Array
@@ -267,8 +269,8 @@ class ShardedOptimizer(Optimizer):
                 for name in parameters
             }
             kept = {kind: dict(values) for kind, values in arrays.items()}
-            for name, new in self.renewed(shards, read).items():
-                declared = self.keeps(parameters[name])
+            for name, new in self.renew(shards, read).items():
+                declared = self.state_specs(parameters[name])
                 for kind, value in new.items():
                     before = kept[kind][name]
                     kept[kind][name] = self._stored(name, f"renewed {kind}", declared[kind], before, value, count)
@@ -282,7 +284,7 @@ class ShardedOptimizer(Optimizer):
     ) -> dict[str, dict[str, PartitionSpec]]:
         found: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in kept}
         for name, parameter in parameters.items():
-            for kind, one in self.keeps(parameter).items():
+            for kind, one in self.state_specs(parameter).items():
                 # Codes and scales are sharded alike.
                 found[kind][name] = partition_spec(one.axes, one.shape)
                 check_blocks(f"{kind} of {name}", kept[kind][name], one.axes)
@@ -293,7 +295,7 @@ class ShardedOptimizer(Optimizer):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
             shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
-            found = self.steps(shards, {name: arrays.taken(name, rate, count) for name in parameters})
+            found = self.step_all(shards, {name: arrays.taken(name, rate, count) for name in parameters})
             changes: dict[str, Any] = {}
             kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
             for name, (change, after) in found.items():
@@ -303,7 +305,7 @@ class ShardedOptimizer(Optimizer):
                     # Return a change, as all optimizers do; added to the parameter, it gives exactly the rounded value.
                     change = _rounded(shard, "value", old + change, count).astype(change.dtype) - old
                 changes[name] = _checked(shard, change)
-                declared = self.keeps(shard.parameter)
+                declared = self.state_specs(shard.parameter)
                 for kind, value in after.items():
                     kept[kind][name] = self._stored(name, kind, declared[kind], arrays.kept[kind][name], value, count)
             return changes, kept
@@ -333,7 +335,7 @@ class ShardedOptimizer(Optimizer):
         """Convert a new state array to the storage format of the previous one."""
         own = ParameterShard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
         if isinstance(before, QuantizedArray):
-            return quantize(value, before.format, before.block, own.bits(kind, count), before.dtype)
+            return quantize(value, before.format, before.block, own.random_bits(kind, count), before.dtype)
         return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
 
     def _check_types(self, params: Any, state: dict[str, Any]) -> None:
@@ -370,7 +372,7 @@ def _dtypes(tree: Any) -> set[Any]:
 
 
 def _rounded(shard: ParameterShard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:
-    return round_stochastically(x.astype(jnp.float32), shard.bits(what, count))
+    return round_stochastically(x.astype(jnp.float32), shard.random_bits(what, count))
 
 
 class _Arrays(NamedTuple):
@@ -407,6 +409,6 @@ def _checked(shard: ParameterShard, change: jax.Array) -> jax.Array:
     layout = current_layout()
     if layout is None:
         return change
-    split = set(shard.over(range(len(shard.places))))
+    split = set(shard.split_axes(range(len(shard.dim_axes))))
     holds = {axis: (ValueState.SPLIT,) if axis in split else (ValueState.WHOLE,) for axis in layout.sizes}
     return check_sharding(change, holds, f"the update of {shard.parameter.name}")

@@ -7,6 +7,6 @@ from .simulation import Simulation, simulate
 from .stages import StageTimes
 
 __all__ = [
-    "Fleet", "Forecast", "Lives", "Simulation", "StageTimes", "best_every", "forecast", "simulate_lives", "simulate",
+    "Fleet", "Forecast", "Lives", "Simulation", "StageTimes", "best_every", "forecast", "simulate", "simulate_lives",
     "young_daly_seconds",
 ]  # fmt: skip

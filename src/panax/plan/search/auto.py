@@ -65,7 +65,7 @@ class LayoutChoice:
     remat: str | None
     wire_bytes: int
     memory_bytes: int
-    walked: int = 0
+    num_walks: int = 0
 
     @property
     def time(self) -> float:
@@ -134,7 +134,7 @@ class _Search:
         rules: Rules,
     ):
         self.program_of, self.task, self.devices = program_of, task, devices
-        self.batch, self.batch_axes = batch, task.axes_of(batch_axes)
+        self.batch, self.batch_axes = batch, task.leaf_axes(batch_axes)
         self.memory_bytes, self.fast_domain, self.rules = memory_bytes, fast_domain, rules
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}

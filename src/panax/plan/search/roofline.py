@@ -31,7 +31,7 @@ class ProfileFigures:
     def memory_bandwidth(self) -> float:
         return self.profile.memory_bandwidth
 
-    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+    def collective_figures(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
         """(bytes a second that each device sends, seconds of latency); None where it was not measured."""
         found = self.profile.collective(kind, axes)
         if found is None or found.ways != math.prod(self.mesh[axis] for axis in axes):
@@ -54,7 +54,7 @@ class DataSheet:
     def memory_bandwidth(self) -> float:
         return self.hardware.chip.memory_bandwidth
 
-    def of_collective(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
+    def collective_figures(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
         # Devices are counted off along the last axis first: an axis reaches as far as itself and all after it.
         first = min(MESH_AXES.index(axis) for axis in axes)
         reach = math.prod(self.mesh.get(axis, 1) for axis in MESH_AXES[first:])
@@ -87,32 +87,32 @@ class StepTime:
         multiplying: Its matrix multiplications at the devices' rate.
         state: Reading and writing its state once.
         sending: All of its collectives, none of which hides behind anything.
-        unknown: Mesh axes of which nobody knows the speed; they are not in `sending`.
-        links: What `sending` is made of, the longest first.
+        unknown: Mesh axes of which nobody knows the speed; they are not in `communication`.
+        links: What `communication` is made of, the longest first.
     """
 
-    multiplying: float
+    compute: float
     state: float
-    sending: float
+    communication: float
     unknown: tuple[MeshAxes, ...] = ()
     links: tuple[LinkTime, ...] = ()
 
     @property
-    def hidden(self) -> float:
+    def overlapped(self) -> float:
         """Where all communication hides behind the rest, or the rest behind it."""
-        return max(self.multiplying + self.state, self.sending)
+        return max(self.compute + self.state, self.communication)
 
     @property
-    def in_turn(self) -> float:
+    def sequential(self) -> float:
         """Where nothing hides."""
-        return self.multiplying + self.state + self.sending
+        return self.compute + self.state + self.communication
 
 
 def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
     """The time of a traced step."""
     links: dict[MeshAxes, LinkTime] = {}
     for one in cost.traffic:
-        found = speeds.of_collective(one.kind, one.axes)
+        found = speeds.collective_figures(one.kind, one.axes)
         before = links.get(one.axes, LinkTime(one.axes, 0, 0.0))
         taken = None if found is None else one.wire_bytes / found[0] + one.times.expected * found[1]
         seconds = None if taken is None or before.seconds is None else before.seconds + taken
@@ -135,9 +135,9 @@ def time_lines(time: StepTime, source: str) -> list[str]:
         source: Whose figures these are.
     """
     lines = [
-        f"time           at least {duration(time.hidden)} a step where communication hides, {duration(time.in_turn)} where none "
-        f"does: {duration(time.multiplying)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
-        f"{duration(time.sending)} of communication",
+        f"time           at least {duration(time.overlapped)} a step where communication hides, {duration(time.sequential)} where none "
+        f"does: {duration(time.compute)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
+        f"{duration(time.communication)} of communication",
         f"by             {source}",
     ]
     if len(time.links) > 1:

@@ -104,7 +104,7 @@ class _Timeline:
         self.clock += 1
         spans.append((self.clock, self.clock))
         memory: dict[int, LiveRange] = {id(v): LiveRange(v.bytes, 0, 0, v) for v in carried}
-        added = {id(value) for value in needs.accumulated(carried)}
+        added = {id(value) for value in needs.accumulated_products(carried)}
         for place, operation in enumerate(block.operations):
             at = together.get(place, place)
             if at not in frees:
@@ -154,7 +154,7 @@ class _Timeline:
             if (
                 operation.name == "reduce_scatter"
                 and id(operation.outputs[0]) in results
-                and needs.only_results(operation)
+                and needs.has_only_result_readers(operation)
             ):
                 given = needs.base(operation.arrays[0])
                 buffer, maker = memory.get(id(given)), needs.makers.get(id(given))

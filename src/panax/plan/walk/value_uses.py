@@ -93,13 +93,13 @@ class LivenessInfo:
                 found |= {id(value) for value in operation.arrays}
         return found
 
-    def only_results(self, operation: Operation) -> bool:
+    def has_only_result_readers(self, operation: Operation) -> bool:
         """Whether nothing in the block waits for what an operation gives."""
         return self.first_read(operation.outputs[0], self.block.operations.index(operation)) == len(
             self.block.operations
         )
 
-    def accumulated(self, carried: Sequence[Value]) -> list[Value]:
+    def accumulated_products(self, carried: Sequence[Value]) -> list[Value]:
         """Products that are added to what a loop carries, in the one operation that compilers make of both."""
         found = []
         for old, new in zip(carried, self.block.outputs):

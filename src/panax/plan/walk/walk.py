@@ -70,7 +70,7 @@ def walk_agreement(step: CompiledStep, meeting: OuterSync | None = None) -> Step
     if step.program.abstract.replicas is None:
         return None
     start = time.perf_counter()
-    return _cost(step.trace_agreement(meeting), step.shardings, step.placement.sizes, start)
+    return _cost(step.trace_outer_sync(meeting), step.shardings, step.placement.sizes, start)
 
 
 def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:

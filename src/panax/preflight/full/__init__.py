@@ -6,23 +6,7 @@ from .sizes import ACCELERATOR, CPU, Sizes, sizes_for
 from .writing import format_markdown, part_lines, result_file, write_result
 
 __all__ = [
-    "ACCELERATOR",
-    "CPU",
-    "Case",
-    "CheckOutcome",
-    "CheckResult",
-    "ResultMismatch",
-    "FullCheck",
-    "CaseSkipped",
-    "Sizes",
-    "cases",
-    "chip_name",
-    "format_markdown",
-    "full_check",
-    "part_lines",
-    "check_single_process",
-    "result_file",
-    "run_case",
-    "sizes_for",
-    "write_result",
-]
+    "ACCELERATOR", "CPU", "Case", "CaseSkipped", "CheckOutcome", "CheckResult", "FullCheck", "ResultMismatch", "Sizes",
+    "cases", "check_single_process", "chip_name", "format_markdown", "full_check", "part_lines", "result_file",
+    "run_case", "sizes_for", "write_result",
+]  # fmt: skip

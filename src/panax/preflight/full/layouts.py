@@ -61,7 +61,7 @@ def _comparison(task: DecoderTask) -> LayoutComparison:
 
 def _alone(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int]) -> Figures:
     with full_precision("float32"):
-        losses = comparison().alone(1).losses
+        losses = comparison().train_on_one_device(1).losses
     if not all(np.isfinite(losses)) or not losses[-1] < losses[0]:
         raise ResultMismatch(f"the losses of {STEPS} steps on one batch are {losses}; expected finite ones that fall")
     return {"loss": " -> ".join(f"{loss:.5f}" for loss in losses)}
@@ -69,7 +69,7 @@ def _alone(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int])
 
 def _compared(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int]) -> Figures:
     found = comparison()
-    reason = found.unfit(sizes)
+    reason = found.explain_unfit(sizes)
     if reason is not None:
         raise CaseSkipped(reason)
     with full_precision("float32"):

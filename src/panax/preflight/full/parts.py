@@ -88,7 +88,7 @@ class FullCheck:
     def count(self, outcome: CheckOutcome) -> int:
         return sum(part.outcome is outcome for part in self.parts)
 
-    def said(self) -> str:
+    def format_summary(self) -> str:
         """How many parts passed, failed and were left out, in words."""
         return ", ".join(f"{self.count(each)} {each.value}" for each in CheckOutcome)
 

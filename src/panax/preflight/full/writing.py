@@ -14,7 +14,7 @@ RESULTS = Path("benchmarks/results")
 
 def part_lines(result: FullCheck) -> list[str]:
     """The parts as a table, then what failed and why, then what was left out and why."""
-    head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.said()}"
+    head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.format_summary()}"
     rows = [(part.group, part.name, part.outcome.value, _took(part)) for part in result.parts]
     lines = ["", head, "", *align_columns([("part", "", "", "took"), *rows], left=3)]
     for part in result.parts:
@@ -53,7 +53,7 @@ def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "p
     lines = [
         f"# Full check on {device}, {result.day}",
         "",
-        f"`{command}` took {duration(result.seconds)} for its {len(result.parts)} parts: {result.said()}.",
+        f"`{command}` took {duration(result.seconds)} for its {len(result.parts)} parts: {result.format_summary()}.",
         "",
         "| | |",
         "|---|---|",

@@ -52,11 +52,11 @@ class CheckpointSchedule:
     config: CheckpointConfig
     checkpointer: Checkpointer
     memory: MemoryTier | None
-    stored: int | None = None
-    of_hooks: Callable[[], Mapping[str, Any]] = dict
-    of_batches: Callable[[int], Mapping[str, Any]] = lambda step: {}
-    back_to: int | None = None
-    verified: int | None = None
+    stored_step: int | None = None
+    hook_state: Callable[[], Mapping[str, Any]] = dict
+    data_progress: Callable[[int], Mapping[str, Any]] = lambda step: {}
+    rollback_step: int | None = None
+    verified_step: int | None = None
     best: BestEvaluation | None = None
     best_is_saved: bool = True
 
@@ -64,7 +64,7 @@ class CheckpointSchedule:
         """Continue from a state: its best evaluation is in the store, or was never saved and has been reported."""
         self.best, self.best_is_saved = best, True
 
-    def judged(self, number: int, evaluation: Mapping[str, float]) -> bool:
+    def record_evaluation(self, number: int, evaluation: Mapping[str, float]) -> bool:
         """Note an evaluation of step `number`; whether it must be saved, as the best so far.
 
         A loss that is not finite is no judgement: it is never the best, and hides none.
@@ -76,7 +76,7 @@ class CheckpointSchedule:
         # Without regular saves the user has asked for none before the end.
         return self.config.keep_best > 0 and self.config.every > 0
 
-    def lost_best(self) -> str | None:
+    def describe_lost_best(self) -> str | None:
         """A line about the best evaluation, if no checkpoint has its parameters and one should have."""
         if self.best is None or self.best_is_saved or not self.config.keep_best:
             return None
@@ -104,7 +104,7 @@ class CheckpointSchedule:
         if asked or is_step_due(self.config.every, number):
             self._save(state, number, position, evaluation, must=False)
         # A copy takes the place of the one before, which may be needed; the state is that of before.
-        if self.memory is not None and is_step_due(self.config.memory.every, number) and self.back_to is None:
+        if self.memory is not None and is_step_due(self.config.memory.every, number) and self.rollback_step is None:
             self.memory.save(state, number, self._host(number, position))
 
     def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:
@@ -113,7 +113,7 @@ class CheckpointSchedule:
         Raises:
             CheckpointError: It could not be saved.
         """
-        if self.stored != number:
+        if self.stored_step != number:
             self._save(state, number, position, evaluation, must=True)
         self.checkpointer.finish()
         return self.checkpointer.url(number)
@@ -122,17 +122,17 @@ class CheckpointSchedule:
         self, state: Any, number: int, position: Position | None, evaluation: Mapping[str, float], must: bool
     ) -> None:
         host, loss = self._host(number, position), evaluation.get("loss")
-        back_to = min((step for step in (self.back_to, self.verified) if step is not None), default=None)
+        back_to = min((step for step in (self.rollback_step, self.verified_step) if step is not None), default=None)
         if self.checkpointer.save(state, number, host, loss, must=must, back_to=back_to):
-            self.stored = number
+            self.stored_step = number
             if self.best is not None and self.best.step == number:
                 self.best_is_saved = True
-            heartbeat().saved(number)
+            heartbeat().report_saved(number)
 
     def _host(self, number: int, position: Position | None) -> dict[str, Any]:
-        host: dict[str, Any] = {"data": None if position is None else dict(position), **self.of_batches(number)}
+        host: dict[str, Any] = {"data": None if position is None else dict(position), **self.data_progress(number)}
         host[VERSIONS] = jax_versions()
         if self.best is not None:
             host[BEST] = dataclasses.asdict(self.best)
-        of_hooks = dict(self.of_hooks())
+        of_hooks = dict(self.hook_state())
         return {**host, "hooks": of_hooks} if of_hooks else host

@@ -141,7 +141,7 @@ def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], part
     step, processes = prepared.step, jax.process_count()
     # Of a job that goes on without some nodes, those of the whole are known already.
     whole = processes > 1 and os.environ.get(PROCESSES_VARIABLE, "") == str(processes)
-    if not whole or not heartbeat().supervised or not is_process_zero() or not isinstance(step, CompiledStep):
+    if not whole or not heartbeat().is_supervised or not is_process_zero() or not isinstance(step, CompiledStep):
         return
     rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
     batch = {

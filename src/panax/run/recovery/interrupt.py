@@ -62,7 +62,7 @@ class SignalHandler:
             # A session that somebody types into is not ended.
             typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
             # Of many processes, the supervisor ends those that it has started.
-            if not typed and (jax.process_count() == 1 or not heartbeat().supervised):
+            if not typed and (jax.process_count() == 1 or not heartbeat().is_supervised):
                 self._watch()
         return self
 
@@ -77,7 +77,7 @@ class SignalHandler:
             signal.set_wakeup_fd(before)
             os.close(writing)  # its reader ends, and closes the other end
 
-    def due(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to stop before the next step: the same answer in every process of the job, each of which asks at each step."""
         if jax.process_count() > 1:
             if self.signal is not None:
@@ -95,7 +95,7 @@ class SignalHandler:
             self._answered.set()
         return self.signal is not None
 
-    def gives_up_waiting(self) -> bool:
+    def should_abandon_wait(self) -> bool:
         """Whether to stop although the data for the next step has not come; of many processes none may do so alone."""
         if self.signal is not None:
             self._answered.set()
@@ -104,7 +104,7 @@ class SignalHandler:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         # In a launched worker, the batch system's own signal and the supervisor's are two of one request.
-        again = now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().supervised
+        again = now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().is_supervised
         if self._came is not None and (number == signal.SIGINT or again):
             raise KeyboardInterrupt
         self._came, self._came_at = signal.Signals(number), now

@@ -33,7 +33,7 @@ class Island:
     """What one island does between its steps.
 
     Attributes:
-        ahead: The round that the others have come to; None where this island is with them. `caught_up` then gives where to
+        ahead: The round that the others have come to; None where this island is with them. `catch_up` then gives where to
         go on.
     """
 
@@ -52,7 +52,7 @@ class Island:
         self._prepared, self._say = prepared, say
         self._comms, self._islands = experiment.comms, experiment.comms.islands
         self._place = OuterSyncStore(
-            open_store(self._islands.place), self._islands, hurry=lambda: heartbeat().alive() or hurry()
+            open_store(self._islands.place), self._islands, hurry=lambda: heartbeat().report_alive() or hurry()
         )
         self._place.open(_identity(prepared), fresh=fresh)
         self._wire = self._comms.wire if self._comms.compress else None
@@ -68,7 +68,7 @@ class Island:
             CheckpointError: The checkpoint has met others more often than the place knows of, or islands begin from
             different numbers.
         """
-        self._round, newest = self._rounds(start.step), self._place.newest()
+        self._round, newest = self._rounds(start.step), self._place.latest_round()
         if self._round > newest:
             raise CheckpointError(
                 f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.place} knows "
@@ -78,17 +78,15 @@ class Island:
         if newest > self._round:
             self.ahead = newest
             self._place.announce(newest + 1)
-            return self.caught_up(start.state, start, left_out)
+            return self.catch_up(start.state, start, left_out)
         if newest > 0:
             self._agreed = self._found(newest, self._held(start.state))
             return start
         self._agreed = (
-            GroupUpdate.of_first(self._held(start.state))
-            if start.step == 0
-            else self._found(0, self._held(start.state))
+            GroupUpdate.initial(self._held(start.state)) if start.step == 0 else self._found(0, self._held(start.state))
         )
         if start.step == 0:
-            self._place.publish(0, self._agreed.arrays())
+            self._place.publish(0, self._agreed.to_arrays())
             if compute_digest(self._found(0, self._agreed.params).params) != compute_digest(self._agreed.params):
                 raise CheckpointError(
                     "islands begin from different parameters; give all of them the same seed, init and model, and another "
@@ -114,7 +112,7 @@ class Island:
             present = frozenset(member.index for member in decided.members)
             self._tell(number, step, decided, time.monotonic() - began)
             joined = self._islands.index in present or (not present and decided.base == base)
-            newest = number if joined else self._place.newest()
+            newest = number if joined else self._place.latest_round()
             if newest > number:
                 self.ahead = newest
                 self._place.announce(newest + 1)
@@ -124,10 +122,10 @@ class Island:
                 self._say(f"this island takes over what the others agreed on at meeting {number}")
                 agreed = self._found(number, own)
             elif self._islands.index == decided.by:
-                self._place.publish(number, agreed.arrays())
+                self._place.publish(number, agreed.to_arrays())
             if not joined:
                 self._place.announce(number + 1)
-        self._place.forget()
+        self._place.drop_updates()
         self._agreed, self._round = agreed, number
         return self._with(state, agreed.params)
 
@@ -136,7 +134,7 @@ class Island:
         assert self._agreed is not None
         like = self._agreed.params
         try:
-            if self._place.round(number) is None:
+            if self._place.read_round(number) is None:
                 moved = {name: old.astype(np.float32) - own[name].astype(np.float32) for name, old in like.items()}
                 chance = (
                     number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
@@ -147,7 +145,7 @@ class Island:
             self._say(f"{error}; this island takes over what the others agreed on")
             return None
 
-    def caught_up(self, state: TrainState, start: RunStart, left_out: frozenset[int]) -> RunStart:
+    def catch_up(self, state: TrainState, start: RunStart, left_out: frozenset[int]) -> RunStart:
         """Where the others are: their parameters, this island's own optimizer state, and the data that follows.
 
         Args:
@@ -168,9 +166,9 @@ class Island:
             f"and joins them at step {step}"
         )
         self._agreed, self._round = self._found(number, self._held(state)), number
-        position, drawn = _later(self._prepared.data.train, start.position, start.drawn.drawn, missed, left_out)
+        position, drawn = _later(self._prepared.data.train, start.position, start.progress.drawn, missed, left_out)
         program = self._prepared.step.program
-        skipped = program.transformation.skipped
+        skipped = program.transformation.on_skipped_step
         if skipped is None:
             self._say("the optimizer's learning rate continues from the steps that this island has taken itself")
         else:
@@ -183,7 +181,7 @@ class Island:
             step=step,
             position=position,
             stored=None,
-            drawn=dataclasses.replace(start.drawn, drawn=drawn, skipped=()),
+            drawn=dataclasses.replace(start.progress, drawn=drawn, skipped=()),
         )
 
     def _rounds(self, step: int) -> int:
@@ -213,13 +211,13 @@ class Island:
             return before
         try:
             moved = [
-                decode_update(self._place.read_from(number, member), self._wire, before.params)
+                decode_update(self._place.read_update(number, member), self._wire, before.params)
                 for member in decided.members
             ]
         except (ObjectNotFoundError, KeyError, ValueError) as error:
             self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
             return None
-        return before.after(average_updates(moved), self._comms)
+        return before.apply_outer_step(average_updates(moved), self._comms)
 
     def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
         """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
@@ -228,7 +226,7 @@ class Island:
             found, why = self._written(number, like)
             if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
                 with contextlib.suppress(CheckpointError):  # damaged: what was agreed may still come
-                    decided = self._place.round(number)
+                    decided = self._place.read_round(number)
                     found = decided and self._computed(number, decided, before, compute_digest(before.params))
             if found is not None:
                 return found
@@ -237,13 +235,13 @@ class Island:
                     f"{self._islands.place} has neither what islands agreed on at meeting {number} nor all that they "
                     f"wrote for it ({why}); start over with --fresh and another comms.islands.place"
                 )
-            heartbeat().alive()
+            heartbeat().report_alive()
             time.sleep(0.2)
 
     def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
         """(what a member has written of a round; why it can't be used)."""
         try:
-            arrays = self._place.agreed(number)
+            arrays = self._place.read_result(number)
             return (None, "it is missing") if arrays is None else (GroupUpdate.of(arrays, like), "")
         except (KeyError, ValueError) as error:
             return None, f"it is damaged, or of another model: {error}"
@@ -273,7 +271,7 @@ def _later(
             raise DataError(f"the data ended {count} steps before the one at which the others are; give more")
         drawn, position = drawn + 1, item.position
         count -= drawn not in left_out
-        heartbeat().alive()
+        heartbeat().report_alive()
     return position, drawn
 
 
@@ -294,7 +292,7 @@ def _check(prepared: PreparedRun) -> None:
     asked = f"comms.islands.count={experiment.comms.islands.count}"
     for is_set, what in (
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
-        (program.averages, "an average of the parameters would be each island's own; set step.ema_decay to None"),
+        (program.has_average, "an average of the parameters would be each island's own; set step.ema_decay to None"),
         (experiment.rewind.after > 0, "going back would undo a meeting; set rewind.after=0"),
         (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; leave batch_ramp out"),
         (experiment.debug, "debug runs alone; leave comms.islands out"),

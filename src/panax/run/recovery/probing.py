@@ -76,7 +76,7 @@ class HardwareProbe:
         self._every = prepared.experiment.probe.every
         step = prepared.step
         several = jax.process_count() > 1 and self._every != 0 and isinstance(step, CompiledStep)
-        self._on = several and not any_process(not heartbeat().supervised)
+        self._on = several and not any_process(not heartbeat().is_supervised)
         if not self._on:
             return
         assert isinstance(step, CompiledStep)
@@ -111,9 +111,9 @@ class HardwareProbe:
         clock, parts = self._report.clock, self._window.seconds()
         with clock.measure("device"):
             # The step that runs has to be waited for sooner or later.
-            self._report.settle()
+            self._report.block_until_ready()
         if self._matrix is None:
-            with self._report.ledger.during("compile"):
+            with self._report.ledger.measure("compile"):
                 self._prepare()
         with clock.measure("probe"):
             self._probe(step, parts)
@@ -217,7 +217,7 @@ class HardwareProbe:
             return {}
         if self._links is None:
             began = time.perf_counter()
-            with self._report.ledger.during("compile"):
+            with self._report.ledger.measure("compile"):
                 self._links = LinkProbe(self._mesh)
             self._compiling = time.perf_counter() - began
         return self._links()

@@ -45,7 +45,7 @@ class RollbackController:
         report: RunReporter,
         say: LogFn,
     ):
-        self.drawn, self.is_due = start.drawn, False
+        self.drawn, self.is_due = start.progress, False
         self._prepared, self._checkpointer, self._memory = prepared, checkpointer, memory
         self._keeper, self._report, self._say = keeper, report, say
         self._numbers: dict[int, int] = {}
@@ -55,26 +55,26 @@ class RollbackController:
         self._corrupted = ""
         if effective_verify_every(prepared.experiment.verify.every, prepared.step):
             # Of a run that was never checked, the state at hand is what there is to trust.
-            self.verified(start.drawn.verified or start.step)
-        keeper.of_batches = self._kept
+            self.mark_verified(start.progress.verified or start.step)
+        keeper.data_progress = self._kept
         report.goes_back = self._saw
 
     @property
-    def left_out(self) -> frozenset[int]:
+    def skipped_batches(self) -> frozenset[int]:
         """The numbers of the batches that are not trained on, by the run's settings and by rewinds."""
-        return self.drawn.left_out | frozenset(self._prepared.experiment.skip_batches)
+        return self.drawn.skipped_batches | frozenset(self._prepared.experiment.skip_batches)
 
-    def took(self, step: int, number: int) -> None:
+    def record_batch(self, step: int, number: int) -> None:
         """Step `step` has taken batch `number`; its scalars are not read yet."""
         self._numbers[step] = number
         self.drawn = dataclasses.replace(self.drawn, drawn=number)
 
-    def settle(self) -> bool:
+    def wait_for_devices(self) -> bool:
         """Wait until the devices are done, before a save; false where the run is to go back, so that there is nothing to save."""
         if self._prepared.experiment.rewind.after:
             self._report.flush()
         else:
-            self._report.settle()
+            self._report.block_until_ready()
         return not self.is_due
 
     def _saw(self, step: int, values: Mapping[str, float]) -> bool:
@@ -84,8 +84,8 @@ class RollbackController:
         skipped = (*self.drawn.skipped, number)[-in_a_row:] if in_a_row else ()
         self.drawn = dataclasses.replace(self.drawn, skipped=skipped)
         config, first = self._prepared.experiment.rewind, step - in_a_row + 1
-        self._keeper.back_to = first - 1 if in_a_row and config.after else None
-        so_far = sum(not rewind.corrupted for rewind in self.drawn.rewinds)
+        self._keeper.rollback_step = first - 1 if in_a_row and config.after else None
+        so_far = sum(not rewind.is_corruption for rewind in self.drawn.rewinds)
         if config.after and in_a_row >= config.after and so_far < config.most:
             self.is_due, self._streak, self._first, self._why = (
                 True,
@@ -97,14 +97,14 @@ class RollbackController:
 
     def _kept(self, step: int) -> Mapping[str, Any]:
         self._reached.setdefault(step, time.monotonic())
-        return self.drawn.kept(step)
+        return self.drawn.to_host(step)
 
-    def verified(self, step: int) -> None:
+    def mark_verified(self, step: int) -> None:
         """Step `step` gave the same on other devices: a corrupted one goes back to a checkpoint of this step or before."""
         self.drawn = dataclasses.replace(self.drawn, verified=step)
-        self._keeper.verified = step
+        self._keeper.verified_step = step
 
-    def corrupted(self, why: str) -> None:
+    def mark_corrupted(self, why: str) -> None:
         """The step under way gave other values on other devices: the run is to go back, leaving nothing out.
 
         Args:
@@ -113,7 +113,7 @@ class RollbackController:
         Raises:
             TrainingError: It has gone back too often.
         """
-        most, so_far = self._prepared.experiment.verify.most, sum(each.corrupted for each in self.drawn.rewinds)
+        most, so_far = self._prepared.experiment.verify.most, sum(each.is_corruption for each in self.drawn.rewinds)
         if so_far >= most:
             raise TrainingError(
                 f"{why}; verify.most={most} rewinds are used up: leave the host that was named out of the job, or find it with "
@@ -121,7 +121,7 @@ class RollbackController:
             )
         self.is_due, self._corrupted = True, why
 
-    def go_back(self, step: int) -> RunStart:
+    def roll_back(self, step: int) -> RunStart:
         """Restore an earlier state, and put on record what is left out from there on.
 
         Every process of the job calls it, when it has let go of the state and of the data.
@@ -136,12 +136,12 @@ class RollbackController:
         heartbeat().phase("restore")
         if not self._corrupted:
             self._report.flush()
-        self._report.ledger.rewind()
+        self._report.ledger.roll_back()
         self._checkpointer.wait()
         if self._memory is not None:
             self._memory.wait()
         start, again = self._target()
-        numbers = range(start.drawn.drawn + 1, self._streak[-1] + 1) if again else self._streak
+        numbers = range(start.progress.drawn + 1, self._streak[-1] + 1) if again else self._streak
         if self._corrupted:
             numbers = ()
         rewind = Rollback(
@@ -149,26 +149,26 @@ class RollbackController:
             step=step,
             to=start.step,
             source=start.source,
-            batches=tuple(number for number in numbers if number not in self.left_out),
+            batches=tuple(number for number in numbers if number not in self.skipped_batches),
             why=self._corrupted or self._why,
             data=self.drawn.data,
             seconds=round(time.monotonic() - self._reached.get(start.step, min(self._reached.values())), 3),
         )
         drawn = dataclasses.replace(
-            start.drawn,
+            start.progress,
             rewinds=(*self.drawn.rewinds, rewind),
             data=self.drawn.data,
             verified=min(self.drawn.verified, start.step),
         )
         self._record(drawn, start)
         self.drawn, self.is_due, self._corrupted = drawn, False, ""
-        if self._keeper.verified is not None:
-            self._keeper.verified = drawn.verified
+        if self._keeper.verified_step is not None:
+            self._keeper.verified_step = drawn.verified
         self._numbers.clear()
         self._reached = {at: seconds for at, seconds in self._reached.items() if at <= start.step}
         self._reached.setdefault(start.step, time.monotonic())
-        self._keeper.stored, self._keeper.back_to = start.stored, None
-        self._report.rewound(drawn)
+        self._keeper.stored_step, self._keeper.rollback_step = start.stored_step, None
+        self._report.record_rollback(drawn)
         return start
 
     def _target(self) -> tuple[RunStart, bool]:
@@ -201,11 +201,11 @@ class RollbackController:
 
     def _before(self) -> Rollback | None:
         """The last rewind, if the first update since was skipped too."""
-        rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.corrupted]
+        rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.is_corruption]
         if not rewinds or rewinds[-1].data != self.drawn.data:
             return None
         number, last = self._streak[0] - 1, rewinds[-1]
-        while number in self.left_out and number not in last.batches:
+        while number in self.skipped_batches and number not in last.batches:
             number -= 1
         return last if number in last.batches else None
 
@@ -214,6 +214,6 @@ class RollbackController:
         with raise_on_all_processes():
             if is_process_zero():
                 write_rollbacks(self._checkpointer.store, drawn.rewinds)
-        self._checkpointer.forget(lambda manifest: matches_history(manifest, drawn.rewinds))
+        self._checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, drawn.rewinds))
         if self._memory is not None:
             self._memory.forget(start.step)

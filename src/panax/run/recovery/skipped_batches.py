@@ -53,12 +53,12 @@ class Rollback:
     data: int = 0
 
     @property
-    def corrupted(self) -> bool:
+    def is_corruption(self) -> bool:
         """Whether it went back from a step that gave other values on other devices: no batch is at fault."""
         return not self.batches
 
     @classmethod
-    def read(cls, said: Any) -> "Rollback":
+    def from_json(cls, said: Any) -> "Rollback":
         """From JSON values.
 
         Raises:
@@ -99,16 +99,16 @@ class DataProgress:
     verified: int = 0
 
     @property
-    def left_out(self) -> frozenset[int]:
+    def skipped_batches(self) -> frozenset[int]:
         """The batches that rewinds leave out."""
         return frozenset(number for rewind in self.rewinds if rewind.data == self.data for number in rewind.batches)
 
-    def kept(self, step: int) -> dict[str, Any]:
+    def to_host(self, step: int) -> dict[str, Any]:
         """What a checkpoint of `step` keeps, as JSON values; nothing where each step took the next batch, and was applied."""
         return {} if self == DataProgress(step) else {HOST_KEY: dataclasses.asdict(self)}
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "DataProgress":
+    def from_manifest(cls, manifest: Manifest) -> "DataProgress":
         """What a checkpoint has kept.
 
         Raises:
@@ -118,7 +118,7 @@ class DataProgress:
         if said is None:
             return cls(manifest.step)
         try:
-            rewinds = tuple(map(Rollback.read, said["rewinds"]))
+            rewinds = tuple(map(Rollback.from_json, said["rewinds"]))
             drawn, data, verified = _counts([said["drawn"], said["data"], said.get("verified", 0)])
             return cls(drawn, _counts(said["skipped"]), rewinds, data, verified)
         except (ValueError, TypeError, KeyError) as error:
@@ -133,11 +133,11 @@ def matches_history(manifest: Manifest, rewinds: Sequence[Rollback]) -> bool:
     It has trained on no batch that they leave out, and was not saved between the step that a rewind from a corrupted step went
     back to and that rewind.
     """
-    found = DataProgress.of(manifest)
-    if any(each.corrupted and manifest.step > each.to and each not in found.rewinds for each in rewinds):
+    found = DataProgress.from_manifest(manifest)
+    if any(each.is_corruption and manifest.step > each.to and each not in found.rewinds for each in rewinds):
         return False
     left_out = {number for each in rewinds if each.data == found.data for number in each.batches}
-    return all(number > found.drawn or number in found.left_out for number in left_out)
+    return all(number > found.drawn or number in found.skipped_batches for number in left_out)
 
 
 def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
@@ -151,7 +151,7 @@ def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
         if is_process_zero():
             found = _read(store)
     told = broadcast_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
-    return tuple(map(Rollback.read, json_reader.parse(told, constants=True))) if told else None
+    return tuple(map(Rollback.from_json, json_reader.parse(told, constants=True))) if told else None
 
 
 def _read(store: Store) -> tuple[Rollback, ...] | None:
@@ -163,7 +163,7 @@ def _read(store: Store) -> tuple[Rollback, ...] | None:
         outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(outer["rewinds"]):
             raise ValueError("its checksum does not hold")
-        return tuple(map(Rollback.read, outer["rewinds"]))
+        return tuple(map(Rollback.from_json, outer["rewinds"]))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{store.url}/{FILE} can't be used: {error}. It says which batches the run leaves out; remove it to go by what the "

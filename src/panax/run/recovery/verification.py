@@ -82,8 +82,8 @@ class ReplayComparison:
         leaves: The numbers of the leaves that differ.
     """
 
-    odd: tuple[int, ...]
-    clear: bool
+    odd_devices: tuple[int, ...]
+    is_conclusive: bool
     shards: tuple[int, ...]
     leaves: tuple[int, ...]
 
@@ -141,7 +141,7 @@ class SdcVerifier:
     def _processes(self) -> list[int]:
         return [device.process_index for device in self._devices]
 
-    def take(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
+    def run_step(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
         """Take step `number`. Where it is checked and found bad, the run is to go back, and the state is that of before.
 
         Raises:
@@ -154,32 +154,32 @@ class SdcVerifier:
         spent = self._compile_seconds() - compiled
         # Booked where the usual program's are.
         self._step.compile_seconds += spent
-        self._report.verified(number, time.perf_counter() - began - spent)
+        self._report.record_verification(number, time.perf_counter() - began - spent)
         return taken
 
     def _checked(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
         second = self._orders[0]
         self._tell_memory(second, batch)
         # The moved states are let go of before there is another one.
-        moved = self._at(second).take(state, batch)[2]
-        new, scalars, usual = self._at(0).take(state, batch)
+        moved = self._at(second).replay_step(state, batch)[2]
+        new, scalars, usual = self._at(0).replay_step(state, batch)
         if not any_process(not np.array_equal(usual, moved)):
             self._fresh, self._good = False, True
-            self._rewinding.verified(number)
+            self._rewinding.mark_verified(number)
             return new, scalars
         names, found = leaf_names(new, scalars), ([usual, moved], [0, second])
         del new
         heartbeat().phase("compile")
         for order in self._orders[1:]:
-            found[0].append(self._at(order).take(state, batch)[2])
+            found[0].append(self._at(order).replay_step(state, batch)[2])
             found[1].append(order)
         verdict = compare_replays(*found)
-        if not self._good and not verdict.clear:
+        if not self._good and not verdict.is_conclusive:
             self._look_again(state, batch, (usual, moved), names, verdict, number)
         heartbeat().phase("steps")
         self._fresh = True
         # As process 0 sees it, should what another one was sent differ.
-        self._rewinding.corrupted(broadcast_text(self._words(verdict, names, number)))
+        self._rewinding.mark_corrupted(broadcast_text(self._words(verdict, names, number)))
         return state, scalars
 
     def _at(self, places: int) -> RolledReplay:
@@ -194,7 +194,7 @@ class SdcVerifier:
     def _tell_memory(self, places: int, batch: Mapping[str, jax.Array]) -> None:
         if self._elsewhere:
             return
-        more = self._at(places).more_bytes(batch)
+        more = self._at(places).extra_bytes(batch)
         memory = "" if more is None else f"; each needs {more / 2**20:,.1f} MiB more on each device than a usual step"
         self._say(f"every {self._every} steps one is checked on other devices{memory}")
 
@@ -217,8 +217,8 @@ class SdcVerifier:
             TrainingError: The step is not one that can be checked.
         """
         usual, moved = first
-        again = self._at(0).take(state, batch)[2]
-        elsewhere = self._at(self._orders[0]).take(state, batch)[2]
+        again = self._at(0).replay_step(state, batch)[2]
+        elsewhere = self._at(self._orders[0]).replay_step(state, batch)[2]
         # Of each pair, every process is asked.
         alike = [
             not any_process(not np.array_equal(one, other)) for one in (usual, again) for other in (moved, elsewhere)
@@ -247,11 +247,11 @@ class SdcVerifier:
         count = len(self._devices)
         where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
         said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
-        if len(verdict.odd) == count > 2 or not verdict.odd:
+        if len(verdict.odd_devices) == count > 2 or not verdict.odd_devices:
             return f"{said}. It spread to all shards, so that the device can't be told; look with `panax check --full`"
         devices = [
             f"device {device.id} of process {device.process_index} on {self._hosts[device.process_index]}"
-            for device in (self._devices[place] for place in verdict.odd)
+            for device in (self._devices[place] for place in verdict.odd_devices)
         ]
         if count == 2:
             return f"{said}. With 2 devices there is no majority: it was {' or '.join(devices)}"

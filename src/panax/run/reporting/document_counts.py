@@ -37,7 +37,7 @@ def summarize_data_usage(source: Source, position: Position) -> dict[str, dict[s
                 str(times): int(count) for times, count in zip(*np.unique(seen.times, return_counts=True), strict=True)
             },
         }
-        for name, seen in source.seen(position).items()
+        for name, seen in source.count_documents(position).items()
     }
 
 

@@ -77,7 +77,7 @@ def evaluate_result(
         most = experiment.evaluate.batches if batches is None else batches
         return _judge(prepared.step, state, prepared.data, most)
     opened = open_full(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
-    task = prepared.task.adapted(opened.facts)
+    task = prepared.task.adapt_to_data(opened.facts)
     opened = rename_leaves(opened, task)
     check_same_classes(opened.facts, prepared.data.facts)
     program = prepared.step.program
@@ -113,7 +113,7 @@ def evaluate_loaded_model(
         )
         most = batches or 0
     choose_by_timing()
-    task = trained.task.adapted(opened.facts)
+    task = trained.task.adapt_to_data(opened.facts)
     opened = rename_leaves(opened, task)
     program = Program.create(task, Sgd(), num_steps=1)
     step = CompiledStep(
@@ -197,4 +197,4 @@ def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[
             "nothing in the data counts: no target carries loss, so there is no figure. Look at it with `panax data show`: "
             "answers may be cut away (raise data.sequence_length), or every row may be masked out"
         )
-    return dict(opened.judged(found))
+    return dict(opened.add_bits_per_byte(found))

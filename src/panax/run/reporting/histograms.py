@@ -13,7 +13,7 @@ from ...train.compiled import StepProtocol
 
 def weight_histograms(step: StepProtocol, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, Histogram]:
     """A histogram of each parameter and of its gradient, by `weights/NAME` and `gradients/NAME`."""
-    return {name: fetch_histogram(found) for name, found in step.summarised(state, batch, _spread).items()}
+    return {name: fetch_histogram(found) for name, found in step.summarize(state, batch, _spread).items()}
 
 
 def _spread(params: Any, gradients: Any) -> dict[str, Histogram]:

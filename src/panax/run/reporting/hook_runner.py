@@ -39,7 +39,7 @@ class HookRequests:
     stop: str = ""
     failed: bool = False
 
-    def agreed(self) -> "HookRequests":
+    def all_reduce(self) -> "HookRequests":
         """The wishes of all processes together: each of them calls this at the same step."""
         if jax.process_count() == 1:
             return self
@@ -92,7 +92,7 @@ class HookRunner:
             except (Exception, KeyboardInterrupt) as error:
                 self._fail(name, method, run.step, error)
 
-    def kept(self, run: RunView) -> dict[str, Any]:
+    def collect_state(self, run: RunView) -> dict[str, Any]:
         """What a checkpoint keeps of each hook, after its `before_save`."""
         self.call("before_save", run)
         found = {}

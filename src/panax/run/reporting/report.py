@@ -101,7 +101,7 @@ class RunReporter:
             self._lanes.append(lane)
             places.append((tracker, lane))
         self._trackers = Trackers(places)
-        self._watch = prepared.task.watch()
+        self._watch = prepared.task.create_monitor()
         self._pictured = 0
         self._pending: tuple[int, Mapping[str, Any], Position | None] | None = None
         self._latest: dict[str, float] = {}
@@ -156,23 +156,23 @@ class RunReporter:
         with self.clock.measure("device"):
             self.flush()
         self._pending = (number, scalars, position)
-        self.ledger.mark(number)
+        self.ledger.record_step(number)
 
-    def waiting_for_data(self) -> contextlib.AbstractContextManager[None]:
+    def measure_data_wait(self) -> contextlib.AbstractContextManager[None]:
         """Around a wait for a batch: books it as such, but for what the devices were busy meanwhile."""
         scalars = {} if self._pending is None else self._pending[1]
-        return self.ledger.waiting(lambda: jax.block_until_ready(scalars))
+        return self.ledger.measure_data_wait(lambda: jax.block_until_ready(scalars))
 
-    def settle(self) -> None:
+    def block_until_ready(self) -> None:
         """Wait until the devices are done: what follows needs the state, and this wait is the step's."""
         if self._pending is not None:
             jax.block_until_ready(self._pending[1])
 
-    def compiled(self) -> None:
+    def record_compilation(self) -> None:
         """Book what was traced and compiled since the last call, so far spent on something else, as compiling."""
         seconds, self._booked = self._booked, getattr(self._prepared.step, "compile_seconds", 0.0)
         if self._booked > seconds:
-            self.ledger.move(self._booked - seconds, "compile")
+            self.ledger.reassign(self._booked - seconds, "compile")
 
     def _say_kernels(self) -> None:
         """Say which kernels the programs run that were compiled since the last time."""
@@ -215,7 +215,7 @@ class RunReporter:
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
 
-    def rewound(self, drawn: DataProgress) -> None:
+    def record_rollback(self, drawn: DataProgress) -> None:
         """Report that the run has gone back; what is known of the steps after that is left out."""
         rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
         self._pending = None
@@ -223,27 +223,27 @@ class RunReporter:
             self._watch.take()
         self.clock.restart()
         self._counted = 0
-        alike = sum(each.corrupted == rewind.corrupted for each in drawn.rewinds)
-        config = self._prepared.experiment.verify if rewind.corrupted else self._prepared.experiment.rewind
+        alike = sum(each.is_corruption == rewind.is_corruption for each in drawn.rewinds)
+        config = self._prepared.experiment.verify if rewind.is_corruption else self._prepared.experiment.rewind
         without = f" and leaves out {format_batch_numbers(rewind.batches)}" if rewind.batches else ""
         self._say(
             f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
             f"{config.most}"
         )
-        told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.left_out))}
+        told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.skipped_batches))}
         self._latest.update(told)
         self._trackers.record(rewind.to, told)
         if is_process_zero():
             self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rewinds)
 
-    def verified(self, number: int, seconds: float) -> None:
+    def record_verification(self, number: int, seconds: float) -> None:
         """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
         told = {"verify/seconds": seconds}
         self._latest.update(told)
         self._trackers.record(number, told)
         self._interrupted = True
 
-    def evaluation(self, number: int, values: Mapping[str, float]) -> None:
+    def record_evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Report an evaluation; the time it took is not part of the steps'."""
         named = {f"evaluation/{name}": value for name, value in values.items()}
         self._latest.update(named)
@@ -251,7 +251,7 @@ class RunReporter:
         self.clock.restart()
         self._counted = 0
 
-    def nothing_evaluated(self, number: int) -> None:
+    def record_missing_evaluation(self, number: int) -> None:
         """Say that an evaluation has no figure; no earlier one stands in its place."""
         for name in [name for name in self._latest if name.startswith("evaluation/")]:
             del self._latest[name]
@@ -272,7 +272,7 @@ class RunReporter:
         """All places of this run as one."""
         return self._trackers
 
-    def account(self, number: int, position: Position | None) -> None:
+    def record_data_usage(self, number: int, position: Position | None) -> None:
         """Say and write down how often the documents have been seen in the steps so far."""
         if position is None or not is_process_zero():
             return
@@ -333,7 +333,7 @@ class RunReporter:
     def _tell_supervisor(self, number: int, record: Mapping[str, float]) -> None:
         """What a job's live view shows: the first process tells of the job, each of its own waiting for data."""
         told = heartbeat()
-        if not told.supervised:
+        if not told.is_supervised:
             return
         if is_process_zero():
             told.values(number, {name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)})

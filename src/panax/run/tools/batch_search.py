@@ -70,7 +70,7 @@ class BatchSearch:
     micro_batches: int
     even: bool
     at_most: bool
-    tried: tuple[BatchTrial, ...]
+    trials: tuple[BatchTrial, ...]
 
     @property
     def largest_batch(self) -> int:

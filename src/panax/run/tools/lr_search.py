@@ -139,7 +139,7 @@ def find_lr(
     check_single_process("find_rate")
     usual = experiment.optimizer
     # Of any batch, and of a run that is long enough for its warm-up: only whether there is a rate is asked.
-    if usual.for_batch(1).reported_rate(2**30) is None:
+    if usual.scale_to_batch(1).reported_rate(2**30) is None:
         raise RecipeError(
             f"{type(usual).__name__} brings its own learning rate, so none can be tried; take an optimizer of panax.optim, or a "
             f"transformation that leaves the rate to the schedule, with Optax(transformation=..., of_schedule=True)"
@@ -158,7 +158,7 @@ def find_lr(
 
 def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
     """The rate of the run for a peak of 1, by the schedule's rule for its batch."""
-    return schedule.for_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
+    return schedule.scale_to_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
 
 
 def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:

@@ -120,11 +120,11 @@ def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str
     """
     state, *operands = states
     mark = read_mark(equation)
-    if mark is None or axis not in mark.holds:
+    if mark is None or axis not in mark.states:
         return state, ""
     if mark.mark is ShardingMark.LINEAR:
         return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
-    holds = mark.holds[axis]
+    holds = mark.states[axis]
     if mark.mark is ShardingMark.DECLARED:
         return (ZERO if state.kind is Kind.ZERO else declared_state(holds[0], mark.dim)), ""
     if mark.mark is ShardingMark.SHARED:

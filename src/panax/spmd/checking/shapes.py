@@ -63,16 +63,16 @@ def _spans(shape: tuple[int, ...]) -> list[int]:
 def drop_dims(gone: Iterable[int], state: AxisState) -> set[Part]:
     """Return the parts along the remaining dimensions, renumbered after `gone` are removed."""
     removed = frozenset(gone)
-    return state.moved(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
+    return state.move_dims(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
 
 
 def _transposed(equation: Any, state: AxisState) -> Iterable[Part]:
-    return state.moved(list(transposed_dims(equation)).index)
+    return state.move_dims(list(transposed_dims(equation)).index)
 
 
 def _broadcast(equation: Any, state: AxisState) -> Iterable[Part]:
     places = broadcast_dims(equation)
-    return state.moved(lambda dim: places[dim])
+    return state.move_dims(lambda dim: places[dim])
 
 
 def _squeezed(equation: Any, state: AxisState) -> Iterable[Part]:
@@ -85,7 +85,7 @@ def _unstacked(equation: Any, state: AxisState) -> Iterable[Part]:
 
 def _stacked(equation: Any, state: AxisState) -> Iterable[Part]:
     axis = stacked_dim(equation)
-    return state.moved(lambda dim: dim + (dim >= axis))
+    return state.move_dims(lambda dim: dim + (dim >= axis))
 
 
 def _resized(equation: Any, state: AxisState) -> Iterable[int | Part]:

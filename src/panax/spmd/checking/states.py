@@ -52,7 +52,7 @@ class AxisState:
     def __hash__(self) -> int:
         return hash((self.kind, self.parts))
 
-    def moved(self, place: Callable[[int], int | None]) -> set[Part]:
+    def move_dims(self, place: Callable[[int], int | None]) -> set[Part]:
         """Return the parts with renumbered dimensions.
 
         Args:

@@ -95,7 +95,7 @@ def contract_states(equation: Any, states: States, summed: Any, batch: Any, rank
         rest = [dim for dim in range(ranks[side]) if dim not in summed[side] and dim not in batch[side]]
         place = {dim: number for number, dim in enumerate(batch[side])}
         place |= {dim: free + number for number, dim in enumerate(rest)}
-        parts |= state.moved(place.get)
+        parts |= state.move_dims(place.get)
         free += len(rest)
     return _summed(equation, parts) if over else sharded_state(parts, equation)
 
@@ -158,7 +158,7 @@ def infer_gather(equation: Any, states: States) -> AxisState:
     place = dict(zip(kept, how.offset_dims))
     for dim, along in zip(how.operand_batching_dims, how.start_indices_batching_dims):
         place[dim] = batch[along]
-    return sharded_state(numbers.moved(dict(enumerate(batch)).get) | operand.moved(place.get), equation)
+    return sharded_state(numbers.move_dims(dict(enumerate(batch)).get) | operand.move_dims(place.get), equation)
 
 
 def infer_scatter(equation: Any, states: States) -> AxisState:

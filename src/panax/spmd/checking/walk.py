@@ -183,7 +183,7 @@ def _moved(state: AxisState, by: int) -> AxisState:
     """Return the state of a row of a stacked value (`by` = -1), or of a stack of rows (1)."""
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    parts = state.moved(lambda dim: dim + by if dim + by >= 0 else None)
+    parts = state.move_dims(lambda dim: dim + by if dim + by >= 0 else None)
     return sharded_state(parts) if parts else UNKNOWN
 
 

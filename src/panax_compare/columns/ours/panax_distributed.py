@@ -17,7 +17,7 @@ from .panax_own import add_token_mask, train
 
 def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     """The same as on one device, but for the mesh."""
-    job = ColumnJob.here()
+    job = ColumnJob.from_environment()
     if job.processes > 1:
         address = f"127.0.0.1:{job.port}"
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

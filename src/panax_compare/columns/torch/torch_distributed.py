@@ -74,7 +74,7 @@ def split_parameter_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Opti
 def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     """A step like the one of a single process; what each process sees of a batch is its rows, or, of tensors, all of it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    job = ColumnJob.here()
+    job = ColumnJob.from_environment()
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"tcp://127.0.0.1:{job.port}",
@@ -91,7 +91,7 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
         whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
-        own = batch if layout == "tensor" else {name: job.own_rows(leaf) for name, leaf in batch.items()}
+        own = batch if layout == "tensor" else {name: job.local_rows(leaf) for name, leaf in batch.items()}
         return {
             name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in to_tensors(own).items()
         }

@@ -26,7 +26,9 @@ def matmul(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
 
 @register_lowering(aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot)
 def _mm(out: OutputSpec, a: Any, b: Any) -> Any:
-    return matmul(a.astype(out.dtype), b.astype(out.dtype), (0 in out.turned, 1 in out.turned))
+    return matmul(
+        a.astype(out.dtype), b.astype(out.dtype), (0 in out.transposed_operands, 1 in out.transposed_operands)
+    )
 
 
 @register_lowering(aten.vdot)
@@ -36,7 +38,9 @@ def _vdot(out: OutputSpec, a: Any, b: Any) -> Any:
 
 @register_lowering(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
 def _addmm(out: OutputSpec, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    found = matmul(a.astype(out.dtype), b.astype(out.dtype), (1 in out.turned, 2 in out.turned))
+    found = matmul(
+        a.astype(out.dtype), b.astype(out.dtype), (1 in out.transposed_operands, 2 in out.transposed_operands)
+    )
     if found.ndim > len(out.shape):
         found = found.sum(0)
     if alpha != 1:

@@ -32,7 +32,7 @@ class OutputSpec:
     shape: tuple[int, ...]
     dtype: Any
     key: Callable[[], jax.Array]
-    turned: frozenset[int] = frozenset()
+    transposed_operands: frozenset[int] = frozenset()
     shared_backward: bool = False
 
 

@@ -42,7 +42,7 @@ def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor]
                 f"forward"
             )
         place, _ = before.outside.get(id(tensor), (None, None))
-        held = "one that the forward itself makes" if place is None else f"{place.owner}, {place.shown}"
+        held = "one that the forward itself makes" if place is None else f"{place.owner}, {place.display_name}"
         raise RecipeError(
             f"the loss depends on a parameter that is not the module's: {held}, {list(tensor.shape)}; it would never be trained. "
             f"Hold what has it in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
@@ -63,7 +63,7 @@ class UserConstant:
     mark: Any
 
     @property
-    def has_moved(self) -> bool:
+    def has_changed(self) -> bool:
         return _mark(self.tensor) != self.mark
 
 
@@ -71,7 +71,7 @@ def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) 
     """Those of a graph's constants that Python code of the user's holds."""
     memory = {_address(tensor) for tensor in constants} - {None}
     return tuple(
-        UserConstant(f"{place.owner}, {place.shown}", tensor, _mark(tensor))
+        UserConstant(f"{place.owner}, {place.display_name}", tensor, _mark(tensor))
         for place, tensor in before.outside.values()
         if _address(tensor) in memory
     )
@@ -80,7 +80,7 @@ def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) 
 def refuse_changed(constants: Iterable[UserConstant]) -> None:
     """Raise where a tensor that the compiled steps hold fixed has been changed since."""
     for constant in constants:
-        if constant.has_moved:
+        if constant.has_changed:
             raise RecipeError(
                 f"a tensor that is not the module's ({constant.name}) was changed after the module was adapted, and the "
                 "compiled steps "

@@ -87,7 +87,7 @@ class ValueLocation:
     trail: str = ""
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Its name, in quotes where it is a plain one."""
         quoted = re.fullmatch(r"'(\w+)'(.*)", self.trail, re.DOTALL)
         if not quoted:

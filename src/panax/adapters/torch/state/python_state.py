@@ -128,7 +128,7 @@ class PythonState:
         for restore in self._restores:
             restore()
 
-    def changed_since(self, before: "PythonState") -> list[tuple[ValueLocation, str, str]]:
+    def diff(self, before: "PythonState") -> list[tuple[ValueLocation, str, str]]:
         """The places whose values differ, with what they were and what they are."""
         absent = ("nothing", "nothing")
         return [

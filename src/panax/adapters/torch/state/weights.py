@@ -29,7 +29,7 @@ class TensorArray:
     def __getitem__(self, index: Any) -> np.ndarray:
         return as_numpy(self._tensor[index])
 
-    def keep(self) -> None:
+    def copy_values(self) -> None:
         """Hold the values of now, whatever becomes of the module."""
         if not self._own:
             self._tensor, self._own = self._tensor.clone(), True

@@ -47,7 +47,7 @@ class TracedProgram:
     forward: tuple[Node, ...]
     backward: tuple[Node, ...]
     region: Mapping[Node, int]
-    kept: tuple[Node, ...]
+    residuals: tuple[Node, ...]
     draws: Mapping[Node, int]
     guards: tuple[NodeGuard, ...]
 
@@ -125,11 +125,11 @@ class TracedProgram:
         outputs = [_output(values, each) for each in self.outputs[: self.num_outputs]]
         if self.guards:
             outputs.append(jnp.stack([guard.worst(values) for guard in self.guards]))
-        return outputs, [values[node] for node in self.kept]
+        return outputs, [values[node] for node in self.residuals]
 
     def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
         """Gradients of the trained parameters."""
-        values: Values = dict(zip(self.kept, kept))
+        values: Values = dict(zip(self.residuals, kept))
         values.update(zip(self.inputs[-MAX_LOSSES:], cotangents))
         again = _Recomputing(self, values, key)
         for node in self.backward:
@@ -189,7 +189,7 @@ class _Recomputing:
         inside = self._program.region
         inputs = [
             node
-            for node in self._program.kept
+            for node in self._program.residuals
             if inside.get(node) != region and any(inside.get(u) == region for u in node.users)
         ]
         held = [self._values[node] for node in inputs]

@@ -65,7 +65,7 @@ def build_guards(
 
 def _of_indices(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
     for index, allowed, ignored in _indices(node):
-        if not isinstance(index, Node) or ranges.of(index).within(allowed):
+        if not isinstance(index, Node) or ranges.of(index).is_within(allowed):
             continue
 
         def worst(
@@ -191,7 +191,7 @@ def _of_casts(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -
         return
     if (
         not _is_integer(source)
-        or ranges.of(source).within(IntegerRange(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER))
+        or ranges.of(source).is_within(IntegerRange(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER))
         or not computes_in_double(node)
     ):
         return

@@ -20,14 +20,14 @@ class IntegerRange:
     low: int
     high: int
 
-    def within(self, other: "IntegerRange") -> bool:
+    def is_within(self, other: "IntegerRange") -> bool:
         return other.low <= self.low and self.high <= other.high
 
     @property
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
-    def joined(self, other: "IntegerRange") -> "IntegerRange":
+    def union(self, other: "IntegerRange") -> "IntegerRange":
         return IntegerRange(min(self.low, other.low), max(self.high, other.high))
 
 
@@ -53,7 +53,7 @@ class RangeAnalysis:
     def may_overflow(self, node: Node) -> bool:
         """Whether an operation on 64-bit integers can make one that 32 bits can't hold."""
         packet = getattr(node.target, "overloadpacket", None)
-        return packet in _GROWING and not self._raw(node).within(FULL_RANGE)
+        return packet in _GROWING and not self._raw(node).is_within(FULL_RANGE)
 
     def _raw(self, node: Node) -> IntegerRange:
         dtype = getattr(node.meta.get("val"), "dtype", None)
@@ -154,11 +154,11 @@ def _added_at(ranges: RangeAnalysis, node: Node) -> IntegerRange:
     onto, place = (ranges.of(node.args[i]) if i < len(node.args) else FULL_RANGE for i in ACCUMULATING_OPS[packet])
     args: Any = node.args
     if packet in (aten.index_put, aten._unsafe_index_put) and not (len(args) > 3 and args[3]):
-        return onto.joined(place)
+        return onto.union(place)
     if packet is aten.scatter and "reduce" not in node.kwargs and len(args) < 5:
-        return onto.joined(place)
+        return onto.union(place)
     if packet in (aten.scatter_reduce, aten.index_reduce) and not {"sum", "prod"} & set(map(str, args[4:5])):
-        return onto.joined(place)
+        return onto.union(place)
     if "prod" in map(str, args) or node.kwargs.get("reduce") == "multiply":
         return IntegerRange(-(2**63), 2**63)
     source: Any = args[ACCUMULATING_OPS[packet][1]]
@@ -193,7 +193,7 @@ def _filled(ranges: RangeAnalysis, node: Node) -> IntegerRange:
 
 
 def _either(first: int) -> Callable[[RangeAnalysis, Node], IntegerRange]:
-    return lambda ranges, node: ranges.of(node.args[first]).joined(ranges.of(node.args[first + 1]))
+    return lambda ranges, node: ranges.of(node.args[first]).union(ranges.of(node.args[first + 1]))
 
 
 def _joined(ranges: RangeAnalysis, node: Node) -> IntegerRange:

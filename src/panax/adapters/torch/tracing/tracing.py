@@ -145,7 +145,7 @@ def _trace(
     first, _, draws = recorded()
     after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
     refuse_leaks(after)
-    if draws or after.changed_since(before):
+    if draws or after.diff(before):
         # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
         found["python"] = after
         first, located, draws = recorded()
