@@ -26,9 +26,9 @@ FLAGS = ("--num-steps", "3", "--log-every", "1", "--evaluate.every", "0", "--che
 
 PRETENDED = """
 import os, signal, sys, time
-from panax.cluster.node.worker import guard
+from panax.cluster.node.worker import install_guards
 from panax.job.heartbeat import heartbeat
-guard()
+install_guards()
 beat = heartbeat()
 for phase in ("join", "prepare", "restore", "compile"):
     beat.phase(phase)

@@ -103,7 +103,7 @@ def renewal(transformation: Any, held: list[Any], rests: Any, placement: Any) ->
     params, state = held
 
     def renew(state: Any) -> Any:
-        return transformation.renewal.renewed(state, params)
+        return transformation.renewal.renew(state, params)
 
     with placement.activate():
         began = time.perf_counter()

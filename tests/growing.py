@@ -33,7 +33,7 @@ class Grower(TinyRecommender):
     tables: Any = dataclasses.field(default_factory=lambda: growing_tables(placement="rows"))
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
-        return super().init(key)[0], self.tables.first_vocabularies()
+        return super().init(key)[0], self.tables.init_vocabularies()
 
     def state_axes(self, state: Any) -> Any:
         return self.tables.vocabulary_axes()

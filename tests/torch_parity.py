@@ -18,7 +18,7 @@ def ours(task, batch, key=None, train=True):
     key = jax.random.key(0) if key is None else key
     abstract = jax.eval_shape(task.init, jax.random.key(0))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params, state = task.given(jax.tree.map(lambda _: device, abstract))
+    params, state = task.load_initial(jax.tree.map(lambda _: device, abstract))
     free = {name: leaf for name, leaf in params.items() if name not in task.frozen_parameters}
 
     def loss(free, state, batch):

@@ -70,7 +70,7 @@ class Rated(Optimizer):
             assert usual.renewal is not None
             return {**state, "inner": usual.renewal.renew(state["inner"], params)}
 
-        renewal = None if usual.renewal is None else usual.renewal._replace(renewed=renewed)
+        renewal = None if usual.renewal is None else usual.renewal._replace(renew=renewed)
         return usual._replace(init=init, update=update, axes=lies, renewal=renewal)
 
     def reported_rate(self, num_steps: int) -> None:

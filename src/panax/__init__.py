@@ -37,9 +37,9 @@ __version__ = "0.1.1"
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "core": ("Task", "debugging"),
+        "core": ("Task", "is_debugging"),
         "job.join": ("join",),
-        "metrics.report": ("report", "until_loss"),
+        "metrics.report": ("report", "time_to_loss"),
         "plan.goodput": ("simulate",),
         "presets.experiments": ("preset",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),

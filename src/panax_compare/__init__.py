@@ -1,4 +1,5 @@
-"""The same work in PyTorch, in JAX by hand, in Flax and here, side by side, and what may be said of it."""
+"""Comparison of one workload in PyTorch, in plain JAX, in Flax and in Panax, and the conclusions that it
+supports."""
 
 from .work.settings import Settings
 

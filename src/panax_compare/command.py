@@ -1,4 +1,4 @@
-"""The flags of `panax compare`, and what it does with them."""
+"""The flags of `panax compare`, and their execution."""
 
 import argparse
 import dataclasses
@@ -22,19 +22,19 @@ from .work.settings import ATTENTIONS, DEFAULTS, OPTIMIZERS, PRECISIONS, SIZES, 
 
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model
-adapted, and Panax: each in a process of its own, in turns. Losses must agree before anything is timed. The same command again
-resumes from where it was interrupted. With --until-loss: what each column, or each of some runs that are there, takes to a
-held-out loss.
+adapted, and Panax: each in a separate process, in turns. Losses must agree before anything is timed. The same command again
+resumes after an interruption. With --until-loss: the time, steps and cost of each column, or of each of some existing runs, to
+reach a held-out loss.
 """
 
 RUN_SETTINGS = ("until_loss", "price_per_hour", "currency", "interpolate")
-"""Flags for a loss to reach, of which runs that are there take all."""
+"""Flags for a loss to reach that also apply to runs that already exist."""
 COLUMN_SETTINGS = ("evaluate_every", "max_steps")
-"""Those that only columns take."""
+"""Flags for a loss to reach that only apply to columns."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     found = Parser(prog="panax compare", description=DESCRIPTION)
     found.add_argument(
         "work", nargs="+", help="vit, decoder, moe, dlrm, or recipe:NAME; with --until-loss, folders of runs too"
@@ -57,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--steps", type=int, help=f"of a column's turn; by default {Settings.steps}")
     found.add_argument("--rounds", type=int, help=f"turns of each column; by default {Settings.rounds}")
-    found.add_argument("--checked-steps", type=int, default=Settings.checked_steps, help="whose losses must agree")
+    found.add_argument(
+        "--checked-steps", type=int, default=Settings.checked_steps, help="steps with losses that must agree"
+    )
     found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
     found.add_argument("--learning-rate", type=float, default=0.0)
     found.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
@@ -70,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     ):
         found.add_argument(f"--{name}", type=int, default=0, help=what)
     found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--no-probes", action="store_true", help="leave out what comes after the timing: other batches")
+    found.add_argument("--no-probes", action="store_true", help="skip the probes after the timing: other batches")
     found.add_argument("--directory", default="", help="of the results; by default comparisons/NAME-OF-THE-SETTINGS")
     found.add_argument(
         "--as-published",
@@ -85,10 +87,10 @@ def parser() -> argparse.ArgumentParser:
         "--evaluate-every", type=int, metavar="N", help=f"steps of a column; by default {StopCondition.every}"
     )
     runs.add_argument(
-        "--max-steps", type=int, metavar="N", help=f"that a column may take; by default {StopCondition.steps}"
+        "--max-steps", type=int, metavar="N", help=f"maximum for a column; by default {StopCondition.steps}"
     )
     runs.add_argument("--price-per-hour", type=float, metavar="P", help="of one device; without it there are no costs")
-    runs.add_argument("--currency", default="", help="in which the price is; by default USD")
+    runs.add_argument("--currency", default="", help="of the price; by default USD")
     runs.add_argument(
         "--interpolate",
         action="store_true",
@@ -98,10 +100,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_settings(options: argparse.Namespace) -> Settings:
-    """The settings that the flags say.
+    """Return the settings given by the flags.
 
     Raises:
-        RecipeError: They can't be, or don't go together.
+        RecipeError: They are invalid, or contradict each other.
     """
     values = {
         field.name: getattr(options, field.name)
@@ -120,7 +122,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     values["columns"] = tuple(name for name in options.columns.replace(" ", "").split(",") if name)
     if options.distributed:
         if values["columns"]:
-            raise RecipeError("--distributed chooses columns, and --columns names some; leave one of them out")
+            raise RecipeError("--distributed chooses columns, and --columns names some; remove one of them")
         values["columns"] = (COLUMNS[0].name, *(column.name for column in DISTRIBUTED))
     usual: dict[str, str | int] = dict(zip(("optimizer", "batch_size"), DEFAULTS.get(values["work"], ())))
     if options.work[0] == "dlrm" and not values["columns"]:
@@ -131,7 +133,8 @@ def read_settings(options: argparse.Namespace) -> Settings:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare, and write the report. Returns the exit code: 130 after Ctrl-C or SIGTERM, with the report of what was finished."""
+    """Compare, and write the report. Returns the exit code: 130 after Ctrl-C or SIGTERM, with a report of the
+    finished part."""
     options = parser().parse_args(arguments)
     command = f"panax compare {shlex.join(arguments)}"
     if options.until_loss is not None:
@@ -165,10 +168,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
-    """Train columns to a loss, and show what each took. Returns 1 where none of them has come there."""
+    """Train columns to a loss, and show the time of each. Returns 1 if none of them has reached it."""
     if options.interpolate:
         raise RecipeError(
-            "--interpolate is for folders of runs; columns are evaluated as often as --evaluate-every says"
+            "--interpolate is for folders of runs; columns are evaluated at the interval of --evaluate-every"
         )
     given = {name: getattr(options, name) for name in ("evaluate_every", "max_steps")}
     names = {"evaluate_every": "every", "max_steps": "steps"}
@@ -199,7 +202,7 @@ def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
 
 
 def _until_loss(options: argparse.Namespace) -> int:
-    """Show what runs took to a loss. Returns 1 where none of them has come there."""
+    """Show the time that runs took to reach a loss. Returns 1 if none of them has reached it."""
     usual = parser().parse_args(["runs"])
     for name, value in vars(usual).items():
         if name not in ("work", *RUN_SETTINGS) and getattr(options, name) != value:

@@ -1,4 +1,4 @@
-"""The machine and the software, read without importing a framework."""
+"""Description of the machine and the software, without importing a framework."""
 
 import glob
 import importlib.metadata
@@ -21,13 +21,14 @@ VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA GPU is attached and not hidden."""
+    """Return True if an NVIDIA GPU is attached and not hidden."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or os.environ.get("JAX_PLATFORMS") == "cpu"
     return bool(glob.glob("/dev/nvidia[0-9]*")) and not hidden
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, accelerator, operating system, versions, and variables that change how fast things are."""
+    """Describe the processor, cores, memory, accelerator, operating system, versions, and variables that
+    affect speed."""
     memory = psutil.virtual_memory()
     return {
         "processor": _processor(),
@@ -61,7 +62,7 @@ def _gpus() -> list[str]:
 
 
 def free_device_bytes() -> int:
-    """What the fullest NVIDIA GPU has left; without a limit where that can't be asked."""
+    """Return the free memory of the fullest NVIDIA GPU; practically unlimited if it can't be queried."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
     try:
         return min(int(line) for line in children.run_command(command, 30).output.split()) * 2**20
@@ -77,14 +78,14 @@ def _version(name: str) -> str | None:
 
 
 class MachineLoad:
-    """Who used the machine's cores over a time: this comparison's processes, and all others."""
+    """Use of the machine's cores over time: by this comparison's processes, and by all others."""
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
         self._busy = _busy_seconds()
 
     def others(self, own_cpu_seconds: float) -> float:
-        """Cores that were busy with something else since this was made, on average."""
+        """Return the average number of cores that other programs used since this was created."""
         wall = max(time.monotonic() - self._wall, 1e-9)
         return max(0.0, (_busy_seconds() - self._busy - own_cpu_seconds) / wall)
 

@@ -1,8 +1,8 @@
-"""Numbers as a reader wants them."""
+"""Formatting of figures for readers."""
 
 
 def format_seconds(value: float | int | None) -> str:
-    """A duration with three digits.
+    """Format a duration with three digits.
 
     >>> format_seconds(0.01234), format_seconds(2.5), format_seconds(75.0), format_seconds(None)
     ('12.3 ms', '2.50 s', '75.0 s', '')
@@ -15,7 +15,7 @@ def format_seconds(value: float | int | None) -> str:
 
 
 def format_size(value: float | int | None) -> str:
-    """Bytes in the unit that fits.
+    """Format bytes in a suitable unit.
 
     >>> format_size(3 * 2**30), format_size(5 * 2**20), format_size(300 * 2**10)
     ('3.00 GiB', '5 MiB', '300 KiB')
@@ -28,7 +28,7 @@ def format_size(value: float | int | None) -> str:
 
 
 def format_rate(value: float | int | None) -> str:
-    """A number per second.
+    """Format a rate per second.
 
     >>> format_rate(3.217), format_rate(12345.6)
     ('3.22', '12,346')
@@ -43,7 +43,7 @@ def format_percent(value: float | int | None) -> str:
 
 
 def format_ratio(value: tuple[float, float, float] | None) -> str:
-    """The median, with the least and the most.
+    """Format the median, with the minimum and the maximum.
 
     >>> format_ratio((1.234, 1.1, 1.4))
     '1.23 (1.10 to 1.40)'
@@ -52,7 +52,7 @@ def format_ratio(value: tuple[float, float, float] | None) -> str:
 
 
 def join_words(words: list[str]) -> str:
-    """A list in a sentence.
+    """Format a list as part of a sentence.
 
     >>> join_words(["a", "b", "c"]), join_words([])
     ('a, b and c', 'none')

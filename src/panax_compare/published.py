@@ -1,4 +1,5 @@
-"""A published comparison of PyTorch and JAX on a ViT, as it was, without its flaws, and with each flaw alone."""
+"""A published comparison of PyTorch and JAX on a ViT, as it was, without its flaws, and with each flaw
+alone."""
 
 import argparse
 import dataclasses
@@ -38,14 +39,14 @@ FLAWS: dict[str, tuple[str, str]] = {
     ),
     "data": (
         "data made in the timed loop",
-        "both sides draw each batch inside of the timed loop: random number generators are compared besides training",
+        "both sides draw each batch inside of the timed loop: random number generators are compared as well as training",
     ),
     "tf32": (
         "TF32 on one side",
         "the JAX side multiplies in TF32, its default on a GPU, and PyTorch in float32, its own",
     ),
 }
-"""Each flaw's name and what it is."""
+"""Name and description of each flaw."""
 
 LogFn = Callable[[str], None]
 
@@ -59,7 +60,7 @@ class Variant(NamedTuple):
 
 
 def variants(gpu: bool) -> list[Variant]:
-    """Corrected, each flaw that this machine can show alone, and all of them."""
+    """Return the corrected comparison, each flaw that this machine can show alone, and all of them."""
     shown = tuple(flaw for flaw in FLAWS if gpu or flaw != "tf32")
     alone = [Variant(flaw, FLAWS[flaw][0], (flaw,)) for flaw in shown]
     return [Variant("corrected", "corrected", ()), *alone, Variant("published", "as published", shown)]
@@ -67,7 +68,7 @@ def variants(gpu: bool) -> list[Variant]:
 
 @dataclasses.dataclass
 class Published:
-    """What was found: `found[variant][side]` holds `seconds` and `losses`, or `error`."""
+    """Results: `found[variant][side]` holds `seconds` and `losses`, or `error`."""
 
     settings: dict[str, Any]
     command: str
@@ -78,12 +79,12 @@ class Published:
     found: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def seconds(self, variant: str, side: str) -> float | None:
-        """The median over the rounds of what the variant's clock says of a step."""
+        """Return the median over the rounds of the time of a step by the variant's clock."""
         times = self.found.get(variant, {}).get(side, {}).get("seconds")
         return statistics.median(times) if times else None
 
     def ratio(self, variant: str) -> float | None:
-        """JAX's time of a step by PyTorch's."""
+        """Return the ratio of JAX's time of a step to PyTorch's."""
         jax, torch = self.seconds(variant, "jax"), self.seconds(variant, "torch")
         return None if jax is None or torch is None else jax / torch
 
@@ -92,7 +93,7 @@ class Published:
 
 
 def read_published_settings(options: argparse.Namespace) -> Settings:
-    """The published setting; a size, a batch and a number of layers may shrink it.
+    """Return the published setting; a size, a batch and a number of layers may shrink it.
 
     Raises:
         RecipeError: A flag has no effect here.
@@ -104,7 +105,7 @@ def read_published_settings(options: argparse.Namespace) -> Settings:
     for name, usual in (("precision", "f32"), ("attention", "fused"), ("columns", ""), ("learning_rate", 0.0)):
         if getattr(options, name) != usual:
             flag = "--" + name.replace("_", "-")
-            raise RecipeError(f"{flag} has no effect with --as-published, whose setting is fixed; leave it out")
+            raise RecipeError(f"{flag} has no effect with --as-published, which has fixed settings; remove it")
     return Settings(
         work="vit",
         size=options.size,
@@ -120,7 +121,7 @@ def read_published_settings(options: argparse.Namespace) -> Settings:
 
 
 def measure_published(settings: Settings, folder: Path, command: str, steps: int, rounds: int, say: LogFn) -> Published:
-    """Run both sides of every variant, each in a fresh process. What was finished before is kept.
+    """Run both sides of every variant, each in a fresh process. Results of earlier calls are reused.
 
     Raises:
         RecipeError: The folder holds another comparison.
@@ -180,7 +181,7 @@ def _save(folder: Path, published: Published) -> None:
 
 
 def run_published(options: argparse.Namespace, command: str, say: LogFn) -> int:
-    """`panax compare vit --as-published`: measure and write the report. Returns the exit code."""
+    """Run `panax compare vit --as-published`: measure and write the report. Returns the exit code."""
     from .report.published import write_published
 
     settings = read_published_settings(options)

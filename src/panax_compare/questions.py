@@ -1,4 +1,4 @@
-"""The five questions that people ask of frameworks, answered with what this run has measured and nothing else."""
+"""The five common questions about frameworks, answered only with the measurements of this run."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ from .verdict import ColumnFigures, describe_verdict
 from .work.sources import CodeLength, count_column_lines
 
 RETRACED = 5.0
-"""A step that takes so many times as long as usual was compiled anew."""
+"""A step that takes this many times as long as usual was recompiled."""
 
 
 class Answer(NamedTuple):
-    """A question, what this run says to it in a sentence or two, and the evidence."""
+    """A question, the answer of this run in a sentence or two, and the evidence."""
 
     question: str
     answer: str
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def answer_questions(comparison: Comparison, rows: list[ColumnFigures]) -> list[Answer]:
-    """One for each of the five questions."""
+    """Answer each of the five questions."""
     return [
         _abstraction(comparison),
         Answer("Performance", *_performance(comparison, rows)),
@@ -48,7 +48,7 @@ def _abstraction(comparison: Comparison) -> Answer:
         (column, count_column_lines(column, family)) for column, _ in _ran(comparison)
     ]
     if not lengths:
-        return Answer(question, "No column ran, so this run says nothing.", ())
+        return Answer(question, "No column ran, so this run gives no answer.", ())
     ordered = sort_finite_first(lengths, key=lambda found: sum(found[1]))
     shortest, longest = ordered[0], ordered[-1]
     without = [column.title for column, length in lengths if not length.model]
@@ -97,7 +97,7 @@ def _distributed(comparison: Comparison) -> Answer:
     if not found:
         return Answer(
             question,
-            "No column of several processes took part, so this run says nothing about distributed training.",
+            "No column of several processes took part, so this run gives no answer about distributed training.",
             (),
         )
     evidence = tuple(
@@ -118,7 +118,7 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
     question = "Prototyping and debugging"
     ran = [row for row in rows if row.first_step_seconds is not None]
     if not ran:
-        return Answer(question, "No column ran, so this run says nothing.", ())
+        return Answer(question, "No column ran, so this run gives no answer.", ())
     quick = min_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
     slow = max_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
     said = (
@@ -126,7 +126,8 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
         f"{slow.title} needs {format_seconds(slow.first_step_seconds)}."
     )
     evidence = [
-        f"{row.title}: first loss after {format_seconds(row.first_step_seconds)}, of which {format_seconds(row.compile_seconds)} went to "
+        f"{row.title}: first loss after {format_seconds(row.first_step_seconds)}, with "
+        f"{format_seconds(row.compile_seconds)} for "
         "tracing and compiling"
         for row in ran
     ]
@@ -146,7 +147,7 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
 
 
 def describe_new_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool]:
-    """What a batch of another shape led to, and whether it was taken as any other."""
+    """Describe the result of a batch of another shape; also return True if it was handled like any other."""
     if "failed" in probe:
         return f"the process failed: {probe['failed']}", False
     first, second = probe["another_shape"]
@@ -156,13 +157,14 @@ def describe_new_shape(probe: dict[str, Any], usual: float | None) -> tuple[str,
     if first["seconds"] < RETRACED * least:
         return f"taken as it is ({format_seconds(first['seconds'])})", True
     return (
-        f"recompiled, unasked, in {format_seconds(first['seconds'])}; the next such batch took {format_seconds(second['seconds'])}",
+        f"recompiled, unasked, in {format_seconds(first['seconds'])}; the next such batch took "
+        f"{format_seconds(second['seconds'])}",
         False,
     )
 
 
 def describe_wrong_batch(probe: dict[str, Any]) -> str:
-    """What a batch that can't be right led to."""
+    """Describe the result of an invalid batch."""
     if "failed" in probe:
         return f"the process failed: {probe['failed']}"
     found = probe["wrong"][0]

@@ -1,4 +1,4 @@
-"""What a comparison has found so far, as a file that is written after every turn."""
+"""Results of a comparison so far, in a file that is written after every turn."""
 
 import dataclasses
 import json
@@ -16,22 +16,26 @@ State = Literal["pending", "measured", "absent", "impossible", "failed"]
 
 @dataclasses.dataclass
 class ColumnResult:
-    """What is known of one column.
+    """Results of one column.
 
     Attributes:
-        state: "absent": its framework is not installed; "impossible": it has no such model; "pending": not all was measured.
-        reason: Why it is not measured.
-        losses: Of the first steps.
-        checked_seconds: Of these steps, each waited for; the first with compiling.
-        first_step_seconds: From the start of its process to its first loss.
-        compile_seconds: Tracing and compiling: what came before the first step, and what that took longer than others.
-        peak_bytes: Of the device, or of the process where `peak_of` says so.
-        product: FLOP/s of a large product in its framework.
-        registers: FLOP/s of multiplications and additions on registers alone, on CPU; None where its framework can't tell.
-        turns: One for each round: seconds and CPU seconds of a step, cores that others used, load of the machine.
+        state: "absent": its framework is not installed; "impossible": it has no such model; "pending": not
+            everything was measured.
+        reason: Reason why it is not measured.
+        losses: Losses of the first steps.
+        checked_seconds: Times of these steps, each with a wait for its end; the first includes compiling.
+        first_step_seconds: Time from the start of its process to its first loss.
+        compile_seconds: Time of tracing and compiling: before the first step, and the first step's excess
+            over others.
+        peak_bytes: Peak memory of the device, or, according to `peak_of`, of the process.
+        product: FLOP/s of a large matmul in its framework.
+        registers: FLOP/s of multiplications and additions on registers alone, on CPU; None if its framework
+            can't measure them.
+        turns: One for each round: seconds and CPU seconds of a step, cores that others used, load of the
+            machine.
         layout: The mesh axis of a distributed column; it is compared with the others of its layout.
-        sent_bytes: By each of its processes in a step.
-        probe: What it did with other batches.
+        sent_bytes: Bytes sent by each of its processes in a step.
+        probe: Results of the other batches.
     """
 
     name: str
@@ -59,23 +63,23 @@ class ColumnResult:
 
     @property
     def step_seconds(self) -> list[float]:
-        """Of each round."""
+        """Return the step time of each round."""
         return [turn["seconds"] for turn in self.turns]
 
 
 @dataclasses.dataclass
 class Comparison:
-    """Everything that a report is made of.
+    """All data of a report.
 
     Attributes:
-        settings: As `Settings` has them.
-        command: What was typed.
-        work: Of `ComparedWork`: title, unit, units_per_step, flops_per_step, parameters, family.
-        reference: The column whose losses the others are held against.
+        settings: The fields of `Settings`.
+        command: The command line.
+        work: Facts of the `ComparedWork`: title, unit, units_per_step, flops_per_step, parameters, family.
+        reference: The column with which the losses of the others are compared.
         nudged: Its losses from weights that differ by a rounding.
-        sessions: How often the command was run to get this far.
-        one_at_a_time: Whether columns were started anew for each turn, for want of memory for all.
-        complete: Whether all was measured that could be.
+        sessions: Number of runs of the command so far.
+        one_at_a_time: True if columns were restarted for each turn, because memory did not suffice for all.
+        complete: True if everything possible was measured.
     """
 
     settings: dict[str, Any]
@@ -91,14 +95,14 @@ class Comparison:
     complete: bool = False
 
     def save(self, folder: Path) -> None:
-        """Write it whole or not at all."""
+        """Write the file atomically."""
         partial = folder / (RESULTS + ".partial")
         partial.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
         os.replace(partial, folder / RESULTS)
 
 
 def read_comparison(folder: Path) -> Comparison | None:
-    """What a folder holds; None if nothing.
+    """Read the comparison in a folder; None if there is none.
 
     Raises:
         DataError: The file can't be read.
@@ -117,7 +121,7 @@ def read_comparison(folder: Path) -> Comparison | None:
 
 
 def resume_or_start(folder: Path, settings: dict[str, Any]) -> Comparison:
-    """The comparison in a folder, to go on with, or a new one.
+    """Return the comparison in a folder, to be continued, or a new one.
 
     Raises:
         RecipeError: The folder holds one with other settings.
@@ -126,7 +130,7 @@ def resume_or_start(folder: Path, settings: dict[str, Any]) -> Comparison:
     settings = json.loads(json.dumps(settings))
     if found is None:
         return Comparison(settings=settings)
-    # More rounds or columns go on with what there is.
+    # With more rounds or columns, the existing results are continued.
     free = ("rounds", "columns", "probes")
     other = [name for name in settings if name not in free and found.settings.get(name) != settings[name]]
     if other:

@@ -1,4 +1,5 @@
-"""What the numbers say: a row for each column, ratios within rounds, and who is fastest, whoever that is."""
+"""Conclusions from the figures: a row for each column, ratios within rounds, and the fastest column,
+whichever it is."""
 
 import dataclasses
 import statistics
@@ -16,14 +17,14 @@ class ColumnFigures:
     """A column's figures.
 
     Attributes:
-        compared: Whether it has figures and does the same work, on the same device.
-        remark: What keeps it from being compared, or from having figures.
+        compared: True if it has figures and does the same work, on the same device.
+        remark: Reason why it is not compared, or has no figures.
         seconds: Median over the rounds.
         low: The fastest round.
         high: The slowest round.
-        layout: Of a distributed column; empty for those of one process.
-        ratio: Its step time by that of the fastest PyTorch column of the same layout in the same round: median over rounds,
-            least, most. Below 1 it is faster.
+        layout: Layout of a distributed column; empty for those of one process.
+        ratio: Its step time divided by that of the fastest PyTorch column of the same layout in the same
+            round: median over rounds, minimum, maximum. Below 1 it is faster.
         utilisation: Model FLOPs utilisation.
         others: Cores that other programs used meanwhile, mean over its turns.
     """
@@ -49,7 +50,7 @@ class ColumnFigures:
 
 
 def compute_rows(comparison: Comparison) -> list[ColumnFigures]:
-    """A row for each column, in the order of the table."""
+    """Return a row for each column, in the order of the table."""
     allowed = loss_tolerances(comparison)
     peak = comparison_peak(comparison)
     plain = {name: _row(comparison, entry, allowed, peak) for name, entry in comparison.columns.items()}
@@ -66,7 +67,7 @@ def compute_rows(comparison: Comparison) -> list[ColumnFigures]:
 
 
 def loss_tolerances(comparison: Comparison) -> list[float]:
-    """How far each loss may be from the reference's."""
+    """Return the maximum distance of each loss from the reference's."""
     if not comparison.reference:
         return []
     reference = comparison.columns[comparison.reference].losses
@@ -74,7 +75,7 @@ def loss_tolerances(comparison: Comparison) -> list[float]:
 
 
 def comparison_peak(comparison: Comparison) -> PeakRate | None:
-    """What utilisation divides by."""
+    """Return the denominator of utilisation."""
     entries = list(comparison.columns.values())
     device = next((entry.device for entry in entries if entry.device), "")
     products, registers = [entry.product for entry in entries], [entry.registers for entry in entries]
@@ -82,7 +83,7 @@ def comparison_peak(comparison: Comparison) -> PeakRate | None:
 
 
 def select_baseline(comparison: Comparison, rows: Mapping[str, ColumnFigures]) -> str | None:
-    """The fastest PyTorch column that does the same work; the fastest of all where there is none."""
+    """Return the fastest PyTorch column that does the same work; without one, the fastest of all."""
     timed = [row for row in rows.values() if row.compared and row.seconds is not None]
     torch = [row for row in timed if comparison.columns[row.name].framework == "torch"]
     fastest = min_finite(torch or timed, key=lambda row: row.seconds or 0.0, default=None)
@@ -90,7 +91,8 @@ def select_baseline(comparison: Comparison, rows: Mapping[str, ColumnFigures]) -
 
 
 def step_time_ratio(entry: ColumnResult, other: ColumnResult) -> tuple[float, float, float] | None:
-    """Step times divided within each round that both had, which takes out what the machine was doing: median, least, most."""
+    """Divide step times within each round that both had, which cancels the machine's load: median, minimum,
+    maximum."""
     theirs = {turn["round"]: turn["seconds"] for turn in other.turns}
     ratios = [turn["seconds"] / theirs[turn["round"]] for turn in entry.turns if turn["round"] in theirs]
     return (statistics.median(ratios), min_finite(ratios), max_finite(ratios)) if ratios else None
@@ -142,7 +144,8 @@ def _kind(device: str) -> str:
 
 
 def describe_verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[str]:
-    """Who is fastest, by how much, and what can't be said, in sentences that hold for these rows."""
+    """Describe the fastest column, its lead, and the limits of this result, in sentences that hold for these
+    rows."""
     compared = sort_finite_first(
         (row for row in rows if row.compared and row.seconds), key=lambda row: row.seconds or 0.0
     )
@@ -161,14 +164,15 @@ def describe_verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[
     others = [row.others for row in compared if row.others is not None]
     if others and max_finite(others) > 0.25:
         said.append(
-            f"Other programs used {min_finite(others):.1f} to {max_finite(others):.1f} cores during the turns: times are longer than "
+            f"Other programs used {min_finite(others):.1f} to {max_finite(others):.1f} cores during the turns: times "
+            "are longer than "
             "on a quiet machine, and ratios less certain."
         )
     return said
 
 
 def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
-    """The fastest of these rows, and how much longer the others take."""
+    """Describe the fastest of these rows, and how much longer the others take."""
     if not timed:
         return []
     first = timed[0]
@@ -186,11 +190,12 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
                 f"{first.title} is the fastest: {first.seconds:.3g} s a step (rounds {first.low:.3g} to {first.high:.3g})."
                 if told_apart
                 else f"{first.title} has the lowest median, {first.seconds:.3g} s a step, but not in every round: this run "
-                f"does not tell it from {other.title}."
+                f"does not distinguish it from {other.title}."
             )
-        # One statistic for all that is said: within a round, for rounds differ. The medians of seconds may be ordered otherwise.
+        # One statistic for all statements: within a round, since rounds differ. The medians of seconds may be
+        # ordered differently.
         said.append(
             f"{other.title} takes {median:.2f} times as long as {first.title} within a round (median; {least:.2f} to {most:.2f})"
-            + ("." if told_apart else ": not told apart.")
+            + ("." if told_apart else ": not distinguishable.")
         )
     return said

@@ -60,7 +60,7 @@ def test_a_variable_that_appears_late_is_an_error():
         return square(model, batch)
 
     with pytest.raises(
-        RecipeError, match=r"changes what the model's state is made of, late from nothing to float32\[2\]"
+        RecipeError, match=r"changes the structure of the model's state, late from nothing to float32\[2\]"
     ):
         evaluated(flax_nnx.task(lambda rngs: Net(rngs), loss))
 
@@ -251,7 +251,7 @@ def test_transformations_that_give_parameters_back_change_none(transform):
 
     result = evaluated(flax_nnx.task(lambda rngs: Inside(), square))
     for metric in result.metrics.values():
-        metric.refuse("the batch")
+        metric.raise_if_failed("the batch")
 
 
 class OfTheMode(nnx.Module):

@@ -220,7 +220,7 @@ class OwnStep(keras.Model):
 @pytest.mark.parametrize(
     "model, keywords, message",
     [
-        (dense(), {}, r"not compiled and no loss is given; say task\(model, loss=...\)"),
+        (dense(), {}, r"not compiled and no loss is given; use task\(model, loss=...\)"),
         (OwnStep(), {"loss": "mse"}, "OwnStep overrides train_step"),
         (
             dense(),

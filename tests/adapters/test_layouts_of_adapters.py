@@ -109,7 +109,7 @@ def test_names_are_read():
             {"embd": "ffn"},
             r"axis_names\['embd'\] is not an axis that the model names; did you mean 'embed'",
         ),
-        ({}, {"mlp": "ffn"}, "names no axes; leave axis_names out"),
+        ({}, {"mlp": "ffn"}, "names no axes; remove axis_names"),
     ],
 )
 def test_a_name_that_means_nothing_is_an_error(named, axis_names, message):

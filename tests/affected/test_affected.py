@@ -19,18 +19,18 @@ FILES = {
     "docs/page.md": "text",
     "src/panax/__init__.py": "",
     "src/panax/core/__init__.py": (
-        "from .lazy import lazily\nfrom .eager import early\n"
-        "_WHERE = {'task': ('Task',), 'errors': ('nearest',)}\n__getattr__ = lazily(__name__, _WHERE)\n"
+        "from .lazy import lazy_getattr\nfrom .eager import early\n"
+        "_WHERE = {'task': ('Task',), 'errors': ('suggest_name',)}\n__getattr__ = lazy_getattr(__name__, _WHERE)\n"
     ),
     "src/panax/core/lazy.py": (ROOT / "src/panax/core/lazy.py").read_text(encoding="utf-8"),
     "src/panax/core/eager.py": "early = 1\n",
     "src/panax/core/task.py": "class Task: ...\n",
-    "src/panax/core/errors.py": "def nearest(): ...\n",
+    "src/panax/core/errors.py": "def suggest_name(): ...\n",
     "src/panax/train/__init__.py": "from .step import step\n",
     "src/panax/train/step.py": "def step():\n    from ..core import Task\n    return Task\n",
     "tests/tiny.py": "from panax.core.eager import early\n",
     "tests/core/test_task.py": "from panax.core import Task\ndef test_a(): ...\n",
-    "tests/core/test_errors.py": "from panax import core\ndef test_a(): core.nearest()\n",
+    "tests/core/test_errors.py": "from panax import core\ndef test_a(): core.suggest_name()\n",
     "tests/train/test_step.py": (
         "import pytest\nfrom panax.train import step\ndef test_a(): ...\n@pytest.mark.slow\ndef test_b(): ...\n"
     ),

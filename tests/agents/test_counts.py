@@ -54,7 +54,7 @@ def test_optimizers_that_renew_between_steps_are_refused(optimizer):
 
 
 def test_more_updates_than_32_bits_count_are_refused():
-    with pytest.raises(RecipeError, match="take at most 268,435,455 steps"):
+    with pytest.raises(RecipeError, match="set at most 268,435,455 steps"):
         Program.create(Ppo(**SMALL), DECAY, num_steps=2**28)
 
 
@@ -66,10 +66,10 @@ def test_memories_are_read_in_their_own_order(count):
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Remembering(PerceptronPolicy):
-        def first_carry(self, rows: int) -> Any:
+        def initial_carry(self, rows: int) -> Any:
             return [jnp.zeros(rows)] * count
 
-        def over_time(self, params: Any, memory: Any, observation: Any, begins: Any) -> Any:
+        def unroll(self, params: Any, memory: Any, observation: Any, begins: Any) -> Any:
             seen.extend(int(leaf[0]) for leaf in memory)
             raise StopIteration
 

@@ -52,7 +52,7 @@ def begun(agent: str) -> tuple:
 def drawn_batch(task, updates: int = 0) -> tuple:
     """Parameters, state and a minibatch after `init`, with target networks that differ from those that are trained."""
     params, model_state, other = begun(task.name)
-    model_state = {**model_state, "target": task.followed(other)}
+    model_state = {**model_state, "target": task.target_network_source(other)}
     experience = {"replay": model_state["replay"], "row": jnp.arange(task.rows)}
     batch = dict(task.minibatch(experience, model_state, jnp.int32(updates), jax.random.key(3)))
     return params, model_state, {**batch, "row": jnp.arange(task.batch_size, dtype=jnp.int32)}
@@ -270,8 +270,8 @@ def test_what_was_wrong_once_is_not_forgotten():
     assert np.isneginf(state["faults"]).all()
     collect = jax.jit(lambda state: DQN.collect(params, state, {"row": jnp.arange(8)}, jax.random.key(1)))
     ill = collect({**state, "faults": jnp.array([jnp.nan, -jnp.inf], jnp.float32)})
-    assert ill.metrics["environment"].any and np.isnan(ill.kept["faults"][0])  # pyright: ignore
-    assert not collect(state).metrics["environment"].any  # pyright: ignore
+    assert ill.metrics["environment"].has_failed and np.isnan(ill.kept["faults"][0])  # pyright: ignore
+    assert not collect(state).metrics["environment"].has_failed  # pyright: ignore
 
 
 def test_a_buffer_larger_than_memory_is_refused_before_it_is_made(tmp_path):

@@ -140,7 +140,7 @@ def test_a_time_limit_is_not_a_death(policy):
         step = step_of(task, rate=3e-2)
         state, _ = taken(step, 8)
         actor = task.actor(state.params, state.model_state)
-        memory = policy.first_carry(4)
+        memory = policy.initial_carry(4)
         return np.asarray(task.policy.act(actor.params, memory, jnp.ones((4, 1)))[1].value)
 
     assert value_of(Endless()) == pytest.approx(10.0, abs=0.7)

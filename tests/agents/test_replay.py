@@ -32,7 +32,7 @@ def test_the_last_transitions_are_kept_each_in_its_environments_row():
     add = jax.jit(Replay.add)
     for first in range(0, 20, 4):
         replay = add(replay, steps(first, 4))
-        assert int(replay.kept) == min(first + 4, PLACES)
+        assert int(replay.size) == min(first + 4, PLACES)
     rewards = np.sort(replay.experience.reward, axis=1)
     expected = np.arange(8, 20)[None] + 100.0 * np.arange(ENVIRONMENTS)[:, None]
     np.testing.assert_array_equal(rewards, expected)

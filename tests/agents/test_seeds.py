@@ -46,7 +46,7 @@ class Telling(Ppo):
     def rematerialize(self, policy):
         return dataclasses.replace(self, steps=8)
 
-    def for_debugging(self):
+    def debug_variant(self):
         return dataclasses.replace(self, steps=12)
 
     def flops_per_example(self):
@@ -70,7 +70,7 @@ def test_what_is_passed_on_arrives():
 
 
 class OfGivenWeights(Ppo):
-    def given(self, shardings):
+    def load_initial(self, shardings):
         return super().load_initial(shardings)
 
 
@@ -85,7 +85,7 @@ class NamingAxes(Ppo):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(OfGivenWeights, "given"), (WithFloat16, "scales_loss"), (NamingAxes, "names_axes")]
+    ("kind", "name"), [(OfGivenWeights, "load_initial"), (WithFloat16, "scales_loss"), (NamingAxes, "names_axes")]
 )
 def test_an_agent_that_says_what_is_not_passed_on_is_refused(kind, name):
     """A method, a property and an attribute."""

@@ -44,7 +44,9 @@ def test_h100s(inspected, monkeypatch):
     # The warning is wrapped to the width of a terminal.
     said = " ".join(out.split())
     assert (
-        "warning: the step does not fit" in said and "where there are 1.0 KiB" in said and "--task.remat full" in said
+        "warning: the step does not fit" in said
+        and "on each device, which has 1.0 KiB" in said
+        and "--task.remat full" in said
     )
 
 

@@ -126,7 +126,7 @@ def check_compiled(case: Any) -> StepPlan:
     found: StepPlan = plan_step(step, batch)
     counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
     assert_sent(counted, of_tables(costs), 1e-3)
-    program = step.compiled(batch)
+    program = step.get_compiled(batch)
     memory = program.memory_analysis()
     held = sum(cost.table_bytes for cost in costs)
     assert memory.alias_size_in_bytes >= held

@@ -32,7 +32,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Ppo": {"environment": CartPole(max_steps=10)},
     "ArrayRecord": {"paths": ("x",)},
     "Arrow": {"paths": ("x",)},
-    "Hashed": {"buckets": 9},
+    "HashBuckets": {"buckets": 9},
     "TextFiles": {"paths": ("x",)},
     "Criteo": {"paths": ("x",)},
     "ImageFolder": {"path": "x"},

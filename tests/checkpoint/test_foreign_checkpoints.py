@@ -145,7 +145,7 @@ def test_links_out_of_a_folder_of_safetensors_are_not_followed(tmp_path, secret,
     (tmp_path / "in").mkdir()
     save_file({"w": np.zeros(3, np.float32)}, tmp_path / "in" / "weights.safetensors")
     (tmp_path / "in" / name).symlink_to(os.path.relpath(secret, tmp_path / "in"))
-    with pytest.raises(CheckpointError, match=rf"{name} is, or lies behind, a link to .*/secret, outside of .*/in"):
+    with pytest.raises(CheckpointError, match=rf"{name} is, or is below, a link to .*/secret, outside of .*/in"):
         import_tensors(tmp_path / "in", LocalStore(tmp_path / "out"))
     assert not list(tmp_path.glob("out/**/*.json"))
 
@@ -162,7 +162,7 @@ def test_links_inside_of_a_snapshot_of_the_hub_are_followed(tmp_path, secret):
     manifest = import_tensors(snapshot, LocalStore(tmp_path / "out"))
     assert set(manifest.arrays) == {"w"} and set(manifest.attachments) == {"config.json"}
     (snapshot / "b.json").symlink_to("../../../secret")
-    with pytest.raises(CheckpointError, match=r"b\.json is, or lies behind, a link"):
+    with pytest.raises(CheckpointError, match=r"b\.json is, or is below, a link"):
         import_tensors(snapshot, LocalStore(tmp_path / "again"))
 
 
@@ -183,7 +183,7 @@ def test_links_out_of_a_checkpoint_are_not_followed(folder, tmp_path, secret, ex
     [path] = (folder / "step_00000002").glob("*/a.json")
     path.unlink()
     path.symlink_to(secret)
-    with pytest.raises(CheckpointError, match=r"/a\.json is, or lies behind, a link to .*/secret, outside of"):
+    with pytest.raises(CheckpointError, match=r"/a\.json is, or is below, a link to .*/secret, outside of"):
         found = open_checkpoint(folder / "step_00000002")
         export_tensors(found, tmp_path / "out") if export else copy_checkpoint(found, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -60,7 +60,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert code == 0
     assert "held-out loss" in out and "token frequencies alone give" in out
     assert "bits/byte" in out and "\nbits per byte " in out
-    assert "a sample of what the model writes, after a prompt" in out
+    assert "a sample of the model's text, after a prompt" in out
     assert "runs/tiny/checkpoints/step_00000010" in out
     assert "tensorboard --logdir runs/tiny/tensorboard" in out
     assert "panax generate runs/tiny --prompt" in out
@@ -78,7 +78,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
 def test_a_fast_dev_run_says_that_it_runs(here, capsys):
     code, out, _ = panax(capsys, "train", RECIPE, "--fast-dev-run")
     assert code == 0 and "two steps of everything" in out and "it runs: data, steps, evaluation, saving" in out
-    assert "a sample of what the model writes" in out and "panax generate" not in out and not (here / "runs").exists()
+    assert "a sample of the model's text" in out and "panax generate" not in out and not (here / "runs").exists()
 
 
 def test_a_checkpoint_can_be_used_alone(trained, capsys):

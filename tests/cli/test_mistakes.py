@@ -159,7 +159,7 @@ TYPED = [
     # Folders, and what is in them.
     ("train R --directory file/run", 4, "can't write to the run's folder file/run: .*; choose another with --directory"),
     ("train R --directory s3://bucket/run", 2, "expected a folder of this machine.*checkpoint.directory"),
-    ("train R --name a --checkpoint.directory nosuch://b", 4, "no known kind of store; expected a path or s3://"),
+    ("train R --name a --checkpoint.directory nosuch://b", 4, "not a known kind of store; expected a path or s3://"),
     ("train R --num-steps 8 --seed 1", 4, "other settings .*seed: 0 -> 1.*give --fresh .*--accept-changes"),
     ("train R --num-steps 3", 4, "is of step 6, beyond num_steps=3: nothing would be trained.*--fresh"),
     ("train R --name a --init hf:nowhere", 4, "nowhere is not a folder; expected one with config.json"),
@@ -240,7 +240,7 @@ WRITTEN: dict[str, tuple[Callable[[], Any], int, str]] = {
     "a model for a task": (lambda: Experiment(task=DecoderConfig()), 2, "expected a Task, got a DecoderConfig"),
     "a function for data": (lambda: tiny(data=batches), 2, r"data is the function batches; .* write batches\(...\)"),
     "a class for data": (lambda: tiny(data=TextData), 2, r"data is the class TextData; .* write TextData\(...\)"),
-    "a path for data": (lambda: tiny(data="a.txt"), 2, r"TextData\(corpus=panax.data.corpus_of\('a.txt'\)\)"),
+    "a path for data": (lambda: tiny(data="a.txt"), 2, r"TextData\(corpus=panax.data.make_corpus\('a.txt'\)\)"),
     "a number for data": (lambda: fit(tiny(data=5)), 2, "data is an int; expected TextData, .*another iterable"),
     "no batches": (lambda: fit(Experiment(task=VIT, data=[], num_steps=2)), 3, "no batch|nothing|empty"),
     "a name for an optimizer": (lambda: tiny(optimizer="adamw"), 2, r"got a str: write AdamW\(...\)"),

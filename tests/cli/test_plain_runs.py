@@ -15,11 +15,11 @@ from panax.system.lock import describe_owner, open_locked, signal_owner
 HOLDS = """
 import json, signal, socket, sys, time
 from pathlib import Path
-from panax.system.lock import open_locked, owner
+from panax.system.lock import open_locked, describe_owner
 folder = Path(sys.argv[1])
 folder.mkdir(parents=True)
 lock = open_locked(folder / ".lock")
-lock.write(owner().encode())
+lock.write(describe_owner().encode())
 facts = {"name": "held", "num_steps": 9, "command": ["panax", "train", "x"], "hosts": [socket.gethostname()]}
 (folder / "sessions.jsonl").write_text(json.dumps(facts) + "\\n")
 (folder / "log.txt").write_text("12:00 first\\n12:01 \\x1b[2Jsecond\\n")
@@ -81,8 +81,8 @@ def test_what_is_no_run_is_refused(tmp_path, capsys, monkeypatch):
         ({"host": "elsewhere"}, "it runs on elsewhere; stop it there"),
         ({"began": 5.0}, "its process has ended"),
         ({"pid": 2**22 + 1}, "its process has ended"),
-        ({"pid": "x"}, "does not say which process"),
-        (None, "does not say which process"),
+        ({"pid": "x"}, "does not give its process"),
+        (None, "does not give its process"),
     ],
 )
 def test_no_other_process_is_signalled(changed, said, tmp_path):

@@ -60,7 +60,7 @@ def test_a_path_with_brackets_can_be_listed(tmp_path, capsys):
         (
             OSError(28, "No space left on device", "/tmp/x"),
             1,
-            "No space left on device: '/tmp/x'; see that the path exists",
+            "No space left on device: '/tmp/x'; check that the path exists",
         ),
         (KeyError("x"), 1, "KeyError: 'x'. It comes from "),
         (RecursionError(), 1, "RecursionError. It comes from "),

@@ -105,7 +105,7 @@ def test_it_says_its_version_at_once(command):
 def test_names_are_completed():
     assert {"fit", "Experiment", "compile_step", "adapters"} <= set(dir(panax))
     assert {"Task", "RecipeError"} <= set(dir(panax.core))
-    assert not {"TYPE_CHECKING", "lazily", "readable_in"} & set(dir(panax))
+    assert not {"TYPE_CHECKING", "lazy_getattr", "register_serializable_module"} & set(dir(panax))
     with pytest.raises(AttributeError, match=r"did you mean 'fit'\?"):
         panax.fitt  # noqa: B018
     code = "import panax; panax.data.TextData; panax.run.EvaluateConfig"
@@ -121,20 +121,20 @@ def test_an_experiment_shows_what_it_sets():
 def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
     code = (
         "import os, sys\n"
-        "from panax.cli.plugins import unsaid\n"
-        "with unsaid():\n"
+        "from panax.cli.plugins import suppress_plugin_warnings\n"
+        "with suppress_plugin_warnings():\n"
         "    os.write(2, b'WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n')\n"
         "    os.write(2, b'I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\\n')\n"
         "    os.write(2, b'a true warning\\n')\n"
         "    print('and one of Python', file=sys.stderr)\n"
         "print('after', file=sys.stderr)\n"
         "try:\n"
-        "    with unsaid():\n"
+        "    with suppress_plugin_warnings():\n"
         "        os.write(2, b'said before an error\\n')\n"
         "        raise KeyError('x')\n"
         "except KeyError: pass\n"
         "sys.stderr = None\n"
-        "with unsaid(): pass\n"
+        "with suppress_plugin_warnings(): pass\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "a true warning\nand one of Python\nafter\nsaid before an error\n"
@@ -143,8 +143,8 @@ def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
 def test_what_a_library_says_before_it_aborts_is_not_lost():
     code = (
         "import os\n"
-        "from panax.cli.plugins import unsaid\n"
-        "with unsaid(if_failed=IF_FAILED):\n"
+        "from panax.cli.plugins import suppress_plugin_warnings\n"
+        "with suppress_plugin_warnings(if_failed=IF_FAILED):\n"
         "    os.write(2, b'F0000 driver: GPU 3 has fallen off the bus\\n')\n"
         "    os.abort()\n"
     )
@@ -157,10 +157,10 @@ def test_what_a_library_says_before_it_aborts_is_not_lost():
 def test_what_is_said_before_an_error_that_says_enough_is_left_out():
     code = (
         "import os\n"
-        "from panax.cli.plugins import unsaid\n"
+        "from panax.cli.plugins import suppress_plugin_warnings\n"
         "for failing in (True, False):\n"
         "    try:\n"
-        "        with unsaid(if_failed=False):\n"
+        "        with suppress_plugin_warnings(if_failed=False):\n"
         "            os.write(2, f'failing {failing}\\n'.encode())\n"
         "            if failing: raise KeyError('x')\n"
         "    except KeyError: pass\n"

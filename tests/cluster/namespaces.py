@@ -37,7 +37,7 @@ class Placed:
     def failure(self) -> str:
         return ""
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return ""
 
     def replace(self, node: int) -> None:
@@ -60,7 +60,7 @@ class Namespaces:
     def check(self) -> None:
         """All is there."""
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return False
 
     def secret(self) -> str:
@@ -69,7 +69,7 @@ class Namespaces:
     def listen_address(self) -> tuple[str, int]:
         return ADDRESS, 0
 
-    def place(self, supervisor: str, secret: str) -> Placed:
+    def start_agents(self, supervisor: str, secret: str) -> Placed:
         return Placed(self._cluster, supervisor, secret)
 
 

@@ -124,7 +124,7 @@ def test_a_wrong_secret_and_no_answer_are_two_answers(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.3)
     with (
         supervisor() as (_, place),
-        pytest.raises(HandshakeRefusedError, match="this agent does not know the job's secret"),
+        pytest.raises(HandshakeRefusedError, match="rejected this agent's proof of the job's secret"),
     ):
         connect_to_supervisor(place, "another", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PeerBusyError, match="no answer within"):

@@ -274,7 +274,7 @@ def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypat
     # It was not told that the job is done: an engine starts it again.
     assert ends == [(2, 75)]
     [incident] = launched.incidents
-    assert incident["cause"] == "new layout" and incident["message"] == "node 2 was told to end"
+    assert incident["cause"] == "new layout" and incident["message"] == "node 2 was asked to end"
     assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(taken.read_text())
 
 
@@ -304,7 +304,7 @@ def test_a_job_that_has_too_few_nodes_left_is_started_over_by_the_engine(launche
 
     job = Played(launched, play)
     assert job.run(processes=2, nodes=2, policy={"agents_seconds": 2.0}) == 75
-    assert launched.status["end"]["message"].startswith("1 of 2 nodes came within 2 s")
+    assert launched.status["end"]["message"].startswith("1 of 2 nodes connected within 2 s")
     assert launched.status["end"]["message"].endswith("the engine starts the job again")
 
 

@@ -108,7 +108,7 @@ def test_flags_that_make_no_sense_are_refused(tmp_path, count, only, flags, mess
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--island", "1"), "say how many there are"),
+        (("--island", "1"), "give their number"),
         (("--islands", "2", "--processes", "2"), "an island is one process"),
     ],
 )

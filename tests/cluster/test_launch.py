@@ -150,7 +150,7 @@ from panax.preflight import HardwareFinding
 from panax.run.tools import check
 import tiny_recipe
 
-check.findings_of = lambda profile: [HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
+check.find_problems = lambda profile: [HardwareFinding("clock", "host b", "its clock is 3 s ahead", "have NTP set it")]
 
 def odd() -> "panax.Experiment":
     return tiny_recipe.tiny()
@@ -183,7 +183,7 @@ def test_a_job_is_checked_before_its_first_step(tmp_path, strict):
         assert found.returncode == 0 and len(losses(run)) == 8, said
         return
     assert found.returncode == 6 and not (run / "metrics.jsonl").exists(), said
-    assert "leave its host out" in said and "user error" not in said and "change what the message says" not in said
+    assert "remove its host" in said and "user error" not in said and "correct it as the message describes" not in said
     assert "launch: trains again" not in said and "Traceback" not in said
     end = json.loads((run / "job/status.json").read_text())["end"]
     assert end["cause"] == "hardware check" and "its clock is 3 s ahead" in end["message"]

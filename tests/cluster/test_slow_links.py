@@ -34,7 +34,7 @@ def test_a_link_that_degrades_is_named_with_the_second_probe_and_said_to_be_well
     found = changes([ring(0.002)] * 4 + [ring(0.1)] * 3 + [ring(0.002)] * 3)
     assert [(number, what) for number, what, _ in found] == [(6, SLOW), (9, WELL)]
     link = found[0][2]
-    assert (link.axis, link.group, link.seconds, link.usual) == ("fsdp", ALL, 0.1, 0.002)
+    assert (link.axis, link.group, link.seconds, link.baseline) == ("fsdp", ALL, 0.1, 0.002)
 
 
 def test_a_check_before_the_run_tells_from_the_first_probe():

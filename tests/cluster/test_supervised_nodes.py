@@ -30,10 +30,10 @@ class Elsewhere:
 
     def check(self): ...
 
-    def submission(self, arguments, folder):
+    def render_submission(self, arguments, folder):
         return ""
 
-    def submits(self):
+    def is_queued(self):
         return False
 
     def submit(self, arguments, folder):
@@ -45,7 +45,7 @@ class Elsewhere:
     def listen_address(self):
         return "127.0.0.1", 0
 
-    def place(self, supervisor, secret):
+    def start_agents(self, supervisor, secret):
         def come(facts):
             with contextlib.suppress(OSError):
                 self.channels.append(channel := connect_to_supervisor(supervisor, self.known, 5.0))
@@ -59,7 +59,7 @@ class Elsewhere:
     def failure(self):
         return ""
 
-    def said(self):
+    def log_tail(self):
         return "the engine's own last line"
 
     def replace(self, node): ...
@@ -86,8 +86,11 @@ def node(host, **versions):
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        (Elsewhere(node("a")), r"1 of 2 nodes came within 1 s \(missing: node 1\)(.|\n)*the engine's own last line"),
-        (Elsewhere(node("a"), node("b"), known="wrong"), "2 connections did not know the job's secret"),
+        (
+            Elsewhere(node("a")),
+            r"1 of 2 nodes connected within 1 s \(missing: node 1\)(.|\n)*the engine's own last line",
+        ),
+        (Elsewhere(node("a"), node("b"), known="wrong"), "2 connections without the job's secret were refused"),
         (
             Elsewhere(node("a"), node("b", jax="0.11.0")),
             "the hosts have different versions of jax: 0.10.2 on a; 0.11.0 on b; install the same on all",
@@ -107,18 +110,18 @@ def test_who_says_nothing_or_nonsense_holds_nobody_up(launched):
     """Strangers at the supervisor's port, more than it greets at one time, while the job's own nodes come."""
 
     class Besieged(Elsewhere):
-        def place(self, supervisor, secret):
+        def start_agents(self, supervisor, secret):
             host, _, port = supervisor.rpartition(":")
             self.strangers = [socket.create_connection((host, int(port))) for _ in range(12)]
             for stranger in self.strangers[:6]:
                 with contextlib.suppress(OSError):
                     stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 9)
-            return super().place(supervisor, secret)
+            return super().start_agents(supervisor, secret)
 
     engine = Besieged(node("a"))
     job = launched.job("well", processes=2, nodes=2, policy={"agents_seconds": 3.0})
     began = time.monotonic()
-    with pytest.raises(LaunchError, match="of 2 nodes came within 3 s"):
+    with pytest.raises(LaunchError, match="of 2 nodes connected within 3 s"):
         launch(job, engine, name="elsewhere", view=View(8, quiet=True))
     assert time.monotonic() - began < 10
     for stranger in engine.strangers:
@@ -131,7 +134,8 @@ def test_each_process_of_a_node_takes_as_many_gpus(launched):
         machine = Node(Channel(mine))
         machine.facts = node("a") | {"gpus": 4}
         with pytest.raises(
-            LaunchError, match="3 processes on a, which has 4 GPUs for them: each takes as many; start 1, 2, 4 on"
+            LaunchError,
+            match="3 processes on a, which has 4 GPUs for them: each takes the same number; start 1, 2, 4 on",
         ):
             check_alike([machine], job)
         machine.facts["gpus"] = 6
@@ -173,9 +177,9 @@ def test_of_two_agents_of_one_node_the_later_one_counts():
             raise AssertionError("nothing but greetings was sent")
     assert nodes.complete and list(nodes.here) == [0] and nodes.departed == [(0, "a")] and not nodes.lost
     for channel in (channels[0], channels[2]):
-        channel.received()
+        channel.receive()
         assert channel.closed
-    channels[1].received()
+    channels[1].receive()
     assert not channels[1].closed
     nodes.close()
     for channel in channels:

@@ -247,7 +247,7 @@ def test_a_connection_needs_the_secret(known):
             thread.join()
             channel.send(hello={"host": "a"})
             time.sleep(0.1)
-            assert found[0].received() == [{"hello": {"host": "a"}}]
+            assert found[0].receive() == [{"hello": {"host": "a"}}]
             channel.close()
             found[0].close()
         else:

@@ -119,7 +119,7 @@ def test_lines_of_a_log_come_whatever_they_end_with(said, shown, child):
         file.write(said)
     lines = []
     for _ in range(20):
-        lines += found.new_lines()
+        lines += found.read_new_lines()
     assert [line for line in lines if line or not shown[0]] == shown or lines == shown
 
 
@@ -127,14 +127,14 @@ def test_logs_that_are_removed_end_nothing(child):
     found, log = child
     log.unlink()
     log.parent.rmdir()
-    assert found.new_lines() == [] and "can't be read" in found._tail()[0] and found.stacks() == ""
+    assert found.read_new_lines() == [] and "can't be read" in found._tail()[0] and found.read_stacks() == ""
 
 
 def test_a_disk_that_takes_no_log_ends_nothing(tmp_path):
     (tmp_path / "logs").write_text("in the way")
     reading, writing = os.pipe()
     found = WorkerProcess([sys.executable, "-S", "-c", "print('x' * 100)"], {}, tmp_path, 0, 1, reading)
-    assert "can't be written" in found.without_log and "what process 0 says is lost" in found.without_log
+    assert "can't be written" in found.without_log and "the output of process 0 is lost" in found.without_log
     found.wait()
     assert found.close()["code"] == 0
     os.close(reading)

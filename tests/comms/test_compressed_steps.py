@@ -144,7 +144,7 @@ def test_a_resumed_run_owes_the_same_and_other_replicas_take_it_over(tmp_path):
     lines: list[str] = []
     # Nothing is left to train: what begins is what was restored.
     split = fit(tmp_path / "run", 4, INT4, lines, replica=4)
-    assert any("passes on to the replicas" in line for line in lines)
+    assert any("residuals of compressed gradient sums pass on to the current replicas" in line for line in lines)
     assert split.state.owed.keys() == resumed.state.owed.keys()
     for name, owed in split.state.owed.items():
         assert owed.sharding.shard_shape(owed.shape)[0] == 1
@@ -163,7 +163,7 @@ def test_compression_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
     assert any(line.startswith("comms ") and "int4 over replica" in line for line in lines)
     ended = fit(tmp_path, 3, Comms(), lines, accept_changes=True, replica=2)
     assert ended.state.owed is None
-    assert any("is lost: the run compresses none now" in line for line in lines)
+    assert any("are dropped: the run now compresses none" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,12 @@ class _Unnamed(VitTask):
     ("mesh", "comms", "task", "told"),
     [
         ({"fsdp": 2}, Comms(compress="int8"), None, "replica=1; set mesh.replica"),
-        ({"replica": 2, "fsdp": 2}, Comms(compress="int8", over=("replica", "fsdp")), None, "rests split over fsdp"),
+        (
+            {"replica": 2, "fsdp": 2},
+            Comms(compress="int8", over=("replica", "fsdp")),
+            None,
+            "is stored split over fsdp",
+        ),
         ({"replica": 2}, Comms(compress="int8"), _Unnamed(model=MODEL), "XLA partitions its program"),
         (
             {"replica": 2},

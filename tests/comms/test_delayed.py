@@ -175,7 +175,7 @@ def test_a_resumed_run_has_the_late_gradient_and_other_replicas_begin_without(tm
         np.testing.assert_array_equal(host(resumed.state)[name], w, err_msg=name)
     lines: list[str] = []
     four = fit(tmp_path / "more", 4, BOTH, lines, replica=4)
-    assert any("one step late, is left out" in line for line in lines)
+    assert any("one step late, is dropped" in line for line in lines)
     assert int(four.state.guard.skipped) == 0
     assert int(four.state.step) == 4
 
@@ -183,7 +183,7 @@ def test_a_resumed_run_has_the_late_gradient_and_other_replicas_begin_without(tm
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"delayed": True, "local_steps": 4}, "leave one of both out"),
+        ({"delayed": True, "local_steps": 4}, "remove one of them"),
         ({"delay_correction": False}, "no effect without comms.delayed"),
         ({"delayed": True, "over": ("replicas",)}, "not a mesh axis"),
     ],

@@ -185,7 +185,7 @@ def test_a_run_resumes_bitwise_and_goes_on_with_other_replicas(tmp_path):
         for replica in all_:
             np.testing.assert_array_equal(replica, host(resumed.state.params)[name], err_msg=name)
     ended = fit(tmp_path / "run", 7, Comms(), lines, accept_changes=True, replica=2)
-    assert ended.state.replicas is None and any("the run has no local steps now" in line for line in lines)
+    assert ended.state.replicas is None and any("the run now has no local steps" in line for line in lines)
 
 
 def test_local_steps_may_begin_in_the_middle_of_a_run_with_the_optimizers_state(tmp_path):
@@ -224,8 +224,8 @@ def test_wrong_settings_are_refused(settings, told):
     [
         ({"fsdp": 2}, {}, "the mesh has replica=1"),
         ({"replica": 2}, {"optimizer": Soap()}, "Soap renews state"),
-        ({"replica": 2}, {"optimizer": ScheduleFreeAdamW()}, "an average of the parameters"),
-        ({"replica": 2}, {"ema_decay": 0.9}, "an average of the parameters"),
+        ({"replica": 2}, {"optimizer": ScheduleFreeAdamW()}, "a separate average of its parameters"),
+        ({"replica": 2}, {"ema_decay": 0.9}, "a separate average of its parameters"),
     ],
     ids=["one replica", "renewals", "an optimizer's average", "an average"],
 )

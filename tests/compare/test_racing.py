@@ -142,7 +142,7 @@ def test_images_come_as_floats_and_what_other_columns_do_not_take_is_refused(tmp
     for train, held_out, error in (
         (mixed, mixed, "images that are not mixed"),
         ([{"x": np.zeros((2, 3))}], images, "has batches of x"),
-        (images, None, "holds no data out"),
+        (images, None, "has no held-out data"),
         (images, [{name: leaf[:1] for name, leaf in images[0].items()}], "fewer than a batch of 2"),
         ([], images, "has no row for train"),
     ):

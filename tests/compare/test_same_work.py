@@ -39,7 +39,7 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
     batches, again = work.batches(), read_work(work.folder).batches()
     assert len(batches) == 4 and all(np.array_equal(a[name], b[name]) for a, b in zip(batches, again) for name in a)
     assert not np.array_equal(next(iter(batches[0].values())), next(iter(batches[1].values())))
-    moved, kept = work.nudged().tensors(), work.tensors()
+    moved, kept = work.nudged_tensors().tensors(), work.tensors()
     for name, tensor in kept.items():
         apart = np.abs(moved[name] - tensor)
         # By two roundings, and the product's own.

@@ -45,9 +45,10 @@ def test_medians_that_contradict_the_ratios_are_not_told_apart():
     other = column("panax", "Panax", "jax", (2.1, 1.9, 2.9))
     text, rows = said(comparison(one, other))
     assert rows["torch_eager"].seconds < rows["panax"].seconds and rows["panax"].ratio[0] < 1.0
-    assert "is the fastest" not in text and "does not tell it from Panax" in text
+    assert "is the fastest" not in text and "does not distinguish it from Panax" in text
     assert (
-        "Panax takes 0.97 times as long as PyTorch eager within a round (median; 0.95 to 2.10): not told apart." in text
+        "Panax takes 0.97 times as long as PyTorch eager within a round (median; 0.95 to 2.10): not distinguishable."
+        in text
     )
 
 
@@ -139,7 +140,7 @@ def test_answers_come_from_what_was_probed():
         "Prototyping and debugging",
         "Ecosystem",
     ]
-    assert "says nothing about distributed" in found[2].answer
+    assert "gives no answer about distributed" in found[2].answer
     assert "without compiling by PyTorch eager" in found[3].answer
     assert any("no error: it was trained on" in line for line in found[3].evidence)
 

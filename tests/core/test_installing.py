@@ -60,8 +60,8 @@ def test_hints_name_extras_that_there_are_and_come_from_one_function():
     named, by_hand = set(), []
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        named |= set(re.findall(r"install_command\(['\"]([\w-]+)['\"]\)", text))
-        named |= set(re.findall(r"not_installed\([^()]*,\s*\"([\w-]+)\"\)", text))
+        named |= set(re.findall(r"(?<!package_)install_command\(['\"]([\w-]+)['\"]\)", text))
+        named |= set(re.findall(r"missing_library_error\([^()]*,\s*\"([\w-]+)\"\)", text))
         named |= set(re.findall(r"pip install 'panax-jax\[([\w-]+)\]", text))
         by_hand += [
             f"{path.name}: {line}" for line in text.splitlines() if re.search(r"pip install 'panax-jax\[\{", line)

@@ -91,7 +91,7 @@ def test_an_unknown_form_names_the_version_and_the_primitive():
     with pytest.raises(UnknownForm, match=rf"jax {re.escape(jax.__version__)}: the primitive 'scan' has no parameter"):
         scan_arity(scan)
     scan.params = {"jaxpr": body}
-    with pytest.raises(UnknownForm, match=r"'scan' has no body whose last inputs .* parameters: jaxpr"):
+    with pytest.raises(UnknownForm, match=r"'scan' has no body with last inputs .* parameters: jaxpr"):
         scan_arity(scan)
     with pytest.raises(UnknownForm, match="no parameter 'axes' or parameter 'axis_name'"):
         jax_primitives.collective_axes(scan)

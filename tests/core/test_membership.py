@@ -91,7 +91,7 @@ def test_processes_and_steps_of_one_job_meet_at_their_own_port():
         (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, and LOCAL_WORLD_SIZE is 2"),
         (PANAX | {"PANAX_COORDINATOR": ""}, "PANAX_COORDINATOR is not"),
         (PANAX | {"PANAX_COORDINATOR": "node1"}, "PANAX_COORDINATOR is 'node1'; expected host:port"),
-        ({"PANAX_COORDINATOR": "node1:1"}, "nothing says which process this is"),
+        ({"PANAX_COORDINATOR": "node1:1"}, "is set without this process's index"),
         (PMI | {"PANAX_COORDINATOR": ""}, "set PANAX_COORDINATOR"),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun -x PANAX_COORDINATOR"),
         (SLURM | {"SLURM_STEP_NODELIST": "a[1-x]"}, "SLURM_STEP_NODELIST is 'a[1-x]'"),
@@ -118,7 +118,7 @@ def test_process_0_listens_at_one_address():
     assert at("node1:81", bind="10.0.0.7") == "10.0.0.7:81"
     assert at("node1:81", bind="10.0.0.7:82") == "10.0.0.7:82"
     assert at("node1:81", bind="fe80::1") == "[fe80::1]:81"
-    with pytest.raises(RecipeError, match=r"host no-such-host\.invalid is not known"):
+    with pytest.raises(RecipeError, match=r"host no-such-host\.invalid can't be resolved"):
         at("no-such-host.invalid:81")
 
 

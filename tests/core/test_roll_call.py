@@ -54,7 +54,7 @@ def test_all_go_on_when_all_are_there_and_the_port_is_free_again():
 def test_who_is_missing_is_told_to_all_that_came():
     first, second, _, fourth = outcomes_without(2)
     assert first == second == fourth
-    assert "3 of 4 processes came" in first and "missing: 2;" in first
+    assert "3 of 4 processes reached" in first and "missing: 2;" in first
 
 
 def outcomes_without(index: int) -> list[str]:
@@ -73,8 +73,8 @@ def test_process_0_that_does_not_come_is_named():
     ("change", "said"),
     [
         (lambda roll: dataclasses.replace(roll, facts={"jax": "2"}), "has jax 2, process 0 has 1; install the same"),
-        (lambda roll: with_place(roll, index=1), "two processes say that they are process 1"),
-        (lambda roll: with_place(roll, processes=4), "there are 4 processes, process 0 says 3"),
+        (lambda roll: with_place(roll, index=1), "two processes were started as process 1"),
+        (lambda roll: with_place(roll, processes=4), "was started with 4 processes, process 0 with 3"),
     ],
 )
 def test_processes_that_do_not_agree_end_at_once(change, said):
@@ -161,7 +161,7 @@ def test_strangers_that_trickle_bytes_hold_nobody_up(count, monkeypatch):
         thread.start()
     began = time.monotonic()
     found = outcomes(rolls[:count])
-    assert ("1 of 2 processes came" in found[0]) if count == 1 else found == ["", ""]
+    assert ("1 of 2 processes reached" in found[0]) if count == 1 else found == ["", ""]
     assert time.monotonic() - began < 15
     if count == 1:
         assert len(closed) == 3 and max(closed) < 2.0

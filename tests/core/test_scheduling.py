@@ -32,7 +32,7 @@ os.sched_setscheduler(idle, os.SCHED_IDLE, os.sched_param(0))
 {before}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    scheduling.run_in_batches_while_alone(1)
+    scheduling.use_batch_policy_while_alone(1)
 {after}
 later = started()
 print(*(names[os.sched_getscheduler(thread)] for thread in (os.getpid(), usual, idle, later)))
@@ -69,7 +69,7 @@ def test_a_system_without_the_policy_is_left_alone():
 SCRIPTED = """
 found = iter([{shares}])
 scheduling.SECONDS = 0.02
-scheduling.Cores.shares = lambda self: next(found)
+scheduling.CoreLoad.shares = lambda self: next(found)
 """
 WAIT = """
 scheduling._watching.join(20)
@@ -101,7 +101,7 @@ def test_the_policy_follows_what_other_programs_use(shares: str, policy: str):
 OTHERS = """
 import os, time
 from panax.job import cpu_scheduling as scheduling
-cores = scheduling.Cores({sharing})
+cores = scheduling.CoreLoad({sharing})
 share = 0.0
 end = time.monotonic() + 20
 while time.monotonic() < end and not {until}:
@@ -131,8 +131,8 @@ def test_another_program_on_the_same_core_is_seen():
 def test_processes_of_the_same_job_are_not_others(monkeypatch: pytest.MonkeyPatch):
     """Of ten seconds of its cores this process ran three, as did another of its job, and a stranger two."""
     counted = iter([(0.0, 0.0, 0.0), (8.0, 2.0, 3.0), (16.0, 4.0, 6.0)])
-    monkeypatch.setattr(scheduling.CoreUsage, "_now", lambda self: next(counted))
-    cores = scheduling.CoreUsage(2)
+    monkeypatch.setattr(scheduling.CoreLoad, "_now", lambda self: next(counted))
+    cores = scheduling.CoreLoad(2)
     assert cores.shares() == pytest.approx((0.3, 0.2))
     assert cores.shares() == pytest.approx((0.3, 0.2))
 

@@ -134,9 +134,9 @@ def test_every_field_refuses_another_kind(cls):
         (lambda: Experiment(task=DecoderTask), r"expected a Task, and this is a class: write DecoderTask\(\.\.\.\)"),
         (
             lambda: Experiment(task=recipe),
-            r"expected a Task, and this is a function: write what it returns, recipe\(\.\.\.\)",
+            r"expected a Task, and this is a function: write its result, recipe\(\.\.\.\)",
         ),
-        (lambda: Experiment(task=TASK, data=recipe), r"data is the function recipe; expected what it gives"),
+        (lambda: Experiment(task=TASK, data=recipe), r"data is the function recipe; expected its result"),
         (lambda: Experiment(task=TASK, mesh={"fsdp": 8}), r"expected a MeshShape, got a dict"),
         (lambda: AdamW(schedule=1e-3), r"AdamW\.schedule=0\.001: expected a Schedule, got a float"),
         (lambda: Rules(storage={"vocab": 3}), r"storage"),

@@ -213,7 +213,7 @@ def test_rand_augment_draws_every_operation_alike():
     seen: dict[str, int] = dict.fromkeys(OPERATIONS, 0)
 
     class Counted(RandAugment):
-        def one(self, image, name, sign=1):
+        def apply_operation(self, image, name, sign=1):
             seen[name] += 1
             return image
 

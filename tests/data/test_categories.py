@@ -71,7 +71,7 @@ def test_items_and_users_of_sequences(tmp_path):
     )
     examples = data.open().examples
     assert set(examples.item_names) == {"10", "11", "12", "13"} and examples.num_examples == 1
-    assert any("1 records that can't be used" in note for note in examples.notes)
+    assert any("1 unusable records are skipped" in note for note in examples.notes)
 
 
 def test_text_stays_as_it_is_written_and_two_spellings_are_said(tmp_path):

@@ -211,7 +211,7 @@ def test_batches_of_different_sizes_are_refused(rows):
         ({"x": [np.zeros(2), np.zeros(3)]}, "leaf 'x' is not an array: .* pad its rows"),
         ({"x": {"y": 1}}, r"leaf 'x' holds object \(dict\)"),
         ({"x": None}, r"leaf 'x' holds object \(NoneType\)"),
-        ({"x": 3.0}, "leaf 'x' is a single number"),
+        ({"x": 3.0}, "leaf 'x' is a scalar"),
         ({"x": np.array([2**31])}, "leaf 'x' holds 2147483648, which does not fit int32"),
         ({"x": np.array([-(2**31) - 1, 0])}, "leaf 'x' holds -2147483649"),
         ({}, "a batch has no leaf"),

@@ -70,7 +70,7 @@ def test_tables_and_sequences_say_so_too(tmp_path):
     opened = ExampleData(examples=Table(paths=(str(folder),), numeric=("x",)), cache_dir=str(tmp_path / "cache")).open()
     assert opened.account == (f"{folder}: 1 files are read (1 of .csv); left out: 1 of .xlsx",)
     opened = ExampleData(examples=Sequences(paths=(str(tmp_path / "s.csv"),)), cache_dir=str(tmp_path / "cache")).open()
-    assert opened.account == ("1 of 2 users have fewer than min_events=3 events; they are left out, with 1 events",)
+    assert opened.account == ("1 of 2 users have fewer than min_events=3 events; they are skipped, with 1 events",)
 
 
 def test_compressed_tables_are_read(tmp_path):

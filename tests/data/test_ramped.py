@@ -57,7 +57,7 @@ def test_every_position_goes_on_exactly(make):
 class Held:
     """A process that holds the odd rows of each batch, or all."""
 
-    rows_divide = 1
+    row_multiple = 1
 
     def __init__(self, odd):
         self.odd, self.asked = odd, []
@@ -125,7 +125,7 @@ def test_without_a_ramp_a_source_is_itself():
 def test_a_position_of_another_ramp_is_refused():
     position = drawn(apply_batch_ramp(iterable(), BatchRamp(parts=(8,), steps=8)))[2].position
     with pytest.raises(
-        DataError, match="of another batch ramp: parts \\[8\\] and steps 8, where they are \\[4, 2\\] and 4"
+        DataError, match="of another batch ramp: parts \\[8\\] and steps 8, but they are \\[4, 2\\] and 4"
     ):
         apply_batch_ramp(iterable(), RAMP).batches(position)
 

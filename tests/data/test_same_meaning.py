@@ -66,7 +66,7 @@ def test_held_out_images_take_the_numbers_of_the_training_classes(folders):
         )
         assert labels(opened.held_out) == {COLOURS["cat"]: 0, COLOURS["emu"]: 2}
         assert find_class_names(opened.held_out) == ("cat", "dog", "emu")
-    assert any("takes the numbers of the training data's 3" in line for line in said)
+    assert any("uses indices of the training data's 3" in line for line in said)
 
 
 def test_a_class_that_was_not_trained_on_is_refused(folders):

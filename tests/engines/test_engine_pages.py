@@ -86,10 +86,10 @@ def test_lines_that_kubernetes_is_shown_to_be_given():
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_flags_that_are_listed_are_those_that_the_engine_takes(name):
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    module = __import__(f"panax.cluster.engines.{name}", fromlist=["USED"])
+    module = __import__(f"panax.cluster.engines.{name}", fromlist=["USED_RESOURCES"])
     rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `--"))
     listed = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", rows)}
-    assert listed - COMMON_RESOURCES == module.USED
+    assert listed - COMMON_RESOURCES == module.USED_RESOURCES
 
 
 def test_what_the_page_says_of_kubernetes():

@@ -170,7 +170,7 @@ def kubectl(tmp_path):
 def test_submitting_creates_a_jobset_and_the_secret_that_it_owns(kubectl, tmp_path):
     engine = kubectl()
     engine.check()
-    assert engine.submits() and engine.submit(LAUNCH, Path("runs/gpt2")) == "panax-gpt2"
+    assert engine.is_queued() and engine.submit(LAUNCH, Path("runs/gpt2")) == "panax-gpt2"
     jobset, secret = (json.loads((tmp_path / name).read_text()) for name in ("jobset", "secret"))
     assert published("JobSet").is_valid(jobset) and published("Secret").is_valid(secret)
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "u-1" and secret["stringData"]["HF_TOKEN"] == TOKEN

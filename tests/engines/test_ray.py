@@ -83,7 +83,7 @@ def test_what_the_cluster_does_not_have(ray, asked, expected):
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("127.0.0.1:9", "nobody answers at RAY_ADDRESS='127.0.0.1:9'.*; start a cluster with `ray start --head`"),
+        ("127.0.0.1:9", "no answer at RAY_ADDRESS='127.0.0.1:9'.*; start a cluster with `ray start --head`"),
         ("ray://127.0.0.1:10001", "is for Ray's remote client; expected HOST:PORT"),
         ("here", "RAY_ADDRESS='here'; expected HOST:PORT"),
     ],

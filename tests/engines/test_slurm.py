@@ -87,7 +87,7 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm, tmp_path):
 def test_one_agent_a_node_and_another_for_one_that_is_lost(slurm, allocation):
     engine = slurm(nodes=2, processes=2)
     engine.check()
-    assert not engine.submits() and engine.listen_address() == ("127.0.0.1", 0)
+    assert not engine.is_queued() and engine.listen_address() == ("127.0.0.1", 0)
     with Supervised(engine) as supervised:
         first, second = supervised.come(2)
         assert (first.node, second.node) == ("0", "1") and (first.token, second.token) == ("-", "-")

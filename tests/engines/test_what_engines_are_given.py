@@ -277,7 +277,7 @@ def test_a_followed_client_ends_in_any_case(monkeypatch):
         time.sleep(0.02)
     assert client.failure() == ""
     client.close(0.0)
-    assert client.failure() == "sh ended by SIGKILL: it said nothing" and not Path(f"/proc/{client.pid}").exists()
+    assert client.failure() == "sh ended by SIGKILL: no output" and not Path(f"/proc/{client.pid}").exists()
 
 
 def test_the_supervisors_address_is_the_one_on_the_way_to_a_node():

@@ -32,13 +32,13 @@ def test_an_episode_ends_with_what_it_led_to_and_another_begins(batch):
     # A pole that is pushed to one side falls: the final observation is beyond the limits, the next one near zero.
     angle = np.abs(np.asarray(after.final_observation)[..., 2])
     assert (angle[np.asarray(after.terminated)] > 0.2).all()
-    assert (np.abs(np.asarray(after.ongoing.observation)[ended]) <= 0.05).all()
-    np.testing.assert_array_equal(after.final_observation[~ended], after.ongoing.observation[~ended])
+    assert (np.abs(np.asarray(after.environment_state.observation)[ended]) <= 0.05).all()
+    np.testing.assert_array_equal(after.final_observation[~ended], after.environment_state.observation[~ended])
     lengths = np.asarray(after.episode_length)
     np.testing.assert_array_equal(after.episode_return, lengths.astype(np.float32))
     np.testing.assert_array_equal(lengths, np.asarray(before.episode_length) + 1)
-    assert (np.asarray(after.ongoing.episode_length)[ended] == 0).all()
-    assert (np.asarray(after.ongoing.state.time) == np.asarray(after.ongoing.episode_length)).all()
+    assert (np.asarray(after.environment_state.episode_length)[ended] == 0).all()
+    assert (np.asarray(after.environment_state.state.time) == np.asarray(after.environment_state.episode_length)).all()
 
 
 def test_a_time_limit_is_a_truncation():

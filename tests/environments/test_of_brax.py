@@ -66,7 +66,7 @@ def test_done_terminates_and_the_limit_truncates():
     flags = []
     for number in range(5):
         after = step(ongoing, jnp.array([[1.0], [0.0]], jnp.float32), jax.random.key(number), jnp.arange(2))
-        ongoing = after.ongoing
+        ongoing = after.environment_state
         flags.append((after.terminated.tolist(), after.truncated.tolist()))
     assert flags[2] == ([True, False], [False, False])
     assert flags[4] == ([False, False], [False, True])

@@ -164,7 +164,7 @@ def test_it_runs_in_a_compiled_loop_and_ends_with_a_word():
     ours = jax.vmap(jax.vmap(lambda seen: CartPole().step(_state(seen), jnp.int32(1), jax.random.key(0)).observation))
     np.testing.assert_allclose(after.final_observation, ours(before.observation), atol=1e-5)
     assert after.terminated.any() and not after.truncated.any()
-    np.testing.assert_array_equal(before.observation[1:], after.ongoing.observation[:-1])
+    np.testing.assert_array_equal(before.observation[1:], after.environment_state.observation[:-1])
     # From the same state again: these episodes are past, so they are cut, and others begin.
     _, (_, again) = jax.device_get(run(begun))
     assert again.truncated[0].all() and not again.terminated[0].any() and (again.reward[0] == 0).all()

@@ -56,7 +56,7 @@ def test_a_time_limit_truncates_and_does_not_terminate():
     step = jax.jit(batch.step)
     for number in range(3):
         after = step(ongoing, jnp.zeros((2, 1), jnp.float32), jax.random.key(number), jnp.arange(2))
-        ongoing = after.ongoing
+        ongoing = after.environment_state
     assert after.truncated.all() and not after.terminated.any() and (after.episode_length == 3).all()
     assert not np.array_equal(after.final_observation, ongoing.observation)
 

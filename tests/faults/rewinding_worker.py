@@ -27,12 +27,12 @@ from panax.run.recovery import rewinding
 from panax.run.reporting.report import RunReporter
 
 PLACES = {
-    "restore": (rewinding, "newest_start"),
-    "record": (rewinding, "write_rewinds"),
-    "forget": (Checkpointer, "forget"),
+    "restore": (rewinding, "restore_newest"),
+    "record": (rewinding, "write_rollbacks"),
+    "forget": (Checkpointer, "remove_abandoned"),
     "remove": (checkpointer_module, "remove"),
     "memory": (MemoryTier, "forget"),
-    "tell": (RunReporter, "rewound"),
+    "tell": (RunReporter, "record_rollback"),
 }
 
 

@@ -34,7 +34,7 @@ def test_sigterm_to_the_launch_and_to_an_agent(tmp_path):
         steps_beyond(job, first + 6, 2)
         job.done()
     [incident] = read_incidents(folder / "job")
-    assert incident["cause"] == "new layout" and incident["message"] == "node 3 was told to end"
+    assert incident["cause"] == "new layout" and incident["message"] == "node 3 was asked to end"
     said = (folder / "job/logs/process_0000.log").read_text()
     assert re.findall(r"resuming from step (\d+)", said) == [str(first), str(incident["step"])]
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

@@ -64,7 +64,7 @@ def test_a_list_from_before_the_last_checkpoint_passes_it_over_no_more(s3_server
         ObjectStore.open(f"{bucket}/run", QUICK), CheckpointConfig(retries=0, keep_last=9), say=said.append
     )
     assert again.steps() == [1, 2] and again.latest() == 2
-    assert len(said) == 1 and "lacks" in said[0] and "step_00000002, which is there: it is an old one" in said[0]
+    assert len(said) == 1 and "lacks" in said[0] and "step_00000002, which exists: it is stale" in said[0]
     checkpoint = next(again.newest_first())
     assert checkpoint.manifest.step == 2 and (checkpoint.read("w") == 0).all() and not checkpoint.verify()
 

@@ -35,8 +35,8 @@ def timed(times, monkeypatch, count):
 
     monkeypatch.setattr(cpu_timing, "_seconds", measured)
     monkeypatch.setattr(cpu_timing, "cpu_flags", lambda: {cpu_timing.MATRIX_UNITS})
-    monkeypatch.setattr(cpu_timing, "missing", lambda kernel, dtype: None)
-    monkeypatch.setattr(cpu_kernels, "missing", lambda kernel, dtype: None)
+    monkeypatch.setattr(cpu_timing, "unavailable_reason", lambda kernel, dtype: None)
+    monkeypatch.setattr(cpu_kernels, "unavailable_reason", lambda kernel, dtype: None)
 
 
 def test_a_candidate_must_win_by_a_twentieth():
@@ -73,7 +73,7 @@ def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
     assert len(count) == 6 and cpu_kernels.current_choice() == CpuKernels(
         **{f"{work}_{dtype}": "c" for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     )
-    assert "matmul on cpu runs 'c' in float32 (xla 2.00, mkl 1.40 times as long)" in told[0].lines()[0]
+    assert "matmul on cpu runs 'c' in float32 (xla 2.00, mkl 1.40 times as long)" in told[0].details()[0]
     choose_kernels(told=told.append)
     assert len(told) == 1, "one choice for a process"
     unchosen.setattr(cpu_kernels, "_current", None)
@@ -85,7 +85,7 @@ def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
     unchosen.setattr(cpu_kernels, "_current", None)
     choose_kernels()
     assert len(count) == 12
-    unchosen.setattr(cpu_timing, "processor", lambda: "another")
+    unchosen.setattr(cpu_timing, "describe_processor", lambda: "another")
     unchosen.setattr(cpu_kernels, "_current", None)
     choose_kernels()
     assert len(count) == 18
@@ -118,7 +118,8 @@ def test_a_run_records_and_says_its_kernels(tmp_path):
     result = fit(run, say=lines.append)
     assert (
         sum(
-            line.startswith("kernels on CPU: matmul ") and line.endswith("as $PANAX_CPU_KERNELS says") for line in lines
+            line.startswith("kernels on CPU: matmul ") and line.endswith("as set by $PANAX_CPU_KERNELS")
+            for line in lines
         )
         == 1
     )

@@ -18,9 +18,9 @@ PROGRAM = """
 import jax.numpy as jnp
 from panax.kernels.cpu import choice as cpu_kernels, native
 from panax.kernels.product import product
-print(native.missing("c", "float32") or native.missing("mkl", "float32") or "whole")
-names = [name for name in ("c", "mkl") if native.missing(name, "float32") is None]
-cpu_kernels.use(cpu_kernels.CpuKernels(product_float32=(*names, "xla")[0]))
+print(native.unavailable_reason("c", "float32") or native.unavailable_reason("mkl", "float32") or "whole")
+names = [name for name in ("c", "mkl") if native.unavailable_reason(name, "float32") is None]
+cpu_kernels.use_choice(cpu_kernels.CpuKernels(product_float32=(*names, "xla")[0]))
 print(float(product("ab,bc->ac", jnp.ones((256, 256)), jnp.ones((256, 256)), jnp.float32).max()))
 """
 
@@ -149,7 +149,7 @@ def test_a_kernel_that_is_named_but_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mlk")
     with pytest.raises(RecipeError, match="did you mean 'mkl'"):
         read_environment_choice()
-    monkeypatch.setattr("panax.kernels.cpu.choice.missing", lambda kernel, dtype: "not installed")
+    monkeypatch.setattr("panax.kernels.cpu.choice.unavailable_reason", lambda kernel, dtype: "not installed")
     monkeypatch.setenv("PANAX_CPU_KERNELS", "mkl")
     with pytest.raises(RecipeError, match="PANAX_CPU_KERNELS=mkl: not installed"):
         read_environment_choice()

@@ -159,7 +159,7 @@ def test_codes_are_packed_and_unpacked():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: pack(jnp.zeros((2, 3), jnp.int8)), r"the shape is \(2, 3\); give it an even size"),
+        (lambda: pack(jnp.zeros((2, 3), jnp.int8)), r"the shape is \(2, 3\); make its size even"),
         (lambda: quantize(jnp.zeros(4), INT8, (2, 2)), r"block=\(2, 2\) for an array of the shape \(4,\)"),
         (lambda: quantize(jnp.zeros(4), INT8, 0), r"give 1 or more"),
         (lambda: Linear(3), r"Linear\(bits=3\); expected 4 or 8"),

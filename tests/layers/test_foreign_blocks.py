@@ -107,7 +107,7 @@ def test_a_block_trains_as_on_one_device(kind, mesh, alone):
 
 @pytest.mark.parametrize("mesh", MESHES, ids="x".join)
 def test_a_block_that_reads_its_neighbours_is_refused_by_name(mesh):
-    with pytest.raises(LayoutError, match=r'Filter gives other numbers on the mesh .* Write `positions = "row"`'):
+    with pytest.raises(LayoutError, match=r'Filter gives different results on the mesh .* Write `positions = "row"`'):
         trained(Filter, mesh)
 
 
@@ -120,11 +120,11 @@ def test_one_device_and_data_parallel_meshes_compare_nothing(monkeypatch):
 
 def test_losses_that_layers_report_need_a_weight():
     class Reporting(DecoderTask):
-        def reported(self, found, count, train):
+        def layer_metrics(self, found, count, train):
             return {}, {}
 
-        count = StagedTask.count_tokens
+        count_tokens = StagedTask.count_tokens
 
     task = Reporting(model=DecoderConfig(vocab_size=64, max_length=16, embed=16, num_layers=1, heads=2, ffn=16))
-    with pytest.raises(RecipeError, match="has `reported`, and no `count`"):
+    with pytest.raises(RecipeError, match="has `layer_metrics` and no `count_tokens`"):
         task.count_tokens({})

@@ -234,7 +234,7 @@ def test_ranks_are_places_among_the_same():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"active": 9}, "active=9; expected 1 to experts=8"),
+        ({"active": 9}, "experts for each token; expected 1 to experts=8"),
         ({"groups": 3}, "groups=3 doesn't divide experts=8"),
         ({"groups": 4, "active_groups": 1, "active": 3}, "active=3 experts can't come from 1 groups of 2"),
         ({"groups": 8, "active_groups": 8}, "needs groups of two experts or more"),

@@ -102,12 +102,12 @@ ILLEGAL = {
     ),
     "stages": (NEEDS, {"stage": 8}, "mesh.stage=8 is more than the 6 layers; use stage up to 6"),
     "chunks": (
-        dataclasses.replace(NEEDS, pipelined=PipelineRequirement(6, 2, 6)),
+        dataclasses.replace(NEEDS, pipeline_requirement=PipelineRequirement(6, 2, 6)),
         {"stage": 4},
         "mesh.stage=4 x pipeline.chunks=2 = 8 is more than the 6 layers; use stage up to 3, or chunks up to 1",
     ),
     "ulysses": (
-        dataclasses.replace(NEEDS, exchanges=(ulysses_requirement(12),)),
+        dataclasses.replace(NEEDS, exchange_requirements=(ulysses_requirement(12),)),
         {"context": 4, "tensor": 2},
         "heads=12 / tensor=2 = 6 on each device is not divisible by context=4; use context in {1, 2, 3, 6}, or",
     ),
@@ -159,7 +159,7 @@ def test_rules_that_collide_are_refused():
     both = Rules(storage={"heads": ("tensor",), "ffn": ("tensor",)}, compute={})
     needs = MeshRequirements(arrays=(("w", ("heads", "ffn"), (8, 8)),))
     assert "w: its dimensions 'heads' and 'ffn' are both mapped to mesh axis 'tensor'" in refusal(needs, both, tensor=2)
-    with pytest.raises(LayoutError, match=r"heads -> \('fsdp',\) must begin with the axes that it is computed over"):
+    with pytest.raises(LayoutError, match=r"heads -> \('fsdp',\) must begin with its compute axes"):
         Rules(storage={"heads": ("fsdp",)}, compute={"heads": ("tensor",)})
     split = Rules(compute={"vocab": ("tensor", "context")}, storage={})
     assert "vocab is split over tensor=2·context=2; the loss" in refusal(NEEDS, split, tensor=2, context=2)
@@ -188,7 +188,7 @@ def test_rules_that_no_layer_computes_are_refused(compute: dict, message: str):
 
 def test_what_is_computed_split_must_rest_split():
     rules = Rules(storage={**STORAGE, "kv_heads": ()})
-    assert "kv_heads rests whole, and rules.compute has kv_heads -> ('tensor',)" in refusal(NEEDS, rules, tensor=2)
+    assert "kv_heads is stored whole, and rules.compute has kv_heads -> ('tensor',)" in refusal(NEEDS, rules, tensor=2)
     assert find_problem(NEEDS, rules, mesh(fsdp=8)) is None
 
 
@@ -202,7 +202,7 @@ def test_the_nearest_mesh_changes_least():
 
 
 def test_fewer_devices_are_proposed_where_all_of_them_fit_nothing():
-    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), pipelined=PipelineRequirement(1, 1, 1))
+    needs = dataclasses.replace(NEEDS, batch=batch(3, 15), pipeline_requirement=PipelineRequirement(1, 1, 1))
     message = refusal(needs, fsdp=8)
     assert "Nearest layouts of 1 device (of 8, none is legal): --mesh.fsdp 1" in message
 
@@ -241,10 +241,10 @@ def test_thousands_of_devices_take_no_time():
 def test_no_jax_is_needed():
     code = (
         "import sys\n"
-        "from panax.mesh.legality import MeshRequirements, problem\n"
+        "from panax.mesh.legality import MeshRequirements, find_problem\n"
         "from panax.mesh.rules import Rules\n"
         "needs = MeshRequirements(arrays=(('w', ('heads',), (12,)),))\n"
-        "assert 'heads=12' in problem(needs, Rules(), {'tensor': 8})\n"
+        "assert 'heads=12' in find_problem(needs, Rules(), {'tensor': 8})\n"
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

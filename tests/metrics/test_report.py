@@ -128,8 +128,8 @@ def test_a_poor_folder_says_what_is_missing(failed_twice, kept, tmp_path):
             panax.report(poor)
         return
     text = text_of(panax.report(poor))
-    lacking = {"metrics.jsonl": "There are no curves", "goodput.jsonl": "Where the time went is not known"}
-    lacking["sessions.jsonl"] = "The layout is not known"
+    lacking = {"metrics.jsonl": "There are no curves", "goodput.jsonl": "Where the time went is unknown"}
+    lacking["sessions.jsonl"] = "The layout is unknown"
     for name, said in lacking.items():
         assert (said in text) == (name not in kept), (name, said)
 
@@ -186,7 +186,7 @@ def test_several_runs_side_by_side(failed_twice, tmp_path):
     text = text_of(page)
     for said in (
         "seed 5 6", "jax 0.10.2 0.12.0", "tiny: incident 1", "by step by time", "devices 4 x H100 8 x H100",
-        "Not known without sessions.jsonl: poor", "for want of goodput.jsonl: poor",
+        "Unknown without sessions.jsonl: poor", "since goodput.jsonl is missing: poor",
     ):  # fmt: skip
         assert said in text, said
     shape = Balanced(page.read_text(encoding="utf-8"))

@@ -87,7 +87,7 @@ def test_a_run_of_metrics_alone_tells_its_step(tmp_path):
 
 def test_a_run_without_steps_is_refused(tmp_path):
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 10, None, "start", end="error: x")])
-    with pytest.raises(DataError, match="holds no step"):
+    with pytest.raises(DataError, match="has no step"):
         panax.simulate(tmp_path, devices=64)
     with pytest.raises(DataError, match="no such folder"):
         panax.simulate(tmp_path / "absent", devices=64)

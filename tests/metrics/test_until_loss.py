@@ -82,7 +82,7 @@ def test_the_command_shows_a_row_for_each(tmp_path, capsys):
         (("RUN", "--until-loss", "2", "--currency", "EUR"), "--currency has no effect without a price"),
         (("RUN", "--until-loss", "2", "--batch-size", "4"), "--batch-size has no effect with --until-loss"),
         (("RUN", "RUN", "--until-loss", "2"), "is given twice; give each run once"),
-        (("vit", "--until-loss", "2"), "'vit' has images of noise, from which nothing can be learnt; give a recipe"),
+        (("vit", "--until-loss", "2"), "'vit' has images of noise, which can't be learned from; give a recipe"),
         (("decoder", "--until-loss", "nan"), "until_loss=nan; expected a held-out loss: a finite number"),
         (
             ("decoder", "--until-loss", "2", "--evaluate-every", "0"),

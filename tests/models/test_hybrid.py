@@ -95,7 +95,10 @@ def test_flops_are_of_all_matrices_and_the_recurrence() -> None:
 
 def test_a_checkpoint_names_the_settings() -> None:
     task = DecoderTask(model=HYBRID)
-    code = "import sys; from panax.run.folder.description import read_task; print(repr(read_task(sys.stdin.read(), 'here')))"
+    code = (
+        "import sys; from panax.run.folder.description import deserialize_task as read; "
+        "print(repr(read(sys.stdin.read(), 'here')))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(serialize_config(task)),

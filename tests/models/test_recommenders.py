@@ -67,7 +67,7 @@ def test_the_area_is_scikit_learns_within_its_bound():
         halves = [
             RocHistogram.of(score[half], label[half], mask[half], bins) for half in (slice(9000), slice(9000, None))
         ]
-        found = merge_measures({"auc": halves[0]}, {"auc": halves[1]})["auc"].figures()
+        found = merge_measures({"auc": halves[0]}, {"auc": halves[1]})["auc"].statistics()
         error = abs(found[""] - roc_auc_score(label, np.asarray(score), sample_weight=mask))
         assert error <= found["_error_bound"] < (0.05 if bins == 16 else 1e-4)
     # Sixteen bins are wrong by something, or the bound would say nothing.
@@ -125,7 +125,7 @@ def test_metrics_of_clicks_are_those_of_scikit_learn():
     loss = found.losses["log_loss"]
     assert float(loss.mean) == pytest.approx(log_loss(label, probability), rel=1e-5)
     assert float(found.metrics["calibration"].value) == pytest.approx(probability.sum() / label.sum(), rel=1e-5)
-    area = found.metrics["auc"].figures()
+    area = found.metrics["auc"].statistics()
     assert abs(area[""] - roc_auc_score(label, probability)) <= area["_error_bound"] + 1e-12
 
 
@@ -279,7 +279,7 @@ def test_tasks_take_the_datas_ids():
     open_tables = TablesConfig(tables=(TableConfig(name="a", rows=0, width=4, features=(FeatureConfig(leaf="a"),)),))
     task = DlrmTask(model=DlrmConfig(interaction="cross", tables=open_tables, top=(4,)))
     assert task.adapt_to_data(DataFacts(num_ids={"a": 9})).model.tables.tables[0].rows == 9
-    with pytest.raises(RecipeError, match="the data does not say how many 'a' may hold"):
+    with pytest.raises(RecipeError, match="the data does not state how many 'a' may hold"):
         task.adapt_to_data(DataFacts())
     with pytest.raises(RecipeError, match=r"rows=5, and the data's 'city' may hold 6 ids"):
         dlrm().adapt_to_data(DataFacts(num_ids={"city": 6}))

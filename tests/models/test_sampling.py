@@ -30,7 +30,11 @@ REFUSED = {
     "no tokens": ({"count": 0}, RecipeError, "0 tokens to generate"),
     "too many": ({"count": 40}, RecipeError, "the model is for at most 32"),
     "no prompt": ({"prompt": ((),)}, DataError, "the prompt has no token"),
-    "an unknown token": ({"prompt": ((5, 96),)}, DataError, "the prompt holds the token 96; the model knows 0 to 95"),
+    "an unknown token": (
+        {"prompt": ((5, 96),)},
+        DataError,
+        "the prompt holds the token 96; the model has tokens 0 to 95",
+    ),
     "a negative token": ({"prompt": ((-1, 5),)}, DataError, "the prompt holds the token -1"),
 }
 

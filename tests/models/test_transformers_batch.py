@@ -67,11 +67,11 @@ def test_fit_takes_them(tmp_path):
 REFUSED = {
     "labels beside targets": (
         batch(targets=np.zeros((ROWS, LENGTH), np.int32)),
-        "beside targets, and only one can be meant",
+        "as well as targets, and only one can be meant",
     ),
     "labels alone": ({"labels": batch()["labels"]}, "expected input_ids and labels"),
     "no labels": ({"input_ids": batch()["input_ids"]}, '"labels": ids'),
-    "filling that counts": (batch(labels=batch()["input_ids"]), "set the labels of filling to -100"),
+    "filling that counts": (batch(labels=batch()["input_ids"]), "set the labels of padding to -100"),
     "unsigned labels": (batch(labels=batch()["input_ids"].astype(np.uint8)), "expected signed integers"),
     "a shorter label": (batch(labels=batch()["labels"][:, 1:]), "expected one label for each token"),
     "a mask of weights": (batch(attention_mask=np.full((ROWS, LENGTH), 0.5)), "of 0 and 1"),

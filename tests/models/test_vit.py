@@ -298,7 +298,7 @@ def test_senseless_models_are_refused(wrong, message):
 def test_classes_come_from_the_data():
     open_task = VitTask(model=VitConfig())
     assert open_task.adapt_to_data(DataFacts(num_classes=37)).model.num_classes == 37
-    with pytest.raises(RecipeError, match="does not say how many"):
+    with pytest.raises(RecipeError, match="does not state how many"):
         open_task.adapt_to_data(DataFacts())
     with pytest.raises(RecipeError, match="num_classes=7 is less than the data's 37"):
         task().adapt_to_data(DataFacts(num_classes=37))

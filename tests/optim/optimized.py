@@ -72,12 +72,12 @@ def run(optimizer, params, gradients, *, mesh=None, axes=None, num_steps=10):
     renewal = transformation.renewal
 
     def renewed(params, state):
-        return renewal.renewed(state, params)
+        return renewal.renew(state, params)
 
     def between(number, params, state):
         if renewal is None:
             return state
-        return renewal.taken_over(number, renew(params, state) if renewal.due(number) else state)
+        return renewal.adopt_renewed(number, renew(params, state) if renewal.due(number) else state)
 
     if mesh is None:
         step, renew = jax.jit(step), jax.jit(renewed)

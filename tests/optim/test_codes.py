@@ -256,7 +256,7 @@ def test_no_block_lies_on_two_devices_or_the_mesh_is_refused():
     with pytest.raises(LayoutError, match=r"mean\.up\.scales: ffn=2 is not divisible by tensor=8; use tensor in"):
         run(optimizer, {"up": jnp.ones((1, 64, 64))}, [], axes=axes, mesh=WIDEST)
     adapted = {"w": ("features", "width")}
-    with pytest.raises(RecipeError, match=r"mean of w rests split over tensor along features=512.*fewer devices"):
+    with pytest.raises(RecipeError, match=r"mean of w is stored split over tensor along features=512.*fewer devices"):
         run(optimizer, {"w": jnp.ones((512, 72))}, [{"w": jnp.ones((512, 72))}], axes=adapted, mesh=WIDEST)
 
 
@@ -265,10 +265,10 @@ def test_no_block_lies_on_two_devices_or_the_mesh_is_refused():
     [
         (
             AdamW(moments="int8"),
-            r'moments="int8" has no effect: nothing that is kept has 4,096 numbers.*whole blocks of 256',
+            r'moments="int8" has no effect: no state has 4,096 elements.*whole blocks of 256',
         ),
-        (Sgd(moments="int8"), r'moments="int8" has no effect: Sgd keeps nothing'),
-        (Sgd(moments="bfloat16"), r'moments="bfloat16" has no effect: Sgd keeps nothing'),
+        (Sgd(moments="int8"), r'moments="int8" has no effect: Sgd with these settings has no state'),
+        (Sgd(moments="bfloat16"), r'moments="bfloat16" has no effect: Sgd with these settings has no state'),
     ],
 )
 def test_codes_of_nothing_are_refused(optimizer, message):

@@ -115,7 +115,7 @@ def test_a_rate_in_the_state_is_that_of_a_schedule(optimizer):
             changes, state = update(gradient, state, found)
             found = jax.tree.map(np.add, found, changes)
             if renewal is not None and renewal.due(number):
-                state = renewal.renewed(state, params)
+                state = renewal.renew(state, params)
         return found
 
     wanted = after(dataclasses.replace(optimizer, schedule=schedule))

@@ -60,10 +60,10 @@ def test_a_step_size_from_the_loss():
 @pytest.mark.parametrize(
     ("transformation", "name"),
     [
-        (optax.lbfgs(), "scale_by_zoom_linesearch asks for 'grad' and 'value_fn'"),
+        (optax.lbfgs(), "scale_by_zoom_linesearch needs 'grad' and 'value_fn'"),
         (
             optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5)),
-            "scale_by_backtracking_linesearch asks for",
+            "scale_by_backtracking_linesearch needs",
         ),
     ],
     ids=["lbfgs", "backtracking"],

@@ -164,9 +164,9 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Lamb(excluded=("embed",)), r"Lamb scales no parameter: all 2 that train are axes embed.*take AdamW"),
-        (lambda: Lars(), r"Lars scales no parameter.*optimizer.vectors to True.*take Sgd"),
-        (lambda: Muon(), r"Muon has no matrix to work on.*take AdamW"),
+        (lambda: Lamb(excluded=("embed",)), r"Lamb scales no parameter: all 2 that train are axes embed.*use AdamW"),
+        (lambda: Lars(), r"Lars scales no parameter.*optimizer.vectors to True.*use Sgd"),
+        (lambda: Muon(), r"Muon found no eligible matrix.*use AdamW"),
         (lambda: AdamW(rates={"nowhere": 1.0}), r"optimizer.rates: 'nowhere' matches no parameter"),
         (lambda: AdamW(decays={"bias": -1.0}), r"optimizer.decays: 'bias' has the factor -1.0"),
         (lambda: AdamW(b1=1.0), r"optimizer.b1=1.0; expected a decay rate"),
@@ -174,7 +174,7 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
         (lambda: Muon(iterations=0), r"optimizer.iterations=0"),
         (lambda: Adafactor(clipping=0.0), r"optimizer.clipping=0.0"),
         (lambda: Sgd(nesterov=True), r"optimizer.nesterov has no effect"),
-        (lambda: ScheduleFreeAdamW(schedule=Schedule()), r"takes the place of a decay; set optimizer.schedule.decay"),
+        (lambda: ScheduleFreeAdamW(schedule=Schedule()), r"replaces a decay; set optimizer.schedule.decay"),
         (lambda: ScheduleFreeAdamW(b1=0.0), r"optimizer.b1=0; expected a share above 0"),
         (lambda: Muon(excluded=("vocabulary",)), r"optimizer.excluded: 'vocabulary' is not a logical axis.*vocab"),
         (lambda: Lamb(excluded=("embd",)), r"optimizer.excluded: 'embd' is not a logical axis.*embed"),
@@ -237,8 +237,6 @@ def test_small_updates_of_bfloat16_are_kept_by_chance_and_lost_without():
 
 
 def test_rounding_by_chance_where_nothing_is_in_bfloat16_is_refused():
-    with pytest.raises(
-        RecipeError, match=r"has no effect: neither parameters nor what is kept of them are in bfloat16"
-    ):
+    with pytest.raises(RecipeError, match=r"has no effect: neither parameters nor the optimizer state are in bfloat16"):
         AdamW(rounding="stochastic").build(axes_of(AXES), 10).init(parameters(0))
     AdamW(rounding="stochastic", moments="bfloat16").build(axes_of(AXES), 10).init(parameters(0))

@@ -177,7 +177,7 @@ def test_bases_of_zeros_stay_and_others_stay_orthonormal():
         (lambda: Shampoo(root_delay=0), r"optimizer.root_delay=0"),
         (lambda: Soap(precondition_frequency=0), r"optimizer.precondition_frequency=0"),
         (lambda: Soap(b_statistics=1.0), r"optimizer.b_statistics=1.0; expected a decay rate"),
-        (lambda: Shampoo(), r"Shampoo has no matrix to work on.*take AdamW"),
+        (lambda: Shampoo(), r"Shampoo found no eligible matrix.*use AdamW"),
         (lambda: Soap(excluded=("vocabulary",)), r"optimizer.excluded: 'vocabulary' is not a logical axis"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
     schedule = Schedule(peak=0.1, decay="constant", **settings)
     assert AdamW(schedule=schedule).scale_to_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
     if rule != "same":
-        with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by for_batch"):
+        with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by scale_to_batch"):
             AdamW(schedule=schedule).build({"w": ("embed",)}, 10)
 
 
@@ -148,5 +148,5 @@ def test_what_is_no_function_of_the_step_is_an_error(function, message):
 def test_a_bare_function_is_told_how_it_is_given(monkeypatch):
     # The tests' own checks of types, which users don't have, would look first.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(RecipeError, match=r"wrap the function of the step: OwnSchedule\(function=...\)"):
+    with pytest.raises(RecipeError, match=r"wrap the function of the step: CustomSchedule\(function=...\)"):
         AdamW(schedule=lambda step: 1e-3)  # pyright: ignore

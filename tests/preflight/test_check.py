@@ -68,7 +68,7 @@ def test_inspect_finds_the_profile_and_says_a_steps_time(capsys):
     assert "time at least" in said and "on 4 x cpu: " in said and "was not measured" not in said
     # Of another mesh, what was measured of the devices counts; axes that were not are named.
     assert main(["inspect", RECIPE, "--mesh.fsdp", "4", "--no-compile"]) == 0
-    assert "without what is sent over fsdp" in " ".join(capsys.readouterr().out.split())
+    assert "without communication over fsdp" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_profile_that_cant_be_used_is_one_message(here, capsys):

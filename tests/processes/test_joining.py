@@ -81,7 +81,7 @@ def test_a_peer_that_never_comes_ends_the_others_with_one_message(folder):
     )
     assert code.returncode == 5
     [line] = code.stderr.splitlines()
-    assert "1 of 2 processes came" in line and "missing: 1" in line
+    assert "1 of 2 processes reached" in line and "missing: 1" in line
 
 
 @pytest.mark.parametrize("command", ["sweep", "generate", "evaluate"])

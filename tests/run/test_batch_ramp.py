@@ -63,6 +63,6 @@ def test_a_run_resumes_within_a_batch_and_takes_the_steps_that_are_taken_by_hand
 def test_ramps_that_have_no_room_are_refused(experiment):
     with pytest.raises(RecipeError, match="batch_ramp lasts 4 steps, and the run has 4; expected fewer"):
         dataclasses.replace(experiment, batch_ramp=RAMP, num_steps=4)
-    with pytest.raises(RecipeError, match="leave one of them out"):
+    with pytest.raises(RecipeError, match="remove one of them"):
         dataclasses.replace(experiment, batch_ramp=RAMP, overfit_batches=2)
-    assert dataclasses.replace(experiment, batch_ramp=RAMP).tried("x").batch_ramp == BatchRamp()
+    assert dataclasses.replace(experiment, batch_ramp=RAMP).dry_run_copy("x").batch_ramp == BatchRamp()

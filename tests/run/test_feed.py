@@ -62,7 +62,7 @@ class Recorded:
         self.threads: set[str] = set()
         self.parts: list[tuple[np.ndarray, HeldRows | None]] = []
 
-    rows_divide = 1
+    row_multiple = 1
 
     def held_rows(self, batch_size):
         return self.held

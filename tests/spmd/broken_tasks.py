@@ -243,6 +243,6 @@ BROKEN = {
     GatheredOverTheWrongAxis: ("fsdp", "gathers along dimension 1", "GatheredOverTheWrongAxis.layer"),
     SummedTwice: ("fsdp", "equal on every device", ""),
     NonlinearBeforeTheSum: ("tensor", "takes 'tanh' of a term", "NonlinearBeforeTheSum.layer"),
-    UnknownKernelOnATerm: ("tensor", "of which nothing is known", "UnknownKernelOnATerm.layer"),
+    UnknownKernelOnATerm: ("tensor", "which has no known rule", "UnknownKernelOnATerm.layer"),
     GradientOfAStoppedTerm: ("tensor", "", "GradientOfAStoppedTerm.layer"),
 }

@@ -33,7 +33,7 @@ class LowRank(eqx.Module):
     def dtype(self) -> Any:
         return self.a.dtype
 
-    def open(self, to: GatherSpec) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def gather(self, to: GatherSpec) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         rows, columns = to.gathers
         base = gather_dims(self.base, to.gathers).astype(to.dtype)
         scale = all_gather(self.scale, rows, 0).astype(to.dtype)
@@ -41,7 +41,7 @@ class LowRank(eqx.Module):
         value = base * scale[:, None] + jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(to.dtype)
         return value, (a, b)
 
-    def returned(self, to: GatherSpec, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> "LowRank":
+    def reduce_grad(self, to: GatherSpec, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> "LowRank":
         rows, columns = to.gathers
         a, b = kept
         gradient = gradient.astype(self.dtype)

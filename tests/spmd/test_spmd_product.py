@@ -38,7 +38,7 @@ class SquaredAtOnce(WeightOp):
 
     def forward(self, inputs, *weights):
         y = inputs @ weights[0].value
-        return jnp.square(y).sum(), (2 * y @ weights[0].value.T, weights[0].returned(2 * inputs.T @ y))
+        return jnp.square(y).sum(), (2 * y @ weights[0].value.T, weights[0].reduce_grad(2 * inputs.T @ y))
 
     def backward(self, saved, gradient, *dtypes):
         d_inputs, returned = jax.tree.map(lambda leaf: leaf * gradient, saved)

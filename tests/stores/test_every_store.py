@@ -156,7 +156,7 @@ def test_addresses(tmp_path):
     assert opened.url == "memory://here/there"
     opened.write("x", [b"1"])
     assert open_store("memory://here").list() == [Entry("there/x", 1)]
-    with pytest.raises(StoreError, match="no known kind of store"):
+    with pytest.raises(StoreError, match="not a known kind of store"):
         open_store("ftp://somewhere/x")
     for url in ("s3://", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b"):
         with pytest.raises(StoreError):

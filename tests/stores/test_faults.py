@@ -292,7 +292,9 @@ def test_bits_that_always_flip_are_never_left_in_place_silently(s3_server, proxy
         assert stored(s3_server, bucket) == NEW
         second.faults.set(Fault(kind="flip_write", method="PUT", times=None))
         store = ObjectStore.open(f"{bucket}/run", RetryPolicy(attempts=3, base_seconds=0.01, stagger_seconds=0.0))
-        with pytest.raises(StoreError, match=r"not what was sent \(3 tries .*other bytes was there, it was removed"):
+        with pytest.raises(
+            StoreError, match=r"other bytes than were sent \(3 tries .*other bytes was there, it was removed"
+        ):
             store.write("a/x", [OLD])
         assert store.list() == []
         second.faults.set(

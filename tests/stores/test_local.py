@@ -318,7 +318,7 @@ def test_a_name_as_long_as_the_disk_takes(tmp_path):
 
 def test_a_file_that_is_written_for_long_shows_signs_of_life(tmp_path, monkeypatch):
     moved = []
-    monkeypatch.setattr(local, "heartbeat", lambda: SimpleNamespace(moved=moved.append))
+    monkeypatch.setattr(local, "heartbeat", lambda: SimpleNamespace(report_progress=moved.append))
     monkeypatch.setattr(local, "_WRITE_BYTES", 1000)
     LocalStore(tmp_path).write("a/b", [b"x" * 2500, b"y" * 900])
     assert moved == ["save"] * 4 and (tmp_path / "a/b").stat().st_size == 3400

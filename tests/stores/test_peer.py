@@ -191,6 +191,6 @@ def test_an_answer_larger_than_what_was_asked_for_is_not_taken(served, peer, mon
     assert len(peer.read("a/b")) == 100_000
     monkeypatch.setattr(peer_module, "MAX_ERROR_CHARACTERS", 10)
     assert len(peer.read("a/b", 5, 50)) == 45
-    monkeypatch.setattr(peer_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(peer_module, "MAX_REQUEST_BYTES", 1000)
     with pytest.raises(StoreError, match="answered with more than 1,000 bytes"):
         peer.read("a/b")

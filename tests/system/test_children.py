@@ -32,7 +32,7 @@ def test_lines_and_bytes_come_back_and_it_ends_by_itself(child):
     assert echo.read_line(100, 10) == b"one\n" and echo.read_exactly(4, 10) == b"two\n"
     echo.write([large], 10)  # more than a pipe holds
     assert echo.read_line(1 << 20, 10) == large
-    assert echo.end(10) == 0 and echo.ended
+    assert echo.end(10) == 0 and echo.has_ended
 
 
 def test_silence_a_pipe_that_is_full_and_a_long_line_have_an_end(child):

@@ -11,8 +11,8 @@ import pytest
 WORK = """
 import sys
 from pathlib import Path
-from panax.system.streams import tolerate_output_errors, write_last_words, settle
-settle()
+from panax.system.streams import tolerate_output_errors, write_last_words, repair_streams
+repair_streams()
 with tolerate_output_errors():
     for number in range(LINES):
         print(f"line {number} é", flush=True)
@@ -96,8 +96,8 @@ def test_work_goes_on_where_the_reader_has_gone(tmp_path):
 def test_a_file_never_takes_a_closed_streams_number(tmp_path):
     code = (
         "import os\n"
-        "from panax.system.streams import settle\n"
-        "settle()\n"
+        "from panax.system.streams import repair_streams\n"
+        "repair_streams()\n"
         "assert os.open(os.devnull, os.O_RDONLY) > 2\n"
         "os.write(2, b'lost')\n"
     )

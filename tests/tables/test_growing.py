@@ -214,7 +214,7 @@ def test_mistakes_are_told():
     with pytest.raises(RecipeError, match=r"ways=6; expected a power of two"):
         Growth(ways=6)
     with pytest.raises(
-        RecipeError, match=r"the table 'item' grows, and has rows=0; expected as many as it may come to have"
+        RecipeError, match=r"the table 'item' grows, and has rows=0; expected the most rows that it may have"
     ):
         TableConfig(name="item", rows=0, width=8, features=feature, growth=Growth())
     with pytest.raises(RecipeError, match=r"the table 'item' grows, and has placement=\"columns\""):

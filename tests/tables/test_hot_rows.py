@@ -108,12 +108,12 @@ def test_mistakes_are_told():
     for rows, hot, more, message in (
         (9, 9, {}, "has hot_rows=9 of rows=9; expected fewer"),
         (9, -1, {}, "has hot_rows=-1 of rows=9"),
-        (9, 3, {"placement": "everywhere"}, "has hot_rows=3, and lies on every device whole"),
+        (9, 3, {"placement": "everywhere"}, "has hot_rows=3, and is replicated on every device"),
     ):
         with pytest.raises(RecipeError, match=message):
             TableConfig(name="item", rows=rows, width=8, features=feature, hot_rows=hot, **more)
     small = TablesConfig(tables=(TableConfig(name="item", rows=90, width=8, features=feature, hot_rows=5),))
-    with pytest.raises(RecipeError, match="has hot_rows=5, and lies on every device whole, since its 2,880 bytes"):
+    with pytest.raises(RecipeError, match="has hot_rows=5, and is replicated on every device, since its 2,880 bytes"):
         _ = small.stacks
     open_ = TablesConfig(tables=(TableConfig(name="item", rows=0, width=8, features=feature, hot_rows=50),))
     with pytest.raises(RecipeError, match="has hot_rows=50, and the data 40 ids; expected fewer"):

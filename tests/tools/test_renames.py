@@ -17,7 +17,7 @@ import tools.renames as package  # noqa: E402
 from tools.renames import server  # noqa: E402
 from tools.renames.__main__ import apply  # noqa: E402
 from tools.renames.lazy import rewrite_lazy_tables  # noqa: E402
-from tools.renames.moves import move_modules  # noqa: E402
+from tools.renames.moves import TextMoves, move_modules  # noqa: E402
 from tools.renames.scripts import rewrite_script  # noqa: E402
 from tools.renames.table import Rename, forward, merge, read_table, write_table  # noqa: E402
 from tools.renames.text import rewrite_text  # noqa: E402
@@ -186,7 +186,7 @@ def moving(tmp_path):
         "src/q/__init__.py": "lazily = dict\n",
         "tests/test_p.py": (
             "import p.b\nimport p.b as short\nfrom p import a, c\nfrom p.c import c as d\n\n"
-            "é = p.b.B, a.b.B, short.B, c()\n"
+            "é = p.b.B, a.b.B, short.B, c(), p.c()\n"
             "patch('p.b.B', 'p.c', 'from p import b')\n"
         ),
         "page.md": "`p.b.B` in src/p/b.py and p.cc, x/p/b.py\n",
@@ -220,7 +220,7 @@ def test_modules_move_with_everything_that_names_them(moving):
     )
     assert text("tests/test_p.py") == (
         "import p.inner.b\nimport p.inner.b as short\nfrom p.inner import first\nfrom p import c\nfrom p.c.c import c as d\n\n"
-        "é = p.inner.b.B, first.b.B, short.B, c()\n"
+        "é = p.inner.b.B, first.b.B, short.B, c(), p.c()\n"
         "patch('p.inner.b.B', 'p.c', 'from p import b')\n"
     )
     assert text("page.md") == "`p.inner.b.B` in src/p/inner/b.py and p.cc, x/p/b.py\n"
@@ -244,3 +244,14 @@ def test_moves_that_can_not_be_made_change_nothing(moving, moves, message):
     with pytest.raises(ValueError, match=message):
         move_modules(moving, moves, [path for path, _ in before])
     assert sorted((path, path.read_bytes()) for path in moving.rglob("*.py")) == before
+
+
+def test_files_are_named_from_their_room_on():
+    moves = TextMoves(
+        {"panax.data.loader": "panax.data.loading.prefetch"}, frozenset({"panax.data.loader"}), frozenset()
+    )
+    old = '"/panax/data/loader.py" src/panax/data/loader.py data/loader.py x/data/loader.py'
+    new = (
+        '"/panax/data/loading/prefetch.py" src/panax/data/loading/prefetch.py data/loading/prefetch.py x/data/loader.py'
+    )
+    assert moves.rewrite(old) == new

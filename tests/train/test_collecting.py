@@ -38,7 +38,7 @@ class Counting(CollectingTask):
     unit = "rows"
 
     @property
-    def stops_early(self) -> bool:
+    def may_stop_early(self) -> bool:
         return self.stops_above is not None
 
     def init(self, key):
@@ -67,11 +67,11 @@ class Counting(CollectingTask):
         counts = experience["counts"]
         return {"index": jnp.full(counts.shape, index), "began": jnp.full(counts.shape, experience["w"])}
 
-    def goes_on(self, scalars):
+    def should_continue(self, scalars):
         assert self.stops_above is not None
         return scalars["moved"] <= self.stops_above
 
-    def updated(self, params, state):
+    def update_state(self, params, state):
         return {**state, "followed": params["w"]}
 
     def loss(self, params: Any, state: Any, batch: Any, key: jax.Array, train: bool) -> Evaluation:
@@ -150,7 +150,7 @@ def test_what_the_environment_breaks_is_not_learned_from():
     state, scalars = taken(Counting(breaks_at=2), 1)
     assert state.params["w"] == -RATE * 3, "the first of two collections alone"
     with pytest.raises(DataError, match="the environment is broken: -1"):
-        scalars["sick"].refuse("step 1")
+        scalars["sick"].raise_if_failed("step 1")
 
 
 def experiment(tmp_path, **settings) -> Experiment:
@@ -175,7 +175,7 @@ def test_a_run_needs_no_data_and_a_broken_environment_ends_it(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="data is an IterableSource, and Counting collects its own: leave data out"):
+    with pytest.raises(RecipeError, match="data is an IterableSource, and Counting collects its own: remove data"):
         experiment(tmp_path, data=IterableSource([{"x": np.zeros((4, 2), np.float32)}]))
     with pytest.raises(RecipeError, match="overfit_batches are of data"):
         experiment(tmp_path, overfit_batches=2)

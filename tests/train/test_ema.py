@@ -126,7 +126,7 @@ def test_the_average_is_what_is_judged_and_the_metrics_say_so(whole):
     step, state = whole.prepared.step, whole.state
     held_out = [batch for batch, _ in whole.prepared.data.held_out.batches()]
     plain = compiled_without(whole)
-    averaged = dataclasses.replace(state, params=state.judged_params, averaged=None)
+    averaged = dataclasses.replace(state, params=state.eval_params, averaged=None)
     raw = dataclasses.replace(state, averaged=None)
     of_average = evaluate_all(plain, averaged, held_out)
     assert whole.evaluation["ema_decay"] == DECAY and "ema_decay" not in of_average
@@ -151,11 +151,11 @@ def test_it_resumes_bitwise(whole, tmp_path):
 
 def test_the_average_is_what_is_exported_and_started_from(whole, tmp_path):
     trained = load_model(whole.prepared.experiment.folder)
-    assert_same(trained.params, whole.state.judged_params)
+    assert_same(trained.params, whole.state.eval_params)
     begun = fit(
         experiment(tmp_path, steps=1, frozen=("blocks",), init=f"checkpoint:{whole.prepared.experiment.folder}")
     )
-    assert_same(begun.state.params.blocks, whole.state.judged_params.blocks)
+    assert_same(begun.state.params.blocks, whole.state.eval_params.blocks)
 
 
 def test_it_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
@@ -171,7 +171,7 @@ def test_it_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
             average[name], start[name] + (9 / 14) * (after[name] - start[name]), rtol=1e-5, atol=1e-6
         )
     without = fit(experiment(tmp_path, steps=5, step=StepConfig()), lines, accept_changes=True)
-    assert any("averaged parameters are left out" in line for line in lines)
+    assert any("averaged parameters are dropped" in line for line in lines)
     assert without.state.averaged is None and without.step == 5
 
 

@@ -12,7 +12,7 @@ from panax.train.evaluation import evaluate_sent
 def figures(losses, metrics=()):
     measures = {"losses": losses, "metrics": dict(metrics)}
     config = types.SimpleNamespace(ema_decay=None)
-    program = types.SimpleNamespace(config=config, averages=False)
+    program = types.SimpleNamespace(config=config, has_average=False)
     step = types.SimpleNamespace(program=program, evaluate=lambda state, batch: measures)
     return evaluate_sent(step, None, [{}, {}])
 

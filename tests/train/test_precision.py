@@ -102,7 +102,7 @@ def test_a_step_for_devices_without_it_is_refused_before_it_is_compiled():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_precision_of_products_in_16_bits_is_refused(dtype):
     for make in (tiny.task, functools.partial(VitTask, model=VIT_PRESETS["vit_s16"])):
-        with pytest.raises(RecipeError, match=rf'matmul_precision="float32" has no effect: products are of {dtype}'):
+        with pytest.raises(RecipeError, match=rf'matmul_precision="float32" has no effect: matmuls are in {dtype}'):
             make(compute_dtype=dtype, matmul_precision="float32")
 
 

@@ -37,7 +37,7 @@ def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     class Traits:
         own_memory = True
 
-    monkeypatch.setattr(room, "target_of", lambda device: type("Target", (), {"traits": Traits}))
+    monkeypatch.setattr(room, "device_target", lambda device: type("Target", (), {"traits": Traits}))
     monkeypatch.setattr(room, "_limit", lambda device: needed // 2)
     with pytest.raises(RecipeError, match=r"larger than the memory of cpu"):
         room.check_memory(whole.program.abstract, whole.shardings)

@@ -112,6 +112,8 @@ class ImportRewriter:
             return
         for count in range(len(chain), 1, -1):
             full = ".".join((self.bound[first], *names[1:count]))
+            if full in self.functions and count == len(chain):
+                return
             if full in self.table:
                 begin, new = self.table.get(self.bound[first], self.bound[first]), self.table[full]
                 if not new.startswith(begin + "."):

@@ -143,7 +143,9 @@ class TextMoves:
         self.dotted = re.compile(rf"\b(?:{tops})(?:\.[A-Za-z_]\w*)+")
         self.imported = re.compile(rf"from ((?:{tops})[.\w]*) import ([\w, ]+)")
         self.files = dict(_file_names(changed))
-        self.file = re.compile(rf"(?<![\w/.-])((?:src/)?(?:panax/)?)({'|'.join(map(re.escape, self.files))})(?![\w/])")
+        self.file = re.compile(
+            rf"((?<![\w/.-])(?:src/)?(?:panax/)?|/panax/)({'|'.join(map(re.escape, self.files))})(?![\w/])"
+        )
 
     def rewrite(self, text: str) -> str:
         """Put new paths where text has old ones."""

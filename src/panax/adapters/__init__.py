@@ -1,4 +1,4 @@
-"""Other frameworks' models and weights, each in a room of its own that imports its library when used."""
+"""Adapters of other frameworks' models and weights, each in a module that imports its library when used."""
 
 from ..core.lazy import lazy_getattr
 

@@ -1,4 +1,4 @@
-"""`AdaptedTask`: another library's model as a `Task`, made of the few functions in which the libraries differ."""
+"""`AdaptedTask`: another library's model as a `Task`, built from the few functions that differ."""
 
 import contextlib
 import copy
@@ -26,19 +26,20 @@ class Model:
     """Another library's model as pure functions. Parameters and state are any pytrees of arrays.
 
     Attributes:
-        name: What a run of it is called unless told.
-        evaluate: `(params, state, batch, key, train) -> (returned, state)`: what the user's loss returned for a batch, in any
-            form that `read_loss` takes, and the state afterwards.
+        name: Default name of its runs.
+        evaluate: `(params, state, batch, key, train) -> (returned, state)`: the value of the user's loss for
+            a batch, in any form that `read_loss` accepts, and the state afterwards.
         rebuild: `(params, state) -> model`: NumPy arrays back into the library's own form.
-        create: `key -> (params, state)`, run inside a jitted function; None where `given` is.
-        given: Parameters and state as host arrays, where the model brings its weights.
-        axes: Logical axes by parameter name, where the model names them.
-        kind_of: Parameter name to what it is, for automatic layouts.
+        create: `key -> (params, state)`, run inside a jitted function; None if `given` is set.
+        initial: Parameters and state as host arrays, if the model brings its weights.
+        axes: Logical axes by parameter name, if the model names them.
+        kind_of: Parameter name to its kind, for automatic layouts.
         frozen: Names of the parameters that the model holds fixed.
-        notes: What the user should know of how it was adapted.
-        one_pass: Why a batch must be one forward and backward pass; None where it may be cut into micro-batches.
-        compute_dtype: What its products are in; in float16 its loss is scaled.
-        sums: Its loss is a sum over the batch's rows, which micro-batches add up, and no mean.
+        notes: Notes for the user about how it was adapted.
+        one_pass: Why a batch must be one forward and backward pass; None if it may be split into
+            micro-batches.
+        compute_dtype: The dtype of its matmuls; in float16 its loss is scaled.
+        sums: True if its loss is a sum over the batch's rows, which micro-batches add up, and not a mean.
     """
 
     name: str
@@ -59,26 +60,26 @@ class Model:
 
 
 class AdaptedTask(Task):
-    """A model of another library; all that trains a built-in model trains it.
+    """A model of another library, trained in the same way as a built-in model.
 
-    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert, which is one more axis of rows and of
-    weights at rest.
+    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert, which is one more axis
+    for rows and for stored weights.
 
     Attributes:
-        name: The model's, in lower case.
-        notes: What to know of how it was adapted.
+        name: The model's name, in lower case.
+        notes: Notes about how it was adapted.
     """
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
 
     _parts = 1
-    """Of a loss that is a sum, how many micro-batches it is the sum of."""
+    """Number of micro-batches that a loss which is a sum is added up over."""
 
     def __init__(self, model: Model, sharding: Mapping[str, Axes] | None = None):
         """
         Args:
-            sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of those that the model names
-                or that follow from its shapes.
+            sharding: Patterns of parameter names (`*` matches anything) to logical axes,
+                instead of those that the model names or that follow from its shapes.
 
         Raises:
             RecipeError: A pattern matches no parameter or does not fit it, or there is no parameter.
@@ -135,8 +136,8 @@ class AdaptedTask(Task):
                 f"{name} from {was.get(name, 'nothing')} to {now.get(name, 'nothing')}" for name in changed
             )
             raise RecipeError(
-                f"{self.model.name}: the loss changes what the model's state is made of, {changes}; create all of it at "
-                f"initialisation, and keep its shapes and dtypes"
+                f"{self.model.name}: the loss changes the structure of the model's state, {changes}; create all of it "
+                f"at initialisation, and keep its shapes and dtypes"
             )
         return Evaluation(losses, after, metrics)
 
@@ -159,10 +160,10 @@ class AdaptedTask(Task):
         return jax.tree.structure(params).unflatten([self._meanings[name] for name in named_leaves(params)])
 
     def trained(self, state: TrainState) -> Any:
-        """The model in its own library's form, with the weights (and statistics) of `state`.
+        """Return the model in its own library's form, with the weights (and statistics) of `state`.
 
-        Where a run averages its parameters (`step.ema_decay`, `ScheduleFreeAdamW`), they are the averages, which evaluations,
-        exports and `init="checkpoint:..."` take too.
+        If a run averages its parameters (`step.ema_decay`, `ScheduleFreeAdamW`), the averages are used, as in
+        evaluations, exports and `init="checkpoint:..."`.
         """
         params, model_state = jax.device_get((state.eval_params, state.model_state))
         return self.model.rebuild(params, model_state)
@@ -170,6 +171,6 @@ class AdaptedTask(Task):
 
 @contextlib.contextmanager
 def use_standard_promotion() -> Iterator[None]:
-    """What is inside runs under the promotion rules that other libraries are written for, whatever stricter ones are set."""
+    """Use the promotion rules of other libraries inside the context, even if stricter ones are set."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -1,4 +1,4 @@
-"""Whether a model adapted to JAX computes what its own library does: losses, gradients and state, with one tolerance."""
+"""Comparison of an adapted model with its own library: losses, gradients and state, with one tolerance."""
 
 import contextlib
 import warnings
@@ -12,14 +12,15 @@ from ..core.errors import RecipeError
 from ..system.host_memory import free_bytes
 
 TOLERANCE = 1e-4
-"""Of a loss or a gradient, relative to its norm: two orders above what float32 sums in another order differ by (1e-6 is usual),
-and far below what a wrong formula does."""
+"""Tolerance of a loss or a gradient, relative to its norm: two orders above the float32 error of sums in
+another order (1e-6 is usual), and far below the error of a wrong formula."""
 
 FLOOR = 1e-5
-"""Of all gradients' norm: what one may be off by where it is zero up to rounding, as that of a bias before a BatchNorm."""
+"""Tolerance relative to the norm of all gradients, for one that is zero up to rounding, like that of a bias
+before a BatchNorm."""
 
 MAX_COPIES = 8
-"""Copies of the weights that a comparison takes at most: values and gradients on both sides, and what is between."""
+"""Maximum copies of the weights in a comparison: values and gradients on both sides, and intermediates."""
 
 
 def check_agreement(
@@ -29,15 +30,15 @@ def check_agreement(
     theirs: tuple[Any, Mapping[str, Any]],
     states: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> None:
-    """Refuse a model whose loss, gradients or state differ from those that its library computes.
+    """Check that a model's loss, gradients and state agree with those that its library computes.
 
     Args:
         ours: (loss, gradients by parameter name), as JAX computes them.
-        theirs: The same, as `library` does.
-        states: What the model carries on afterwards, by name: ours and theirs.
+        theirs: The same, as `library` computes them.
+        states: The model's state afterwards, by name: ours and theirs.
 
     Raises:
-        RecipeError: They differ; with the worst ones.
+        RecipeError: They differ; the message names the worst ones.
     """
     loss, expected = float(np.asarray(ours[0])), float(np.asarray(theirs[0]))
     if not (loss == expected or abs(loss - expected) <= TOLERANCE * max(abs(expected), FLOOR)):
@@ -76,7 +77,7 @@ def _norm(array: Any) -> float:
 
 
 def explain_too_large(weights_bytes: int) -> str | None:
-    """Why weights of this size are not compared on this host; None if they can be."""
+    """Return the reason why weights of this size are not compared on this host; None if they can be."""
     needed, available = MAX_COPIES * weights_bytes, free_bytes()
     if needed <= available:
         return None
@@ -85,9 +86,9 @@ def explain_too_large(weights_bytes: int) -> str | None:
 
 @contextlib.contextmanager
 def exact_host_precision() -> Iterator[None]:
-    """JAX computes on the CPU where it may, and with full float32 products everywhere."""
+    """Compute on the CPU, if JAX may use it, and with full float32 matmuls everywhere."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave the CPU out
+        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may exclude the CPU
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
         stack.enter_context(jax.default_matmul_precision("highest"))
         yield
@@ -95,9 +96,9 @@ def exact_host_precision() -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_library_promotion() -> Iterator[None]:
-    """Another library's graph runs under the promotion rules that it is written for, whatever stricter ones are set.
+    """Use the promotion rules that another library's graph is written for, even if stricter ones are set.
 
-    Such graphs are full of int64, which JAX computes in int32; it need not say so each time.
+    Such graphs are full of int64, which JAX computes in int32; its warning about each is suppressed.
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype")

@@ -1,4 +1,5 @@
-"""`BoundModel`: what a loss sees as its model where a library's model is two functions: one makes variables, one uses them."""
+"""`BoundModel`: the model that a loss receives from libraries with two functions for it: one creates variables,
+one uses them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +15,19 @@ Variables = Any
 
 
 class BoundModel:
-    """A model with its variables, to be called like a function. Each call goes on from the state that the one before left.
+    """A model with its variables, to be called like a function. Each call continues from the state that the
+    last one left.
 
     Attributes:
-        variables: What it holds now, in the library's own form; while the model is being created, what its calls have made.
+        variables: Its current variables, in the library's own form; while the model is being created, those
+            its calls have created.
     """
 
     def __init__(self, call: Callable[..., tuple[Any, Variables]], variables: Variables, key: jax.Array):
         """
         Args:
             call: `(variables, key, *arguments, **keywords) -> (output, variables)`.
-            key: Of the first call; each further one has its own, folded from it.
+            key: Key of the first call; each further one gets another, folded from it.
         """
         self._call = call
         self._key = key
@@ -39,10 +42,11 @@ class BoundModel:
 
 
 def example_batch(example: Any, what: str) -> Batch:
-    """The batch that variables are made for: zeros of the example's shapes and dtypes, so that none of it ends in a program.
+    """Return a batch to create variables for: zeros of the example's shapes and dtypes, so that none of its
+    data ends up in a program.
 
     Raises:
-        RecipeError: There is none.
+        RecipeError: There is no example.
     """
     if example is None:
         raise RecipeError(f"{what} has no variables before it sees a batch; give task(..., example=batch)")

@@ -1,4 +1,4 @@
-"""How a user's loss is called: with the keywords that it names, of those there are."""
+"""Calls of a user's loss with those of the available keywords that it names."""
 
 import inspect
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from ..core.errors import RecipeError
 
 
 def call_loss(loss: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
-    """`loss(*arguments)`, with those of the `offered` keywords that its signature names.
+    """Call `loss(*arguments)`, with those of the `offered` keywords that its signature names.
 
     Raises:
-        RecipeError: It can't be called so.
+        RecipeError: It can't be called this way.
     """
     return loss(*arguments, **select_keywords(loss, len(arguments), offered))
 
 
 def select_keywords(loss: Callable[..., Any], positional: int, offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the `offered` keywords that `loss` takes."""
+    """Return those of the `offered` keywords that `loss` takes."""
     signature = inspect.signature(loss)
     parameters = list(signature.parameters.values())
     named = {p.name for p in parameters[positional:]} & offered.keys()

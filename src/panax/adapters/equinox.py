@@ -1,4 +1,4 @@
-"""Equinox models: a module is its own parameters."""
+"""Equinox models, in which a module holds its own parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,20 +20,21 @@ def task(
     *,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
-    """An Equinox model as a task.
+    """Adapt an Equinox model as a task.
 
-    Its parameters are its floating-point arrays; other arrays are state. `eqx.nn.inference_mode` is off while it trains, and on
-    while it is evaluated.
+    Its parameters are its floating-point arrays; other arrays are state. `eqx.nn.inference_mode` is off while
+    it trains, and on while it is evaluated.
 
     Args:
-        create: `key -> model`, or `key -> (model, eqx.nn.State)` as `eqx.nn.make_with_state` returns; traced, so that no device
-            holds a whole copy. Or a model, or such a pair, that exists: its weights are kept.
-        loss: `loss(model, batch)`, or with any of the keywords `key`, `train` and `state` that it names. With `state` it returns
-            `(what a loss returns, state)`.
+        create: `key -> model`, or `key -> (model, eqx.nn.State)` as `eqx.nn.make_with_state` returns; traced,
+            so that no device holds a whole copy. Or an existing model, or such a pair: its weights are used.
+        loss: `loss(model, batch)`, or with any of the keywords `key`, `train` and `state` that it names. With
+            `state` it returns `(value of the loss, state)`.
         sharding: Patterns of parameter names to logical axes.
 
     Raises:
-        RecipeError: `create` makes no model, the loss leaves out the state, or a pattern matches nothing.
+        RecipeError: `create` returns no model, the loss does not return the state, or a pattern matches
+            nothing.
 
     >>> import equinox as eqx, jax.numpy as jnp
     >>> net = task(lambda key: eqx.nn.Linear(4, 1, key=key), lambda model, batch: (jax.vmap(model)(batch["x"]) ** 2).mean())
@@ -75,7 +76,8 @@ def task(
         returned = call_loss(loss, model, batch, key=key, train=train, state=state)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], eqx.nn.State)):
             raise RecipeError(
-                "the model has an eqx.nn.State; expected a loss with the keyword state that returns (what a loss returns, state)"
+                "the model has an eqx.nn.State; expected a loss with the keyword state that returns (the loss's usual "
+                "result, state)"
             )
         return returned[0], (held[0], eqx.filter(returned[1], _is_array))
 
@@ -107,7 +109,7 @@ _LAYERS: Mapping[type, Kind] = {
 
 
 def _kinds(model: Any) -> dict[str, Kind]:
-    """What the weights of Equinox's own layers are, by name."""
+    """Return the kinds of the weights of Equinox's own layers, by name."""
     found: dict[str, Kind] = {}
     layers = jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda node: isinstance(node, tuple(_LAYERS)))[0]
     for path, layer in layers:
@@ -119,7 +121,7 @@ def _kinds(model: Any) -> dict[str, Kind]:
 
 
 def _notes(model: Any) -> tuple[str, ...]:
-    """Fields that say that a module trains, which `eqx.nn.inference_mode` does not know."""
+    """Return notes on fields that enable training, which `eqx.nn.inference_mode` does not change."""
     modules = [model]
     found = []
     while modules:

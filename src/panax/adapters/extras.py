@@ -1,4 +1,4 @@
-"""Libraries that only some users have, imported when an adapter is used."""
+"""Imports of optional libraries, when an adapter is used."""
 
 import importlib
 from types import ModuleType
@@ -11,7 +11,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
     """Import a module that `panax-jax[extra]` installs.
 
     Raises:
-        RecipeError: It can't be imported; with the command that installs it.
+        RecipeError: It can't be imported; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

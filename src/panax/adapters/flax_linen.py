@@ -23,7 +23,7 @@ nn = import_extra("flax.linen", "flax")
 unfreeze = import_extra("flax.core", "flax").unfreeze
 
 TRANSIENT_COLLECTIONS = frozenset({"intermediates", "perturbations"})
-"""Collections that belong to one call, and are no state."""
+"""Collections that belong to one call, and are not state."""
 
 MODE_ARGUMENTS = {
     "train": True,
@@ -32,7 +32,7 @@ MODE_ARGUMENTS = {
     "deterministic": False,
     "use_running_average": False,
 }
-"""What modules call the argument by which a call trains or not, and its value when training."""
+"""Names of arguments that switch between training and evaluation, with their values for training."""
 
 
 def task(
@@ -44,26 +44,30 @@ def task(
     axis_names: AxisNames | None = None,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
-    """A Flax Linen module as a task.
+    """Adapt a Flax Linen module as a task.
 
-    In the loss, `model(*args, **kwargs)` is `module.apply` with the variables, the random keys, and the collections that
-    change: what it leaves in `batch_stats` and the like is the state. Where the module's `__call__` has an argument `train`,
-    `training`, `is_training`, `deterministic` or `use_running_average` that the loss leaves out, it is set; a field of the
-    module of such a name that says that it trains is the other way round in evaluation (`module.clone(train=False)`). With
-    `mutable=["losses"]` a call returns `(output, {"losses": ...})`, as `apply` does, and that collection is no state.
-    `model.variables` are the variables. Axis names (`nn.with_partitioning`, `nn.with_logical_partitioning`) are read.
+    In the loss, `model(*args, **kwargs)` is `module.apply` with the variables, the random keys, and the
+    collections that change: the collections that it leaves, such as `batch_stats`, are the state. If the
+    module's `__call__` has an argument `train`, `training`, `is_training`, `deterministic` or
+    `use_running_average` that the loss does not pass, it is set; a field of the module with such a name that
+    is set for training is reversed in evaluation (`module.clone(train=False)`). With `mutable=["losses"]` a
+    call returns `(output, {"losses": ...})`, as `apply` does, and that collection is not state.
+    `model.variables` are the variables. Axis names (`nn.with_partitioning`, `nn.with_logical_partitioning`)
+    are read.
 
-    The variables are made by `module.init` in the model's calls, as the loss makes them for a batch of the example's shapes.
+    The variables are created by `module.init` in the model's calls, as the loss makes them for a batch of the
+    example's shapes.
 
     Args:
         loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names.
         example: A batch of the shapes to come; only its shapes are used.
-        variables: Variables that exist, in place of an example; their values are kept.
-        axis_names: What the module calls an axis, to Panax's name of it.
-        sharding: Patterns of parameter names to logical axes, before all else.
+        variables: Existing variables, instead of an example; their values are used.
+        axis_names: The module's names of axes to Panax's.
+        sharding: Patterns of parameter names to logical axes, with precedence over all else.
 
     Raises:
-        RecipeError: It is no module, there is neither an example nor variables, or an axis name or a pattern means nothing.
+        RecipeError: The module is not one of Flax Linen, there is neither an example nor variables, or an
+            axis name or a pattern has no meaning.
 
     >>> import flax.linen as nn, jax.numpy as jnp
     >>> net = task(nn.Dense(1), lambda model, batch: (model(batch["x"]) ** 2).mean(), example={"x": jnp.ones((8, 4))})
@@ -111,7 +115,7 @@ def task(
         def call(held: Any, key: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
             mutable = [mutable] if isinstance(mutable, str) else list(mutable)
             keywords |= modes(args, keywords, train)
-            # A stream that is named neither falls back on `params`.
+            # A random stream under any other name falls back on `params`.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
             applied = module if train else evaluated
             output, after = applied.apply(held, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
@@ -144,7 +148,7 @@ def task(
 
 
 def _evaluated(module: Any) -> Any:
-    """The module as it is evaluated: fields that say that it trains are turned, in it and in the modules that it is made of."""
+    """Return the module for evaluation: fields set for training are reversed, also in submodules."""
     fields = {field.name: getattr(module, field.name, None) for field in dataclasses.fields(module) if field.init}
     changes: dict[str, Any] = {}
     for name, value in fields.items():
@@ -166,7 +170,7 @@ def _kind_of(path: str) -> Kind | None:
 
 
 def _merged(held: Any, made: Any) -> Any:
-    """What is held, and beside it what is made anew."""
+    """Add to `held` the entries of `made` that it lacks."""
     if not isinstance(held, Mapping) or not isinstance(made, Mapping):
         return held
     new = {name: tree for name, tree in made.items() if name not in held}

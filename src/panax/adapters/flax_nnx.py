@@ -1,4 +1,5 @@
-"""Flax NNX models: parameters are `nnx.Param`, state is every other variable, random streams follow the step's key."""
+"""Flax NNX models: parameters are `nnx.Param`, state is every other variable, random streams follow the step
+key."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from .naming import AxisNames, read_names
 nnx = import_extra("flax.nnx", "flax")
 
 Flat = dict[str, Any]
-"""Dotted name to array, of one group of a model's variables."""
+"""Dotted name to array, for one group of a model's variables."""
 
 
 def task(
@@ -31,21 +32,25 @@ def task(
     axis_names: AxisNames | None = None,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
-    """A Flax NNX model as a task.
+    """Adapt a Flax NNX model as a task.
 
-    The model is in training mode (`model.train()`) while it trains and in evaluation mode (`model.eval()`) while it is
-    evaluated. Before each batch its random streams are seeded from the step's key, as `nnx.reseed` does; so they are no
-    part of a checkpoint. Axis names in the variables' metadata (`nnx.with_partitioning`) are read as logical axes.
+    The model is in training mode (`model.train()`) while it trains and in evaluation mode (`model.eval()`)
+    while it is evaluated. Before each batch its random streams are seeded from the step's key, as
+    `nnx.reseed` does; so they are not part of a checkpoint. Axis names in the variables' metadata
+    (`nnx.with_partitioning`) are read as logical axes.
 
     Args:
-        create: `rngs -> model`, traced, so that no device holds a whole copy; or a model that exists, whose weights are kept.
-        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names. It may change the model.
-        trains: A filter of the variables that are trained, such as `nnx.LoRAParam`; every `nnx.Param` unless told.
-        axis_names: What the model calls an axis, to Panax's name of it.
-        sharding: Patterns of parameter names to logical axes, before all else.
+        create: `rngs -> model`, traced, so that no device holds a whole copy; or an existing model, with
+            weights that are used.
+        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names. It may change
+            the model.
+        trains: A filter of the variables that are trained, such as `nnx.LoRAParam`; by default every
+            `nnx.Param`.
+        axis_names: The model's names of axes to Panax's.
+        sharding: Patterns of parameter names to logical axes, with precedence over all else.
 
     Raises:
-        RecipeError: `create` makes no model, an axis name means nothing, or a pattern matches nothing.
+        RecipeError: `create` returns no model, an axis name has no meaning, or a pattern matches nothing.
 
     >>> from flax import nnx
     >>> net = task(lambda rngs: nnx.Linear(4, 1, rngs=rngs), lambda model, batch: (model(batch["x"]) ** 2).mean())
@@ -57,7 +62,7 @@ def task(
         raise RecipeError(f"create is {create!r}; expected a function of random streams: lambda rngs: Net(rngs=rngs)")
 
     def made(key: jax.Array) -> Any:
-        # NNX would lay named variables out at once, on a mesh of its own.
+        # Otherwise NNX would place named variables at once, on its own mesh.
         with nnx.use_eager_sharding(False):
             model = create(nnx.Rngs(key))
         if not isinstance(model, nnx.Module):
@@ -87,14 +92,14 @@ def task(
     def evaluate(params: Flat, state: Flat, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Flat]:
         model = join(params, state, key)
         model.train() if train else model.eval()
-        # Modules of a user's own may call the mode by another name.
+        # Custom modules may use another name for the mode.
         model.set_attributes(training=train, is_training=train, raise_if_not_found=False)
         before, given = _attributes(model), _flat(groups(model)[1])
         returned = call_loss(loss, model, batch, key=key, train=train)
         _refuse_changed(before, _attributes(model))
         if train:
             returned = _with_fault(returned, given, _flat(groups(model)[1]))
-        # What a model sows belongs to one call of it.
+        # Values that a model sows belong to one call of it.
         sown = _flat(nnx.state(model, nnx.Intermediate)).keys() - state.keys()
         return returned, {name: leaf for name, leaf in _flat(groups(model)[3]).items() if name not in sown}
 
@@ -124,10 +129,11 @@ def task(
 
 
 def _attributes(model: Any) -> dict[str, Any]:
-    """Plain Python values of a model's parts, in dictionaries and lists too, which a compiled step holds fixed."""
+    """Return a model's plain Python values, also in dictionaries and lists, which a compiled step holds
+    fixed."""
     found: dict[str, Any] = {}
     for path, part in nnx.iter_modules(model):
-        # NNX's own notes of what is a node change with a variable that is sown.
+        # NNX's own bookkeeping of nodes changes with a variable that is sown.
         own = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
         held = [(".".join((*map(str, path), name)), value) for name, value in own.items()]
         while held:
@@ -153,9 +159,9 @@ def _refuse_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
 
 
 def _with_fault(returned: Any, given: Flat, after: Flat) -> Any:
-    """What the loss returned, with a check that a call has left the trained parameters as they were.
+    """Add a check to the loss's return value that a call has left the trained parameters unchanged.
 
-    Transformations such as `nnx.remat` give back equal arrays, so that only values can tell.
+    Transformations such as `nnx.remat` return equal arrays, so that only values show it.
     """
     changed = {name: after[name] for name in given if name in after and after[name] is not given[name]}
     if not changed:
@@ -193,7 +199,7 @@ def _flat(state: Any) -> Flat:
 
 
 def _filled(like: Any, flat: Flat) -> Any:
-    """The variables of `like`, their metadata kept, with other values."""
+    """Return the variables of `like`, with their metadata but other values."""
     return nnx.from_flat_state(
         [(path, variable.replace(flat[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(like)]
     )

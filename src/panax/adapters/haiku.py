@@ -1,4 +1,4 @@
-"""Haiku functions: parameters and state as `hk.transform_with_state` gives them, random keys from the step's."""
+"""Haiku functions: parameters and state from `hk.transform_with_state`, random keys from the step's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,20 +24,21 @@ def task(
     variables: tuple[Any, Any] | None = None,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
-    """A Haiku function as a task.
+    """Adapt a Haiku function as a task.
 
     Args:
-        function: Without `loss`, what computes the loss: `function(batch)`, or with any of the keywords `train` and `is_training`
-            that it names. With `loss`, the network. Either plain, or transformed by `hk.transform` or `hk.transform_with_state`.
-        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names, where `model(*args, **kwargs)`
-            calls the network with its parameters and state.
+        function: Without `loss`, the function that computes the loss: `function(batch)`, or with any of the
+            keywords `train` and `is_training` that it names. With `loss`, the network. Either plain, or
+            transformed by `hk.transform` or `hk.transform_with_state`.
+        loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names; `model(*args,
+            **kwargs)` calls the network with its parameters and state.
         example: A batch of the shapes to come; only its shapes are used.
-        variables: `(params, state)` that exist, in place of an example; their values are kept.
+        variables: Existing `(params, state)`, instead of an example; their values are used.
         sharding: Patterns of parameter names to logical axes.
 
     Raises:
-        RecipeError: It is no function, there is neither an example nor variables, or a pattern means nothing.
-
+        RecipeError: `function` is not a function, there is neither an example nor variables, or a pattern has
+            no meaning.
     >>> import haiku as hk, jax.numpy as jnp
     >>> net = task(lambda batch: (hk.Linear(1)(batch["x"]) ** 2).mean(), example={"x": jnp.ones((8, 4))})
     >>> sorted(net.init(jax.random.key(0))[0]["linear"])
@@ -91,7 +92,8 @@ def task(
 
 
 def _transformed(function: Any) -> tuple[Any, str, tuple[Any, int]]:
-    """The function with its state, its name, and what is called with how many arguments before its keywords."""
+    """Return (the function with its state, its name, (the callable with the user's keywords, its number of
+    positional arguments))."""
     if isinstance(function, hk.Transformed | hk.TransformedWithState):
         with_state = hk.with_empty_state(function) if isinstance(function, hk.Transformed) else function
         original, takes = getattr(function.init, "_original_fn", function), (with_state.apply, 4)
@@ -107,7 +109,7 @@ def _transformed(function: Any) -> tuple[Any, str, tuple[Any, int]]:
 
 
 def _of_a_norm(path: str) -> bool:
-    """Haiku's norms keep the dimensions that they are broadcast over."""
+    """Return True for parameters of Haiku's norms, which retain their broadcast dimensions."""
     return path.rpartition(".")[2] in ("scale", "offset")
 
 

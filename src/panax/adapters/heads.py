@@ -1,4 +1,5 @@
-"""Attention weights that keep their heads apart, as Flax and Keras write them: `[embed, heads, head_dim]` and back."""
+"""Attention weights with a heads dimension, as in Flax and Keras: `[embed, heads, head_dim]` and the
+reverse."""
 
 from collections.abc import Mapping
 
@@ -10,10 +11,10 @@ _VECTORS = ("bias", "scale", "gamma", "beta")
 
 
 def head_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
-    """Logical axes of an attention layer's parameters, whose heads are computed in parallel, and of the biases and scales of any.
+    """Return the logical axes of attention parameters, with heads computed in parallel, and of biases and
+    scales of any layer.
 
-    A bias or scale of more dimensions is one of layers side by side, or over heads; it is no matrix.
-
+    A bias or scale with more dimensions belongs to stacked layers, or has one for heads; it is not a matrix.
     >>> head_axes({"attn.query.kernel": (64, 4, 16), "attn.query.bias": (4, 16), "up.bias": (3, 64)})
     {'attn.query.kernel': ('width', 'features', None), 'attn.query.bias': ('features', None), 'up.bias': (None, None)}
     """

@@ -1,4 +1,5 @@
-"""Keras models on its JAX backend: trained as `compile` and `compute_loss` say, the weights assigned back to the same model."""
+"""Keras models on the JAX backend: trained as `compile` and `compute_loss` define, with the weights assigned
+back to the same model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,28 +31,31 @@ def task(
     unpack: Unpack | None = None,
     sharding: Mapping[str, Axes] | None = None,
 ) -> AdaptedTask:
-    """A Keras model as a task. It starts from the weights that the model has.
+    """Adapt a Keras model as a task. It starts from the weights that the model has.
 
-    Losses of layers (`add_loss`, regularisers) and an overridden `compute_loss` count as they do in `model.fit`; dropout and all
-    else that draws from a seed generator follows the step's key; variables that are not trainable are state.
+    Losses of layers (`add_loss`, regularisers) and an overridden `compute_loss` count as they do in
+    `model.fit`; dropout and everything else that draws from a seed generator follows the step's key;
+    variables that are not trainable are state.
 
     Args:
-        loss: What `model.compile(loss=...)` takes; what the model was compiled with, unless told. The rows are its weight.
-        metrics: What `model.compile(metrics=...)` takes, of the metrics that are means.
-        example: A batch of the shapes to come, where the model is not built yet, or has metrics.
-        unpack: `batch -> (x, y, sample_weight)`. Unless told, a batch is `(x, y)` or `(x, y, sample_weight)`, or a mapping with
-            the leaves `x`, `y` and perhaps `sample_weight`; inputs that are no `x` go to the model by their names. Rows whose
-            leaf `loss_mask` is 0, which fill up a source's last batch, count nothing.
+        loss: Any argument of `model.compile(loss=...)`; by default the loss that the model was compiled with.
+            Its weight is the number of rows.
+        metrics: Any argument of `model.compile(metrics=...)` with metrics that are means.
+        example: A batch of the shapes to come, if the model is not built yet, or has metrics.
+        unpack: `batch -> (x, y, sample_weight)`. By default, a batch is `(x, y)` or `(x, y, sample_weight)`,
+            or a mapping with the leaves `x`, `y` and optionally `sample_weight`; inputs with names other than
+            `x` are passed to the model by name. Rows with a leaf `loss_mask` of 0, which pad a source's last
+            batch, do not count.
         sharding: Patterns of the variables' paths, with dots for slashes, to logical axes.
 
     Raises:
-        RecipeError: Keras runs on another backend; the model is not built, overrides `train_step`, has no loss, or a metric that
-            is not a mean; or a pattern matches nothing.
+        RecipeError: Keras runs on another backend; the model is not built, overrides `train_step`, has no
+            loss, or a metric that is not a mean; or a pattern matches nothing.
     """
     _check_usable(model)
     unpack = unpack or unpack_batch
     if loss is None and not model.compiled and type(model).compute_loss is keras.Model.compute_loss:
-        raise RecipeError("the model is not compiled and no loss is given; say task(model, loss=...)")
+        raise RecipeError("the model is not compiled and no loss is given; use task(model, loss=...)")
     if loss is not None or metrics is not None or not model.compiled:
         _compile(model, loss, metrics)
     with use_standard_promotion():
@@ -76,7 +80,7 @@ def task(
             _zeros(model.metrics_variables),
             x,
             y,
-            # Keras divides by all rows: weighted so, the mean is that of the rows that count.
+            # Keras divides by all rows: with these weights, the mean is that of the rows that count.
             sample_weight if mask is None else _masked(sample_weight, mask * mask.size / jnp.maximum(mask.sum(), 1)),
             training=train,
             optimizer_variables=_zeros([] if model.optimizer is None else model.optimizer.variables),
@@ -91,7 +95,7 @@ def task(
         for name, value in state.items():
             others[name].assign(value)
         if model.optimizer is not None and not model.optimizer.built:
-            # A model that is saved with an optimizer which is not built can't be loaded (Keras 3.15).
+            # A model saved with an optimizer that is not built can't be loaded (Keras 3.15).
             model.optimizer.build(model.trainable_variables)
         return model
 
@@ -113,7 +117,8 @@ def task(
 
 
 def unpack_batch(batch: Batch) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)` of a batch: by these names, or by place; other names are those of inputs.
+    """Return `(x, y, sample_weight)` of a batch: by these names, or by position; other names are those of
+    inputs.
 
     Raises:
         RecipeError: It has no `y`, or no input.
@@ -138,13 +143,13 @@ def _check_usable(model: Any) -> None:
         raise RecipeError(f"the model is {model!r}; expected a keras.Model")
     if type(model).train_step is not keras.Model.train_step:
         raise RecipeError(
-            f"{type(model).__name__} overrides train_step, which Panax's step would pass over; say what is to be minimised in "
-            f"compute_loss, which it keeps"
+            f"{type(model).__name__} overrides train_step, which Panax's step would ignore; put the loss into "
+            f"compute_loss, which it calls"
         )
 
 
 def _refuse_ruled(model: Any, weights: Mapping[str, Any]) -> None:
-    """Raise where Keras' optimizers would do more with a variable than to add an update."""
+    """Raise a RecipeError if Keras' optimizers would do more with a variable than add an update."""
     for name, variable in weights.items():
         if getattr(variable, "constraint", None) is not None:
             raise RecipeError(
@@ -162,7 +167,7 @@ def _refuse_ruled(model: Any, weights: Mapping[str, Any]) -> None:
 
 
 def _one_pass(model: Any) -> str | None:
-    """Why a batch can't be cut: a loss that is not a mean over its rows."""
+    """Return why a batch can't be split: a loss that is not a mean over its rows; None if it can."""
     for loss in jax.tree.leaves(getattr(model, "loss", None)):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
@@ -174,7 +179,8 @@ def _one_pass(model: Any) -> str | None:
 
 
 def _compile(model: Any, loss: Any, metrics: Any) -> None:
-    """Compile anew, with the optimizer it has: without one, a saved model can't be loaded. Plain descent has no moments."""
+    """Compile again, with its optimizer: without one, a saved model can't be loaded. Plain SGD has no
+    moments."""
     optimizer = model.optimizer if model.compiled else None
     model.compile(optimizer="sgd" if optimizer is None else optimizer, loss=loss, metrics=metrics)
 
@@ -186,7 +192,8 @@ def _build(model: Any, example: Any, unpack: Unpack) -> None:
 
 
 def _built_metrics(model: Any, example: Any, unpack: Unpack) -> Callable[..., dict[str, Mean]] | None:
-    """What computes all metrics of one batch alone; their variables can't be made while a step is traced."""
+    """Return a function of all metrics of a batch; their variables can't be created while a step is
+    traced."""
     compiled = next((each for each in model.metrics if isinstance(getattr(each, "metrics", None), list)), None)
     if compiled is None:
         return None
@@ -218,7 +225,8 @@ def _built_metrics(model: Any, example: Any, unpack: Unpack) -> Callable[..., di
         if mask is None:
             after = sums(y, predicted, sample_weight)
         else:
-            # Most metrics take no weights: rows that only fill up become copies of the first one, whose share is taken off again.
+            # Most metrics take no weights: padding rows become copies of the first one, which are subtracted
+            # again.
             copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), (y, predicted))
             filled = jax.tree.map(
                 lambda leaf, copy: jnp.where(_along(mask, leaf) > 0, leaf, copy), (y, predicted), copies
@@ -236,7 +244,7 @@ def _zeros(variables: Any) -> list[jax.Array]:
 
 
 def _masked(sample_weight: Any, mask: Any) -> Any:
-    """Weights of 0 for what only fills a batch up."""
+    """Set the sample weights of padding to 0."""
     if sample_weight is None:
         return mask
     return jax.tree.map(lambda weight: weight * _along(mask, weight), sample_weight)
@@ -252,7 +260,7 @@ def _seed(key: jax.Array, index: int, variable: Any) -> jax.Array:
 
 
 def _named(variables: Any) -> dict[str, Any]:
-    """Variables by their paths, with a number where two have the same."""
+    """Return variables by their paths, with a number if two have the same."""
     named: dict[str, Any] = {}
     for variable in variables:
         path, again = variable.path.replace("/", "."), 1

@@ -1,8 +1,9 @@
-"""Logical axes for models that name none: from what a parameter is and its shape, or from a user's patterns.
+"""Logical axes for models that name none: from the kind and shape of a parameter, or from a user's patterns.
 
-A weight of a linear layer has one dimension that tensor parallelism computes in parallel (`features`) and one along which it
-rests split (`width`); which is which alternates, so that a layer that widens is followed by one that narrows without a
-collective between them. Both are elective: a mesh axis that does not divide a dimension is left out.
+A weight of a linear layer has one dimension that tensor parallelism computes in parallel (`features`) and one
+along which it is stored split (`width`); which is which alternates, so that a layer that widens is followed
+by one that narrows without a collective between them. Both are elective: a mesh axis that does not divide a
+dimension is skipped.
 """
 
 import fnmatch
@@ -18,27 +19,27 @@ from ..optim.parameter import matrix_dims
 Kind = Literal[
     "in_out", "out_in", "embedding", "convolution_first", "convolution_last", "members_in_out", "members_out_in"
 ]
-"""What a parameter is: a matrix by the order of its dimensions, an embedding of rows, a convolution's filter with its output
-channels first or last, or matrices of many experts or layers side by side."""
+"""Kind of a parameter: a matrix by the order of its dimensions, an embedding of rows, a convolution's filter
+with its output channels first or last, or stacked matrices of many experts or layers."""
 
 ROW_PARALLEL_PATTERN = re.compile(
     r"(^|[._/])(o_proj|out_proj|down_proj|c_proj|fc2|w2|wo|dense_4h_to_h|lin2|linear2|proj|proj_out|output[._/]dense|out|dense_1|down|"
     r"mlp[._/]2|net[._/]2|o|attn_out|attention[._/]output)([._/]|$)"
 )
-"""Paths of the layers that narrow what a layer before them widened, by the names the field gives them."""
+"""Paths of layers that narrow after a layer that widened, by their usual names in the field."""
 
 
 VECTOR_PATTERN = re.compile(
     r"(^|[._/])(bias|b|scale|gamma|beta|offset)$|norm\w*[._/](weight|w)$|(^|[._/])ln\w*[._/](weight|w)$", re.IGNORECASE
 )
-"""Paths of biases and norms, by the names the field gives them: many of them side by side are not a matrix."""
+"""Paths of biases and norms, by their usual names in the field: several stacked ones are not a matrix."""
 
 
 def infer_meaning_axes(path: str, shape: tuple[int, ...], kind: Kind | None = None, named: Axes | None = None) -> Axes:
-    """The logical axes that say what a parameter is, whatever it is placed by.
+    """Return the logical axes that describe a parameter's meaning, independent of its sharding.
 
     Args:
-        named: The axes that the model names; taken where they say that it is a matrix.
+        named: The axes that the model names; used if they make it a matrix.
 
     >>> infer_meaning_axes("up.kernel", (64, 256), None, (None, None)), infer_meaning_axes("layers.norm.scale", (12, 256))
     (('width', 'features'), (None, None))
@@ -47,12 +48,12 @@ def infer_meaning_axes(path: str, shape: tuple[int, ...], kind: Kind | None = No
 
 
 def infer_axes(path: str, shape: tuple[int, ...], kind: Kind | None = None) -> Axes:
-    """The logical axes of one parameter.
+    """Return the logical axes of one parameter.
 
     Args:
         path: Its dotted name.
-        kind: None where only the shape is known: a matrix maps its first dimension to its second, as JAX libraries write it, and
-            of more dimensions the last one counts as the output.
+        kind: None if only the shape is known: a matrix maps its first dimension to its second, as in JAX
+            libraries, and of more dimensions the last one counts as the output.
 
     >>> infer_axes("mlp.up.kernel", (64, 256)), infer_axes("mlp.down_proj.kernel", (256, 64)), infer_axes("norm.scale", (64,))
     (('width', 'features'), ('features', 'width'), (None,))
@@ -90,15 +91,16 @@ def automatic_axes(
     named: Mapping[str, Axes],
     sharding: Mapping[str, Axes],
 ) -> dict[str, Axes]:
-    """Logical axes for parameters by name.
+    """Return the logical axes of parameters, by name.
 
     Args:
-        named: Those of parameters for which the model names them.
-        sharding: Patterns of paths (`*` stands for anything, dots included) with the axes they get instead; the first that fits.
+        named: Axes of the parameters for which the model names them.
+        sharding: Patterns of paths (`*` matches anything, dots included) with the axes they get instead; the
+            first match wins.
 
     Raises:
-        RecipeError: A pattern matches no parameter, or no further one; names an axis that there is not; or has another number of
-            dimensions.
+        RecipeError: A pattern matches no parameter, or none that an earlier pattern does not match; names an
+            axis that does not exist; or has another number of dimensions.
     """
     used: set[str] = set()
     found: dict[str, Axes] = {}

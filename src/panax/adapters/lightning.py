@@ -1,7 +1,8 @@
-"""Lightning modules, unchanged: `training_step` is the loss, `configure_optimizers` the optimizer, what is logged are metrics.
+"""Lightning modules, unchanged: `training_step` is the loss, `configure_optimizers` the optimizer, logged
+values are metrics.
 
-What a Trainer would do besides is Panax's own: loops, devices, precision, checkpoints. What a module asks of its Trainer and
-can't have, and hooks that nobody would call, are refused by name.
+Everything else that a Trainer would do is done by Panax: loops, devices, precision, checkpoints. Requests of
+a module to its Trainer that can't be met, and hooks that would never be called, are refused by name.
 """
 
 import contextlib
@@ -26,19 +27,19 @@ from .torch.optimizers import TorchOptimizer, from_torch
 _WITHOUT_EFFECT = re.compile(
     r"forward|training_step|validation_step|test_step|predict_step|configure_optimizers|\w+_dataloader|on_test_\w+|on_predict_\w+"
 )
-"""What a module may override: what is used here, what data replaces, and what has no part in training."""
+"""Methods that a module may override: used here, replaced by data, or without a part in training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FitArguments:
-    """What `Experiment` or `panax.compile_step` is given: `Experiment(**fit_arguments(...), data=loader)`.
+    """Arguments for `Experiment` or `panax.compile_step`: `Experiment(**fit_arguments(...), data=loader)`.
 
     It unpacks as a pair too: `task, optimizer = fit_arguments(...)`.
 
     Attributes:
-        optimizer: Steps as PyTorch's would; Lightning clips no gradients unless its Trainer is told to, so give
+        optimizer: Steps as PyTorch's would; Lightning clips no gradients unless its Trainer is set to, so use
             `StepConfig(clip_norm=None)` for the same.
-        num_steps: Of the run, which the optimizer's schedule was made for.
+        num_steps: Length of the run, for which the optimizer's schedule was made.
     """
 
     task: AdaptedTask
@@ -46,7 +47,7 @@ class FitArguments:
     num_steps: int
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the arguments."""
+        """Return the names of the arguments."""
         return ("task", "optimizer", "num_steps")
 
     def __getitem__(self, name: str) -> Any:
@@ -69,24 +70,28 @@ def fit_arguments(
     compute_dtype: str = "float32",
     check: bool = True,
 ) -> FitArguments:
-    """The task, the optimizer and the length of the run of a `LightningModule`, as arguments of an `Experiment`.
+    """Adapt a `LightningModule`: return task, optimizer and length of the run, as arguments of an
+    `Experiment`.
 
-    In evaluation `validation_step` is asked, where there is one. A step may hand its `batch_idx` on, and is refused where it
-    computes or decides with it.
+    Evaluation calls `validation_step`, if there is one. A step may pass its `batch_idx` on, and is refused if
+    it computes or decides with it.
 
     Args:
         module: A `LightningModule` of `lightning` or `pytorch_lightning`.
-        example: A batch as the module's dataloader gives it.
-        num_steps: Of the run; also what `self.trainer.estimated_stepping_batches` and `max_steps` answer.
+        example: A batch in the form of the module's dataloader.
+        num_steps: Length of the run; also the value of `self.trainer.estimated_stepping_batches` and
+            `max_steps`.
         steps_per_epoch: For a scheduler that counts epochs, as Lightning's do by default.
-        ignore: Hooks of the module that need not be called; "batch_idx" holds that at 0, where it decides only what is logged.
+        ignore: Hooks of the module that need not be called; "batch_idx" holds that at 0, if it decides only
+            what is logged.
         sharding: Patterns of parameter names to logical axes.
-        compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's `precision="bf16-mixed"` does.
+        compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's
+            `precision="bf16-mixed"` does.
         check: Compare loss and gradients with PyTorch's own on the example.
 
     Raises:
-        RecipeError: It optimizes by hand or with several optimizers, overrides a hook that nobody would call, asks its
-            Trainer for what it can't have, or can't be traced.
+        RecipeError: It uses manual optimization or several optimizers, overrides a hook that would not be
+            called, needs something from its Trainer that is not available, or can't be traced.
     """
     base = _lightning_base(module)
     ignore = frozenset(ignore)
@@ -109,7 +114,7 @@ def fit_arguments(
 
 
 def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:
-    """Why the module's evaluation would be refused, said before a run has begun; nothing if it would not."""
+    """Yield the reason why evaluation would be refused, before a run has begun; nothing if it would not."""
     params, state = jax.eval_shape(adapted.init, jax.random.key(0))
     batch = {name: jnp.asarray(leaf) for name, leaf in as_batch(example).items()}
     try:
@@ -119,7 +124,7 @@ def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:
 
 
 class _Trainer:
-    """Stands where a module expects its Trainer, and knows how long the run is."""
+    """A stand-in for the module's Trainer, with the length of the run."""
 
     def __init__(self, owner: str, num_steps: int, steps_per_epoch: int | None):
         self._owner = owner
@@ -134,8 +139,8 @@ class _Trainer:
         hint = "; give steps_per_epoch" if name in ("num_training_batches", "max_epochs") else ""
         known = ", ".join(sorted(key for key in vars(self) if not key.startswith("_")))
         raise RecipeError(
-            f"{self._owner} asks its Trainer for {name!r}, and there is none{hint}; known are {known}. Give the module what it "
-            f"needs as an argument"
+            f"{self._owner} asks its Trainer for {name!r}, which is not available{hint}; known are {known}. Pass the "
+            f"value to the module as an argument"
         )
 
 
@@ -143,17 +148,16 @@ BATCH_INDEX = "batch_idx"
 
 
 class BatchIndex:
-    """Stands for the number of the batch, which a compiled step does not know: it can be handed on, and nothing else."""
+    """A stand-in for the batch number, which a compiled step does not know: it can only be passed on."""
 
     def __init__(self, owner: str):
         self._owner = owner
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise RecipeError(
-            f"{self._owner} computes or decides with batch_idx, which one compiled step for all batches does not know; "
-            "count steps in a "
-            f"buffer and choose with torch.where, or give the number as a leaf of the batch. If it decides only what is logged, "
-            f"ignore=('batch_idx',) holds it at 0"
+            f"{self._owner} computes or branches with batch_idx, which is unknown in the one compiled step for all "
+            f"batches; count steps in a buffer and select with torch.where, or give the index as a leaf of the batch. "
+            f"If only logging depends on it, ignore=('batch_idx',) holds it at 0"
         )
 
 
@@ -167,7 +171,7 @@ for _name in (
 
 
 class _Steps:
-    """The module's own steps as a loss."""
+    """A loss that calls the module's own steps."""
 
     def __init__(self, module: torch.nn.Module, base: type, trainer: _Trainer, index: Any):
         self.trainer, self.index = trainer, index
@@ -188,7 +192,7 @@ class _Steps:
                 f"with 'loss'" + (", or a loss that it logs" if validating else "")
             )
         rows = _rows(batch)
-        # What a module logs as `loss`, as many do, is not the step's own figure of that name.
+        # Many modules log their own `loss`, which is not the step's figure of that name.
         metrics = {
             f"logged/{key}" if is_reserved(key) else key: (value * (count or rows), float(count or rows))
             for key, (value, count) in logged.items()
@@ -198,7 +202,7 @@ class _Steps:
 
 @contextlib.contextmanager
 def _within(module: Any, trainer: _Trainer) -> Iterator[dict[str, tuple[torch.Tensor, int | None]]]:
-    """The module has a trainer, and what it logs is kept: (value, batch size) by name."""
+    """Attach a trainer to the module, and yield the values that it logs: (value, batch size) by name."""
     logged: dict[str, tuple[torch.Tensor, int | None]] = {}
 
     def log(
@@ -275,7 +279,7 @@ def _rows(batch: Any) -> int:
 
 
 def _configured(configured: Any, steps_per_epoch: int | None) -> tuple[Any, Any, int]:
-    """(optimizer, scheduler, steps of the run to one of the scheduler's), from any form that Lightning takes."""
+    """Return (optimizer, scheduler, steps of the run per scheduler step), from any form of Lightning."""
     optimizers, schedulers = configured, []
     if (
         isinstance(configured, tuple | list)

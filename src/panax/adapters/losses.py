@@ -1,4 +1,4 @@
-"""What a user's loss function may return, read as losses that add up exactly over micro-batches and devices."""
+"""Return values of a user's loss, read as losses that add up exactly over micro-batches and devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,17 +14,17 @@ LOSS_FORMS = (
     "or a pair of one of these and a mapping of metrics"
 )
 DEFAULT_LOSS_NAME = "objective"
-"""The name of a loss that has none."""
+"""Name of a loss without one."""
 
 
 def read_loss(returned: Any, rows: int) -> tuple[Losses, Metrics]:
-    """The losses and metrics in what a loss function returned.
+    """Read the losses and metrics from the return value of a loss function.
 
-    A pair (sum, weight) is divided once by the weight of the whole global batch, so that micro-batches of unequal weight
-    add up exactly. A scalar is taken for a mean over the batch's `rows`, which are its weight.
+    A pair (sum, weight) is divided once by the weight of the whole global batch, so that micro-batches of
+    unequal weight add up exactly. A scalar is taken as a mean over the batch's `rows`, which are its weight.
 
     Raises:
-        RecipeError: It is nothing of the kind.
+        RecipeError: It has none of these forms.
 
     >>> losses, metrics = read_loss((jnp.float32(6.0), jnp.float32(3.0)), rows=4)
     >>> float(losses["objective"].mean), metrics
@@ -38,7 +38,7 @@ def read_loss(returned: Any, rows: int) -> tuple[Losses, Metrics]:
 
 
 def named_terms(returned: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What a loss function returned, in any library: its losses by name, and its metrics.
+    """Split the return value of a loss function, in any library: its losses by name, and its metrics.
 
     Raises:
         RecipeError: There is no loss in it.

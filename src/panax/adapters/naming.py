@@ -1,4 +1,4 @@
-"""The axis names that a Flax model's own metadata holds, read as Panax's logical axes."""
+"""Axis names in a Flax model's metadata, read as Panax's logical axes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +8,19 @@ from ..core.errors import RecipeError, suggest_name
 from ..mesh.rules import LOGICAL_AXES
 
 AxisNames = Mapping[str, str | None]
-"""What a model calls an axis, to what Panax calls it; None for an axis that is never split."""
+"""The model's names of axes to Panax's; None for an axis that is never split."""
 
 
 def read_names(named: Mapping[str, tuple[Any, ...]], axis_names: AxisNames) -> dict[str, Axes]:
-    """The logical axes of the parameters that a model names.
+    """Translate the axis names in a model's metadata to logical axes, by parameter.
 
-    A name that is one of Panax's own stands for itself, unless `axis_names` says otherwise.
+    One of Panax's own names stands for itself, unless `axis_names` has an entry for it.
 
     Args:
-        named: Parameter name to what the model calls its axes, one entry for each dimension.
+        named: Parameter name to the model's names of its axes, one entry for each dimension.
 
     Raises:
-        RecipeError: A name means nothing to Panax, or an entry of `axis_names` is used by no parameter.
-
+        RecipeError: A name has no meaning in Panax, or an entry of `axis_names` is used by no parameter.
     >>> read_names({"up.kernel": ("embed", "mlp")}, {"mlp": "ffn"})
     {'up.kernel': ('embed', 'ffn')}
     """
@@ -31,7 +30,7 @@ def read_names(named: Mapping[str, tuple[Any, ...]], axis_names: AxisNames) -> d
             raise RecipeError(
                 f"axis_names[{name!r}] is not an axis that the model names; {suggest_name(name, map(str, used))}"
                 if used
-                else f"axis_names names {name!r}, and the model's metadata names no axes; leave axis_names out"
+                else f"axis_names names {name!r}, but the model's metadata names no axes; remove axis_names"
             )
         if logical is not None and logical not in LOGICAL_AXES:
             raise RecipeError(
@@ -42,8 +41,9 @@ def read_names(named: Mapping[str, tuple[Any, ...]], axis_names: AxisNames) -> d
         proposal = ", ".join(f"{name!r}: ..." for name in unknown)
         first = next(path for path, axes in named.items() if unknown[0] in map(str, axes))
         raise RecipeError(
-            f"{first}: the model calls its axes {', '.join(map(repr, unknown))}, which Panax does not know; say what they are, "
-            f"axis_names={{{proposal}}}, each one of {', '.join(LOGICAL_AXES)}, or None for one that is never split"
+            f"{first}: the model calls its axes {', '.join(map(repr, unknown))}, which Panax does not know; map them "
+            f"with axis_names={{{proposal}}}, each one of {', '.join(LOGICAL_AXES)}, or None for one that is never "
+            f"split"
         )
     return {
         path: tuple(None if axis is None else axis_names.get(axis, axis) for axis in axes)

@@ -1,4 +1,4 @@
-"""Weights that exist on the host, brought to the devices shard by shard: no device ever holds a whole copy of a split array."""
+"""Transfer of host weights to devices shard by shard: none ever holds a whole copy of a split array."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +9,8 @@ import numpy as np
 
 @runtime_checkable
 class HostArray(Protocol):
-    """What can be placed: a NumPy array, a tensor's view, an array in a file of which slices can be read."""
+    """An array that can be placed: a NumPy array, a view of a tensor, an array in a file that is read in
+    slices."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -21,7 +22,7 @@ class HostArray(Protocol):
 
 
 def device_put_tree(tree: Any, shardings: Any) -> Any:
-    """Each array of `tree` on the devices of its sharding; what it is read from is neither kept nor shared.
+    """Copy each array of `tree` to the devices of its sharding; the source is neither retained nor shared.
 
     Args:
         tree: A pytree of host arrays.
@@ -38,24 +39,24 @@ def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
     def shard(index: Any) -> np.ndarray:
-        # A copy of its own: on CPU the device may take the memory as it is, and donate it later.
+        # A separate copy: on CPU the device may take the memory as it is, and donate it later.
         return np.array(array[index], dtype=dtype, copy=True)
 
     return jax.make_array_from_callback(tuple(array.shape), sharding, shard)
 
 
 def abstract_tree(tree: Any) -> Any:
-    """The shapes and dtypes that the arrays will have on devices."""
+    """Return the shapes and dtypes that the arrays will have on devices."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), _dtype_of(leaf)), tree)
 
 
 def zeros_tree(tree: Any) -> Any:
-    """Zeros of the same shapes: what an `init` returns of which only shapes are asked."""
+    """Return zeros of the same shapes: the result of an `init` of which only shapes are used."""
     return jax.tree.map(_blank, tree)
 
 
 def _is_key(array: Any) -> bool:
-    """Whether it is an array of typed random keys."""
+    """Return True for an array of typed random keys."""
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 

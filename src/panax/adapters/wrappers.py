@@ -1,11 +1,13 @@
-"""What wrappers of PyTorch modules put into the names of their weights."""
+"""Prefixes that wrappers of PyTorch modules add to the names of their weights."""
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module.", "module.")
-"""Of `torch.compile`, FSDP, activation checkpointing, DeepSpeed and Fabric, and (distributed) data parallelism."""
+"""Prefixes of `torch.compile`, FSDP, activation checkpointing, DeepSpeed and Fabric, and (distributed) data
+parallelism."""
 
 
 def find_wrapper(names: set[str]) -> str | None:
-    """What a wrapper has put into all of these names, or anywhere if no module of a user's is called so; None without one."""
+    """Return the prefix that a wrapper has added to all of these names, or anywhere if no user's module has
+    that name; None without one."""
     for prefix in WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):
             return prefix
@@ -15,7 +17,7 @@ def find_wrapper(names: set[str]) -> str | None:
 
 
 def strip_wrapper_names(name: str) -> str:
-    """A name without what wrappers have put into it.
+    """Return a name without the prefixes of wrappers.
 
     >>> strip_wrapper_names("module._orig_mod.layers.0.weight"), strip_wrapper_names("layers.0._orig_mod.weight")
     ('layers.0.weight', 'layers.0.weight')

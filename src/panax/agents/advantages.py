@@ -41,7 +41,8 @@ def gae(
         discount: Discount factor per step (gamma).
         trace: Lambda: 0 uses a single temporal difference, 1 all rewards to the episode's end.
 
-    Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438), equation 16.
+    Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438),
+    equation 16.
 
     >>> one = lambda x: jnp.array([[x]])
     >>> kept = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, trace=1.0)

@@ -1,4 +1,4 @@
-"""What a policy's numbers mean: a distribution over actions, for each space of actions."""
+"""Distributions over actions, for each space of actions, from the outputs of a policy."""
 
 import abc
 import dataclasses
@@ -17,56 +17,58 @@ from ..environments import Box, Discrete, Space
 Continuous = Literal["gaussian", "squashed"]
 
 Numbers = Float[Array, "*rows number"]
-"""What a policy says of an action: logits, or means followed by logarithms of standard deviations."""
+"""A policy's outputs for an action: logits, or means followed by logarithms of standard deviations."""
 
 _LOG_ROOT_2_PI = 0.5 * math.log(2 * math.pi)
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
-"""Of Gauss and Hermite's quadrature over the standard normal distribution: the mean of a function is the sum of its values at the
-nodes, times the weights."""
+"""Nodes and weights of Gauss-Hermite quadrature over the standard normal distribution: the mean of a function
+is the sum of its values at the nodes, times the weights."""
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 class Distribution(Validated, abc.ABC):
-    """A family of distributions over the actions of one space; a member is the numbers that a policy gives.
+    """A family of distributions over the actions of one space; the outputs of a policy select a member.
 
-    What is drawn is stored as it is drawn. `action` makes what the environment takes of it.
+    Samples are stored as they are drawn. `action` converts them for the environment.
     """
 
     @property
     @abc.abstractmethod
     def num_outputs(self) -> int:
-        """How many numbers a network gives for one action."""
+        """Return the number of network outputs for one action."""
 
     @property
     def num_log_stds(self) -> int:
-        """How many further numbers are parameters, the same for every observation."""
+        """Return the number of further outputs that are parameters, the same for every observation."""
         return 0
 
     @abc.abstractmethod
     def sample(self, numbers: Numbers, keys: Key[Array, "*rows"]) -> Num[Array, "..."]:
-        """Draw one action for each row, by the row's own key."""
+        """Sample one action for each row, with the row's key."""
 
     @abc.abstractmethod
     def mode(self, numbers: Numbers) -> Num[Array, "..."]:
-        """The likeliest one, before `action`."""
+        """Return the most likely sample, before `action`."""
 
     @abc.abstractmethod
     def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """The logarithm of the probability, or density, of the action that was made of `drawn`."""
+        """Return the logarithm of the probability, or density, of the action that was made from the sample
+        `drawn`."""
 
     @abc.abstractmethod
     def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """In nats, differentiable by the numbers; `drawn` may serve an estimate where there is nothing better."""
+        """Return the entropy in nats, differentiable with respect to `numbers`; `drawn` may serve an estimate
+        if there is no closed form."""
 
     def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
-        """What the environment takes."""
+        """Convert a sample to the environment's action."""
         return drawn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Categorical(Distribution):
-    """One of `count` choices; the numbers are logits.
+    """One of `count` choices; the outputs are logits.
 
     >>> round(Categorical(count=2).entropy(jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)).item(), 4)
     0.6931
@@ -89,7 +91,7 @@ class Categorical(Distribution):
         return numbers.argmax(axis=-1).astype(jnp.int32)
 
     def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        # By a mask, not a gather, whose transpose is a scatter.
+        # A mask instead of a gather, whose transpose is a scatter.
         chosen = jax.nn.one_hot(drawn, self.count, dtype=jnp.bool_)
         return jnp.where(chosen, jax.nn.log_softmax(numbers), 0.0).sum(axis=-1)
 
@@ -100,9 +102,10 @@ class Categorical(Distribution):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagonalGaussian(Distribution):
-    """Independent normal numbers, which are clipped to the bounds of the space only when they are acted with.
+    """Independent normal distributions; samples are clipped to the bounds of the space only when the
+    environment acts on them.
 
-    Densities are of what was drawn, before clipping, as in stable-baselines3.
+    Densities are those of the samples before clipping, as in stable-baselines3.
     """
 
     space: Box
@@ -138,10 +141,10 @@ class DiagonalGaussian(Distribution):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SquashedGaussian(DiagonalGaussian):
-    """Normal numbers through `tanh` into the bounds of the space, which are to be finite.
+    """Normal distributions mapped by `tanh` into the bounds of the space, which must be finite.
 
-    Densities are of actions in [-1, 1], with tanh's own share: what SAC and stable-baselines3 count. The bounds' widths, a
-    constant, are left out. Source: SAC (arXiv:1801.01290), appendix C.
+    Densities are of actions in [-1, 1], including tanh's derivative, as in SAC and stable-baselines3. The
+    bounds' widths, a constant, are omitted. Source: SAC (arXiv:1801.01290), appendix C.
     """
 
     def __post_init__(self) -> None:
@@ -154,9 +157,11 @@ class SquashedGaussian(DiagonalGaussian):
         return super().log_prob(numbers, drawn) - _log_slope(drawn).sum(axis=-1)
 
     def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """The normal part in closed form, and the mean of tanh's by quadrature; of `drawn` nothing is read.
+        """Compute the normal part in closed form, and the mean of tanh's part by quadrature; `drawn` is not
+        used.
 
-        Minus the density of `drawn` has the same mean but another gradient: `drawn` would not move with the distribution.
+        Minus the density of `drawn` has the same mean but another gradient: `drawn` would not move with the
+        distribution.
         """
         mean, log_deviation = jnp.split(numbers, 2, axis=-1)
         noise = jnp.broadcast_to(jnp.asarray(_NODES, mean.dtype), (*mean.shape, len(_NODES)))
@@ -167,10 +172,10 @@ class SquashedGaussian(DiagonalGaussian):
         return self.rescale_action(jnp.tanh(drawn))
 
     def rescale_action(self, unit: Float[Array, "*rows element"]) -> Num[Array, "..."]:
-        """Actions in [-1, 1] as the environment takes them: stretched to the bounds of the space, in its shape.
+        """Scale actions in [-1, 1] to the bounds of the space, in its shape, as the environment expects them.
 
         >>> box = Box(low=0.0, high=(1.0, 10.0), shape=(2,))
-        >>> SquashedGaussian(space=box).scaled(jnp.array([[-1.0, 0.0]])).tolist()
+        >>> SquashedGaussian(space=box).rescale_action(jnp.array([[-1.0, 0.0]])).tolist()
         [[0.0, 5.0]]
         """
         unit = unit.reshape(*unit.shape[:-1], *self.space.shape)
@@ -182,17 +187,17 @@ class SquashedGaussian(DiagonalGaussian):
 
 
 def _log_slope(drawn: jax.Array) -> jax.Array:
-    """log(1 - tanh(u)^2), so that it does not round to log 0."""
+    """Compute log(1 - tanh(u)^2) in a form that does not round to log 0."""
     return 2.0 * (math.log(2.0) - drawn - jax.nn.softplus(-2.0 * drawn))
 
 
 def make_distribution(space: Space, continuous: Continuous = "gaussian") -> Distribution:
-    """The family for a space of actions.
+    """Return the family for a space of actions.
 
     Raises:
-        RecipeError: There is none for it.
+        RecipeError: There is no family for it.
 
-    >>> make_distribution(Discrete(count=4)).outputs
+    >>> make_distribution(Discrete(count=4)).num_outputs
     4
     """
     if isinstance(space, Discrete):

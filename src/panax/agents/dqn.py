@@ -85,7 +85,7 @@ class Dqn(OffPolicy):
     def current_epsilon(self, replay: Replay) -> Float[Array, ""]:
         """Return the current fraction of random actions."""
         first, last = self.epsilon
-        # Converted first: the product passes 2**31 after minutes of fast environments.
+        # Converted first: the product exceeds 2**31 after minutes of fast environments.
         done = replay.added.astype(jnp.float32) * self.environments / self.epsilon_steps
         return first + (last - first) * jnp.minimum(done, 1.0)
 

@@ -113,8 +113,9 @@ def evaluation_result(episodes: Episodes, state: Any) -> Evaluation:
     """Build the result of `Task.loss` for an evaluation; the loss is the negated mean return, so that less is
     better.
 
-    `return` comes with `return_std`, and with `return_ci95`, half the width of the mean's 95 % confidence interval. Episodes
-    that did not come to an end count as far as they came, and are counted in `unfinished`.
+    `return` is reported with `return_std`, and with `return_ci95`, half the width of the mean's 95 %
+    confidence interval. Unfinished episodes count with the return they have reached, and are counted in
+    `unfinished`.
     """
     count = jnp.float32(episodes.total.size)
     metrics: Mapping[str, Any] = {

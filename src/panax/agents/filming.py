@@ -1,4 +1,4 @@
-"""`Film`: a hook that shows an episode as the agent plays it now, drawn by its environment."""
+"""`Film`: a hook that shows an episode played by the current agent, drawn by its environment."""
 
 import dataclasses
 from pathlib import Path
@@ -23,13 +23,15 @@ _MOST_STEPS = 10_000
 
 @dataclasses.dataclass
 class Film(Hook, Validated):
-    """Play an episode after each evaluation, and log it as a film: TensorBoard plays it, other trackers get a sheet of frames.
+    """Hook that plays an episode after each evaluation, and logs it as a film: TensorBoard plays it, other
+    trackers show a sheet of frames.
 
-    The film is also written to `films/step_NUMBER.png` in the run's folder: an animated PNG, which browsers play.
+    The film is also written to `films/step_NUMBER.png` in the run's folder: an animated PNG, which browsers
+    play.
 
     Attributes:
-        most_steps: A film is at most so long.
-        seed: Of the episode.
+        most_steps: Maximum length of a film, in steps.
+        seed: Seed of the episode.
     """
 
     most_steps: int = 500
@@ -42,12 +44,12 @@ class Film(Hook, Validated):
     def before_run(self, run: RunView) -> None:
         task = run.experiment.task
         if not isinstance(task, Agent):
-            raise RecipeError(f"Film shows episodes of one agent, and the task is {describe_type(task)}; leave it out")
+            raise RecipeError(f"Film shows episodes of one agent, but the task is {describe_type(task)}; remove Film")
         environment = task.environment
         if type(environment).render is Environment.render or _first_frame(environment) is None:
-            raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; leave it out")
+            raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; remove Film")
         if jax.process_count() > 1:
-            raise RecipeError("Film plays in runs of one process; leave it out of this job")
+            raise RecipeError("Film plays in runs of one process; remove it from this job")
         self._play = _player(task, self.most_steps)
 
     def after_evaluation(self, run: RunView, evaluation: Any) -> None:
@@ -63,29 +65,30 @@ class Film(Hook, Validated):
 
 
 def render_frames(environment: Environment, states: Any, steps: np.ndarray) -> Frames:
-    """The pictures of an episode.
+    """Draw the frames of an episode.
 
     Args:
-        states: From the first on; every leaf has a leading axis of time.
-        steps: How many the episode had.
+        states: States from the first one on; every leaf has a leading axis of time.
+        steps: Number of steps of the episode.
     """
     drawn = [environment.render(jax.tree.map(lambda leaf, at=at: leaf[at], states)) for at in range(int(steps) + 1)]
     return np.stack([frame for frame in drawn if frame is not None])
 
 
 def _player(task: Any, most: int) -> Any:
-    """A compiled function that plays one episode: its states, and how many steps it had."""
+    """Return a compiled function that plays one episode and returns its states and its number of steps."""
     environment: Environment = task.environment
 
     def play(params: Any, model_state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        act, memory = task.player(params, model_state, 1)
+        act, memory = task.eval_policy(params, model_state, 1)
         return rollout_states(environment, act, memory, key, most)
 
     return jax.jit(play)
 
 
 def rollout_states(environment: Environment, act: Act, memory: Any, key: jax.Array, most: int) -> tuple[Any, jax.Array]:
-    """The states of one episode of at most `most` steps, whose count comes with them; those after its end repeat its last one."""
+    """Return the states of one episode of at most `most` steps, and its number of steps; states after its end
+    repeat its last one."""
     batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
     first = batch.reset(key, row)
 

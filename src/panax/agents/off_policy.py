@@ -32,10 +32,10 @@ from .replay import Experience, Replay, check_memory, to_batch
 from .rollouts import CHECKS, RolloutState, check_rollout
 
 Explore = Callable[[Num[Array, "environment ..."], Key[Array, " environment"]], Num[Array, "environment ..."]]
-"""(observations, a key for each) to actions as the agent stores them."""
+"""Function from observations, and a key for each, to actions in the buffer's form."""
 
 _DRAWS = 0xD4A35
-"""Folded into a collection's key for what its updates draw."""
+"""Folded into a collection's key to derive the random bits of its updates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class OffPolicy(Agent):
 
     @property
     def capacity_per_environment(self) -> int:
-        """Capacity of the buffer per environment, in transitions."""
+        """Return the capacity of the buffer per environment, in transitions."""
         return self.capacity // self.environments
 
     @abc.abstractmethod
@@ -168,14 +168,14 @@ class OffPolicy(Agent):
     def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> CollectionResult:
         explore = self.exploration_policy(params, state["replay"])
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
-        replay = state["replay"].adding(seen)
-        # What was found once, also before the first step, stays in the buffer: no update is made again.
+        replay = state["replay"].add(seen)
+        # Everything found once, also before the first step, stays in the buffer: no update is repeated.
         found = check_rollout(seen.reward, seen.next_observation).worst
         worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
-            "transitions_kept": Mean(replay.kept.astype(jnp.float32) * self.environments, jnp.float32(1.0)),
+            "transitions_kept": Mean(replay.size.astype(jnp.float32) * self.environments, jnp.float32(1.0)),
             **self.exploration_metrics(state["replay"]),
             "environment": DataChecks(worst, CHECKS),
         }
@@ -202,7 +202,7 @@ class OffPolicy(Agent):
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """Of what `losses` gives, in training."""
+        """Return the names of the losses that `losses` returns in training."""
         return ("value",)
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
@@ -218,7 +218,8 @@ class OffPolicy(Agent):
     def _act(
         self, explore: Explore, acting: RolloutState, row: Int[Array, " environment"], key: jax.Array, steps: int
     ) -> tuple[RolloutState, Experience, jax.Array]:
-        """Take steps in each environment; what was seen is (time, environment, ...), with which steps ended an episode."""
+        """Take steps in each environment; return the transitions, (time, environment, ...), and which steps
+        ended an episode."""
         batch = EnvironmentBatch(self.environment)
 
         def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, tuple[Experience, jax.Array]]:

@@ -40,7 +40,8 @@ class PpoParameters(Module):
     """The trained parameters of PPO.
 
     Attributes:
-        log_deviation: Logarithms of the standard deviations of continuous actions, the same for every observation.
+        log_deviation: Logarithms of the standard deviations of continuous actions, the same for every
+            observation.
     """
 
     policy: Module
@@ -118,7 +119,8 @@ class Ppo(Agent):
             raise RecipeError(f"task.value_weight={self.value_weight}; expected 0 or more")
         if self.piece_length > 1 and not self.policy.recurrent:
             raise RecipeError(
-                f"task.piece_length={self.piece_length} has no effect: {type(self.policy).__name__} has no memory; leave it out"
+                f"task.piece_length={self.piece_length} has no effect: {type(self.policy).__name__} has no memory; "
+                f"remove it"
             )
         if self.steps % (self.piece_length * self.minibatches):
             raise RecipeError(
@@ -132,7 +134,7 @@ class Ppo(Agent):
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution of actions."""
+        """Return the distribution of actions."""
         return make_distribution(self.environment.action_space, self.continuous)
 
     @property
@@ -177,7 +179,7 @@ class Ppo(Agent):
         seen_so_far = state.get("observations")
 
         def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
-            return observation if seen_so_far is None else seen_so_far.normalised(observation, _LIMIT)
+            return observation if seen_so_far is None else seen_so_far.normalize(observation, _LIMIT)
 
         def numbers(given: Float[Array, "*rows given"]) -> Float[Array, "*rows number"]:
             if params.log_deviation is None:
@@ -193,7 +195,7 @@ class Ppo(Agent):
         acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
         kept = {**state, "acting": acting}
         if self.normalise_observations:
-            kept["observations"] = state["observations"].including(rollout.observation)
+            kept["observations"] = state["observations"].update(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
         found = gae(
             reward,
@@ -238,8 +240,8 @@ class Ppo(Agent):
 
         ended = rollout.terminated | rollout.truncated
         discounted, returns = jax.lax.scan(add, state["discounted"], (rollout.reward, ended))
-        statistics = state["returns"].including(returns)
-        return statistics.scaled(rollout.reward, _LIMIT), {"returns": statistics, "discounted": discounted}
+        statistics = state["returns"].update(returns)
+        return statistics.scale(rollout.reward, _LIMIT), {"returns": statistics, "discounted": discounted}
 
     @property
     def _pieces(self) -> int:

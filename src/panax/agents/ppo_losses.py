@@ -37,8 +37,8 @@ def value_loss(
 
     Args:
         clip: Clip range of a value around the old one; None for no clipping.
-        form: "larger" takes the larger of the errors with and without clipping, as OpenAI's baselines do; "clipped" the one with
-            it, as stable-baselines3 does.
+        form: "larger" uses the larger of the errors with and without clipping, as OpenAI's baselines do;
+            "clipped" the error with clipping, as stable-baselines3 does.
 
     >>> value_loss(jnp.array([3.0]), jnp.array([0.0]), jnp.array([1.0]), clip=1.0).tolist()
     [2.0]
@@ -53,7 +53,8 @@ def value_loss(
 def approx_kl(log_ratio: Rows) -> Rows:
     """Estimate the KL divergence from the old to the new policy as (r - 1) - log r, which is never negative.
 
-    Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 stops by the same.
+    Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 stops by the
+    same.
     """
     return jnp.expm1(log_ratio) - log_ratio
 

@@ -41,7 +41,8 @@ class Replay(eqx.Module):
     """The last transitions of each environment.
 
     Attributes:
-        experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same age.
+        experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same
+            age.
         added: Number of transitions that each environment has added; at least 2**29 once it has added 2**30.
     """
 
@@ -66,12 +67,12 @@ class Replay(eqx.Module):
 
     @property
     def capacity(self) -> int:
-        """Capacity per environment, in transitions."""
+        """Return the capacity per environment, in transitions."""
         return self.experience.reward.shape[1]
 
     @property
     def size(self) -> Int[Array, ""]:
-        """Number of transitions per environment that are currently stored."""
+        """Return the number of transitions per environment that are currently stored."""
         return jnp.minimum(self.added, self.capacity)
 
     def add(self, experience: Experience) -> "Replay":
@@ -101,7 +102,8 @@ class Replay(eqx.Module):
         return Replay(jax.tree.map(put, self.experience, experience), self.added + experience.reward.shape[0])
 
     def _more(self, steps: int) -> Int[Array, ""]:
-        """The count after some more steps, within 32 bits: far beyond the ring's size whole rounds of it are taken off."""
+        """Return the count after some more steps, within 32 bits: far beyond the ring's size, whole rounds
+        are subtracted."""
         added, rounds = self.added + steps, _FAR // 2 // self.capacity * self.capacity
         return jnp.where(added >= _FAR, added - rounds, added)
 

@@ -51,8 +51,8 @@ class Rollout(NamedTuple):
     Attributes:
         observation: The environment's observation, unprocessed.
         memory: The policy's memory before the step.
-        begins: True if `observation` is an episode's first.
-        drawn: The sample of the distribution.
+        is_first: True if `observation` is an episode's first.
+        sampled_action: The sample of the distribution.
         log_prob: Log probability of the sample.
         value: Predicted value of `observation`.
         final_observation: The next observation, before any reset.
@@ -99,7 +99,7 @@ def collect_rollout(
     """Take `steps` steps in each environment.
 
     Args:
-        row: The number of each environment among all, from which its random bits come.
+        row: The global index of each environment, which seeds its random bits.
     """
     batch, policy, distribution = EnvironmentBatch(environment), actor.policy, actor.distribution
 

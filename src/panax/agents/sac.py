@@ -85,7 +85,7 @@ class Sac(OffPolicy):
 
     @property
     def distribution(self) -> SquashedGaussian:
-        """The distribution of actions."""
+        """Return the distribution of actions."""
         space = self.environment.action_space
         assert isinstance(space, Box)
         return SquashedGaussian(space=space)

@@ -31,33 +31,36 @@ from ..core.validation import Validated
 from ..spmd import compute_grads
 from .agent import Agent
 
-FORWARDED = ("hint_for", "loss_weights", "goes_on", "stops_early", "updates_per_step")
-"""What is not passed on since it is asked of the agent itself (`gradients`), is refused, or follows from the rest."""
+FORWARDED = ("hint_for", "loss_weights", "should_continue", "may_stop_early", "updates_per_step")
+"""Methods not passed on because they are called on the agent itself (`gradients`), are rejected, or follow
+from the others."""
 
 NOT_FORWARDED = (
-    "axes_of", "check_mesh", "compute_dtype", "convert_axes", "convert_batch", "exchanges", "flops_per_token", "generate",
-    "generates", "given", "growing", "layer_parameters", "names_axes", "narrower", "other_names", "pipelined", "read_outs",
-    "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "watch", "weight_dtype",
-    "with_compute_dtype",
+    "check_mesh", "compute_dtype", "convert_axes", "convert_batch", "create_monitor", "exchange_requirements",
+    "flops_per_token", "generate", "generates", "growing", "layer_parameters", "leaf_aliases", "leaf_axes", "load_initial",
+    "mup_base_task", "names_axes", "output_weights", "pipeline_requirement", "required_leaves", "row_ids", "row_order",
+    "scales_loss", "splits_residual", "sums_over_rows", "weight_dtype", "with_compute_dtype",
 )  # fmt: skip
-"""What an agent may not set where it runs in `Seeds`: it would be of one run, of whole parameters or of positions."""
+"""Members that an agent in `Seeds` must not override: they would refer to one run, to whole parameters or to
+positions."""
 
 PER_SEED_METRICS = ("return", "episode_return")
-"""Of these metrics each seed's own is reported too, as `return/seed0`."""
+"""Metrics that are also reported for each seed, as `return/seed0`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seeds(Validated, CollectingTask):
-    """`count` runs of `task` that know nothing of each other: every array has one more axis in front, `seed`.
+    """`count` independent runs of `task`: every array has one more leading axis, `seed`.
 
-    They are compiled once, and fill a device that one small network leaves idle. Reported figures are of all seeds together, and
-    returns of each by itself as well. A step whose gradient is not finite in one of the runs is skipped in all of them.
+    They are compiled once, and fill a device that one small network would leave idle. Reported metrics are of
+    all seeds together, and returns also of each. A step with a non-finite gradient in one of the runs is
+    skipped in all of them.
 
     Attributes:
         task: The agent.
-        count: How many runs.
-        clip_norm: The gradient of each run is scaled down to this norm where it is larger; in place of `step.clip_norm`, which
-            would look at all of them as one and is to be None.
+        count: Number of runs.
+        clip_norm: Maximum norm of the gradient of each run; larger ones are scaled down. Replaces
+            `step.clip_norm`, which would apply to all of them together and must be None.
     """
 
     task: CollectingTask
@@ -134,7 +137,7 @@ class Seeds(Validated, CollectingTask):
         return self._of(self.task.debug_variant())
 
     def flops_per_example(self) -> float | None:
-        """Of a row of each run, since the runs share a row's number."""
+        """Return the FLOPs of a row of each run, since the runs share a row's index."""
         one = self.task.flops_per_example()
         return None if one is None else self.count * one
 
@@ -185,14 +188,14 @@ class Seeds(Validated, CollectingTask):
         return collected._replace(metrics=self._merged(collected.metrics))
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
-        """Rows first, then seeds."""
+        """Select a minibatch, with axes (row, seed, ...)."""
         return jax.vmap(self.task.minibatch, (0, 0, None, 0), out_axes=1)(experience, state, index, self._keys(key))
 
     def update_state(self, params: Any, state: Any) -> Any:
         return jax.vmap(self.task.update_state)(params, state)
 
     def loss(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> Evaluation:
-        """Of an evaluation; in training `gradients` differentiates the agent's own loss."""
+        """Compute the loss of an evaluation; in training `gradients` differentiates the agent's loss."""
         one = functools.partial(self.task.loss, train=train)
         rows: Any = {name: 1 if train and name != "row" else None for name in batch}
         found = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
@@ -205,7 +208,8 @@ class Seeds(Validated, CollectingTask):
         def of_one(params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Gradients:
             return compute_grads(self.task, params, state, micro_batches, key, trainable)
 
-        # Each run is differentiated by itself: where weights are opened, a gradient that comes through `vmap` is summed over it.
+        # Each run is differentiated separately: if weights are gathered, a gradient through `vmap` is summed
+        # over it.
         rows: Any = {name: None if name == "row" else 2 for name in micro_batches}
         found = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
         losses = {name: self._summed(loss, True) for name, loss in found.losses.items()}
@@ -231,12 +235,13 @@ class Seeds(Validated, CollectingTask):
         return map_axes(lambda _, own: ("seed", *own), _first(tree), axes)
 
     def _summed(self, loss: Loss, train: bool) -> Loss:
-        """A loss of each seed as one: in training the sum of all, so that each has its own gradient; else their mean."""
+        """Combine the losses of all seeds: in training their sum, so that each has its own gradient; else
+        their mean."""
         coefficient = loss.coefficient[0] if isinstance(loss.coefficient, jax.Array) else loss.coefficient
         return Loss(loss.sum.sum(), loss.weight[0] if train else loss.weight.sum(), coefficient)
 
     def _merged(self, metrics: Metrics) -> Metrics:
-        """Metrics of all seeds together, and some of each."""
+        """Merge the metrics of all seeds, and add some of each."""
         each = [_nth(metrics, seed) for seed in range(self.count)]
         own = {
             f"{name}/seed{seed}": metric
@@ -248,7 +253,7 @@ class Seeds(Validated, CollectingTask):
 
 
 def _says_otherwise(task: CollectingTask, name: str) -> bool:
-    """Whether a task has something else under a name than every task has."""
+    """Return True if a task overrides a member that every task has."""
     usual = inspect.getattr_static(CollectingTask, name)
     if isinstance(usual, property):
         assert usual.fget is not None
@@ -257,7 +262,7 @@ def _says_otherwise(task: CollectingTask, name: str) -> bool:
 
 
 def _first(tree: Any) -> Any:
-    """What one seed has; abstract where the tree is."""
+    """Return the first seed's part of a tree; abstract if the tree is."""
 
     def one(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf[0]

@@ -1,4 +1,4 @@
-"""Running means and variances of all that was seen so far: what observations and rewards are normalised by."""
+"""Running means and variances of all previous values, for the normalisation of observations and rewards."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ _EPSILON = 1e-8
 
 
 class Statistics(eqx.Module):
-    """Of each element of an array, over all arrays that were added.
+    """Statistics of each element of an array, over all arrays that were added.
 
     Attributes:
-        count: How many.
-        mean: Theirs.
-        variance: Theirs, divided by the count.
+        count: Number of arrays.
+        mean: Their mean.
+        variance: Their variance, with the count as its divisor.
     """
 
     count: Float[Array, ""]
@@ -22,13 +22,15 @@ class Statistics(eqx.Module):
 
     @classmethod
     def create(cls, shape: tuple[int, ...]) -> "Statistics":
-        """Of nothing: what is normalised by it stays as it is."""
+        """Create empty statistics: values normalised by them stay as they are."""
         return cls(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
     def update(self, values: Float[Array, "*seen"]) -> "Statistics":
-        """With more arrays, whose leading axes are counted over; on a mesh, over those of all devices.
+        """Return the statistics updated with more arrays, along their leading axes; on a mesh, with those of
+        all devices.
 
-        Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
+        Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample
+        variances (1979).
         """
         axes = tuple(range(values.ndim - self.mean.ndim))
         number = jnp.float32(values.size // max(1, self.mean.size))
@@ -40,10 +42,10 @@ class Statistics(eqx.Module):
         return Statistics(count, self.mean + apart * number / count, squares / count)
 
     def normalize(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
-        """Less the mean, by the standard deviation, clipped to `limit` on both sides."""
+        """Subtract the mean, divide by the standard deviation, and clip to `limit` on both sides."""
         return self.scale(values - jnp.broadcast_to(self.mean, values.shape), limit)
 
     def scale(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
-        """By the standard deviation alone, clipped to `limit` on both sides."""
+        """Divide by the standard deviation only, and clip to `limit` on both sides."""
         deviation = jnp.sqrt(self.variance + _EPSILON)
         return jnp.clip(values / jnp.broadcast_to(deviation, values.shape), -limit, limit)

@@ -1,4 +1,5 @@
-"""Checkpoints: saved in the background by every process, committed by one manifest, restored onto any layout."""
+"""Checkpoints: saved in the background by every process, committed by one manifest, restored onto any
+layout."""
 
 from .checkpointer import Checkpointer
 from .config import CheckpointConfig

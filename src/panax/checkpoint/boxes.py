@@ -1,4 +1,4 @@
-"""Boxes of an array: what a device holds, what a chunk holds, and where they meet."""
+"""Slices of an array: those held by a device, those held by a chunk, and their overlaps."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ Device = Any
 
 
 class ArraySlice(NamedTuple):
-    """Part of an array: where it begins in each dimension, and how far it reaches."""
+    """A slice of an array: its start in each dimension, and its shape."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -29,11 +29,11 @@ class ArraySlice(NamedTuple):
         return tuple(slice(s, s + n) for s, n in zip(self.start, self.shape))
 
     def relative_slices(self, outer: "ArraySlice") -> tuple[slice, ...]:
-        """Where this box lies in an array that holds `outer`."""
+        """Return the position of this slice in an array that holds `outer`."""
         return tuple(slice(s - o, s - o + n) for s, n, o in zip(self.start, self.shape, outer.start))
 
     def overlap(self, other: "ArraySlice") -> "ArraySlice | None":
-        """What both hold; None for nothing.
+        """Return the overlap of both slices; None if it is empty.
 
         >>> ArraySlice((0, 0), (4, 4)).overlap(ArraySlice((2, 3), (4, 4)))
         ArraySlice(start=(2, 3), shape=(2, 1))
@@ -45,7 +45,7 @@ class ArraySlice(NamedTuple):
         return ArraySlice(start, tuple(e - b for b, e in zip(start, stop)))
 
     def contiguous_in(self, outer: "ArraySlice") -> bool:
-        """Whether this box's values stand one after another in a row-major array that holds `outer`."""
+        """Return True if this slice's values are contiguous in a row-major array that holds `outer`."""
         partial = [n != m for n, m in zip(self.shape, outer.shape)]
         if True not in partial:
             return True
@@ -54,15 +54,17 @@ class ArraySlice(NamedTuple):
 
 
 def full_slice(shape: Sequence[int]) -> ArraySlice:
-    """The box that is all of an array."""
+    """Return the slice that is all of an array."""
     return ArraySlice((0,) * len(shape), tuple(shape))
 
 
 def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
-    """Whether each value of an array lies in exactly one of the boxes; they must lie inside of the array.
+    """Return True if each value of an array is in exactly one of the slices; they must be inside of the
+    array.
 
-    A box is known by its corners, with a sign each: those of boxes that fill a larger one, each value once, add up to the corners
-    of the larger one, and those of other boxes don't. Takes time in proportion to the number of boxes.
+    A slice is determined by its corners, with a sign each: those of slices that fill a larger one, each value
+    once, add up to the corners of the larger one, and those of other slices don't. Takes time in proportion
+    to the number of slices.
 
     >>> is_exact_cover((2, 3), [ArraySlice((0, 0), (2, 1)), ArraySlice((0, 1), (2, 2))])
     True
@@ -78,7 +80,7 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
         return False
     if len(filled) == 1 or not size:
         return True
-    # Where every box is as long as the array, corners tell nothing.
+    # In a dimension in which every slice spans the array, corners show nothing.
     cut = [dim for dim, n in enumerate(shape) if any(box.shape[dim] != n for box in filled)]
     if len(cut) > _MOST_CUT_DIMS:
         raise ValueError(f"boxes that are cut in {len(cut)} dimensions; expected at most {_MOST_CUT_DIMS}")
@@ -91,13 +93,13 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
 
 
 def slice_of_shard(index: Sequence[slice], shape: Sequence[int]) -> ArraySlice:
-    """The box of an index of slices, as shardings give them."""
+    """Return the slice of an index of `slice` objects, as in shardings."""
     bounds = [part.indices(n) for part, n in zip(index, shape)]
     return ArraySlice(tuple(b for b, _, _ in bounds), tuple(e - b for b, e, _ in bounds))
 
 
 def split_slice(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
-    """Cut a box into ones of at most `limit` values, each contiguous in it.
+    """Cut a slice into ones of at most `limit` values, each contiguous in it.
 
     >>> [piece.shape for piece in split_slice(ArraySlice((0, 0), (3, 10)), 20)]
     [(2, 10), (1, 10)]
@@ -117,7 +119,7 @@ def split_slice(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
 
 
 def slice_devices(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[ArraySlice, list[Device]]:
-    """Each distinct part of an array to the devices that hold it, in the order of their ids."""
+    """Return each distinct shard of an array with the devices that hold it, in the order of their ids."""
     found: dict[ArraySlice, list[Device]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         found.setdefault(slice_of_shard(index, shape), []).append(device)

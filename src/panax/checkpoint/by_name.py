@@ -4,7 +4,7 @@ from ..stores import ObjectNotFoundError, Store
 
 
 def has_object(store: Store, path: str, size: int) -> bool:
-    """True if an object of at least `size` bytes exists.
+    """Return True if an object of at least `size` bytes exists.
 
     Raises:
         StoreError: The store can't be read, or the object is shorter.

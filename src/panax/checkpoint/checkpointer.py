@@ -1,7 +1,8 @@
-"""The checkpoints of one run: when they are saved, tried again, kept and removed.
+"""Checkpoints of one run: when they are saved, retried, kept and removed.
 
-Training waits for the copy to host memory; a thread does the rest. One save is in flight at a time. A save that fails is tried
-again, then given up with a warning: the run goes on, and the checkpoints before it are as they were.
+Training waits for the copy to host memory; a thread does the rest. One save is in flight at a time. A save
+that fails is retried, then given up with a warning: the run continues, and the checkpoints before it are
+untouched.
 """
 
 import random
@@ -34,10 +35,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Checkpointer:
-    """The checkpoints of one run, in one store. One job writes to it at a time; every process of the job has one of these.
+    """The checkpoints of one run, in one store. One job writes to it at a time; every process of the job has
+    one of these.
 
     Attributes:
-        distrusted: Steps whose checkpoints were found to be damaged.
+        distrusted: Steps with checkpoints that were found to be damaged.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class Checkpointer:
     ) -> None:
         """
         Args:
-            attachments: File name to text, put into every checkpoint so that it can be used alone: the model's
-                description, the tokenizer.
-            say: Takes what a person should know, a line at a time.
+            attachments: File name to text, put into every checkpoint so that it can be used alone: the
+                model's description, the tokenizer.
+            say: Called with messages for the user, a line at a time.
         """
         self.store: Store = open_store(where) if isinstance(where, str | Path) else where
         self.attachments = dict(attachments or {})
@@ -68,39 +70,40 @@ class Checkpointer:
         self._attempts: Counter[int] = Counter()
 
     def acquire(self, kernels: str = "", compute_dtype: str = "") -> None:
-        """Become the one job that writes here, on record, and know what the job before has saved last.
+        """Become the one job that writes here, on record, and read which step the job before saved last.
 
-        The first process of a job calls it, before anything is saved. From then on a job that had claimed the place before saves
-        nothing more.
+        The first process of a job calls it, before anything is saved. From then on a job that had claimed the
+        location before saves nothing more.
 
         Args:
-            kernels: What work on CPU is done by, to be recorded.
-            compute_dtype: What the task computes in, where that was left to the devices; to be recorded.
+            kernels: Kernels for work on CPU, to be recorded.
+            compute_dtype: Compute dtype of the task, if that was left to the devices; to be recorded.
 
         Raises:
-            CheckpointError: What is here contradicts the list that the store gives of it.
+            CheckpointError: The contents contradict the list that the store returns.
             StoreError: The store can't be read or written.
         """
         self._saved.acquire(kernels, compute_dtype)
 
     def run_name(self) -> str:
-        """The name that this run has had since its first job, in every process. `claim` must have been called in the first."""
+        """Return the name of this run since its first job, in every process. `claim` must have been called in
+        the first."""
         return broadcast_text(self._saved.run)
 
     def steps(self) -> list[int]:
-        """The steps of the committed checkpoints here, ascending."""
+        """Return the steps of the committed checkpoints here, ascending."""
         return self._saved.steps()
 
     def folder(self, step: int) -> str:
-        """The name of the checkpoint of `step`, below the store's root."""
+        """Return the name of the checkpoint of `step`, below the store's root."""
         return step_folder(step)
 
     def url(self, step: int) -> str:
-        """Where the checkpoint of `step` is or would be."""
+        """Return the address that the checkpoint of `step` has or would have."""
         return self._saved.url(step)
 
     def open(self, step: int) -> Checkpoint:
-        """The checkpoint of a step.
+        """Open the checkpoint of a step.
 
         Raises:
             CheckpointError: There is none, or its manifest is damaged.
@@ -109,30 +112,32 @@ class Checkpointer:
         return self._saved.open(step)
 
     def latest(self) -> int | None:
-        """The step of the newest checkpoint, if there is one."""
+        """Return the step of the newest checkpoint; None if there is none."""
         steps = self.steps()
         return steps[-1] if steps else None
 
     def best_first(self) -> Iterator[Checkpoint]:
-        """Checkpoints to use a model of: the best ones, then the newest."""
+        """Yield checkpoints in the order in which to use their model: the best ones, then the newest."""
         steps = self.steps()
         for step in dict.fromkeys([*self._saved.evaluated_steps(steps), *reversed(steps)]):
             yield self.open(step)
 
     def best(self) -> int | None:
-        """The step of the checkpoint with the lowest held-out loss, else of the newest."""
+        """Return the step of the checkpoint with the lowest held-out loss, otherwise of the newest."""
         judged = self._saved.evaluated_steps(self.steps())
         return judged[0] if judged else self.latest()
 
     def newest_first(self) -> Iterator[Checkpoint]:
-        """Checkpoints to try to go on from. One whose manifest is damaged is passed over, saying so.
+        """Yield checkpoints to resume from, newest first; one with a damaged manifest is passed over, with a
+        warning.
 
-        All processes of a job see what the first one saw, and pass over what one of them can't use.
+        All processes of a job get those that the first one found, and pass over any that one of them can't
+        use.
 
         Raises:
             CheckpointError: The newest one is of another format version.
-            StoreError: The store can't be read (of a job of several processes: CheckpointError); an older checkpoint is no
-                answer to that. If one process raises, all do.
+            StoreError: The store can't be read (in a job of several processes: CheckpointError); an older
+                checkpoint is no remedy for that. If one process raises, all do.
         """
         steps: list[int] = []
         with raise_on_all_processes():
@@ -148,12 +153,13 @@ class Checkpointer:
                 yield checkpoint
 
     def mark_damaged(self, step: int, error: CheckpointError) -> None:
-        """Do not count a checkpoint among those that are kept: it was found to be damaged."""
+        """Exclude a checkpoint from those that count as kept: it was found to be damaged."""
         self._say(f"warning: the checkpoint of step {step} is not used: {error}")
         self.distrusted.add(step)
 
     def prepare(self, tree: Any) -> None:
-        """Take the host memory that saving a state like `tree` needs, so that the first save need not wait for it."""
+        """Allocate the host memory for saving a state like `tree`, so that the first save need not wait for
+        it."""
         plan = plan_save(tree)
         if self._snapshot is None or self._snapshot.plan != plan:
             self._snapshot = Snapshot(plan)
@@ -173,11 +179,12 @@ class Checkpointer:
         Returns when the copy is made: the arrays may then be donated.
 
         Args:
-            must: Wait for a save under way even if `when_busy` says to skip.
-            back_to: Keep also the newest checkpoints of this step or before, `keep_last` of them: the run may have to go back.
+            must: Wait for a save in progress even if `when_busy` is skip.
+            back_to: Also keep the newest checkpoints of this step or before, `keep_last` of them: the run may
+                have to roll back.
 
         Returns:
-            Whether a save was begun: false when it was skipped.
+            True if a save was started; False if it was skipped.
         """
         if self.config.when_busy == "skip" and not must and any_process(self._busy()):
             self._say(f"the checkpoint of step {step} is skipped: the one before is still being written")
@@ -196,7 +203,8 @@ class Checkpointer:
         )
         self._failure = None
         self._snapshot.begin()
-        # A daemon: a process that must end (Ctrl-C twice) does not hang on a store; what it leaves is no checkpoint.
+        # A daemon: a process that must end (Ctrl-C twice) does not hang on a store; its leftovers are not a
+        # checkpoint.
         self._thread = threading.Thread(
             target=self._write, args=(attempt, step, dict(host), metric, back_to), name="panax-save", daemon=True
         )
@@ -206,16 +214,17 @@ class Checkpointer:
         return True
 
     def wait(self) -> None:
-        """Wait for the save under way, if there is one. Whether it failed was said, and `finish` says it again."""
+        """Wait for the save in progress, if any. A failure has been reported, and `finish` raises it."""
         if self._thread is not None:
             with heartbeat().during("save"):
-                # Its own deadlines end it: those of the store's requests, and that of waiting for other processes.
+                # Its own deadlines end it: those of the store's requests, and that of waiting for other
+                # processes.
                 while self._thread.is_alive():
                     self._thread.join(_LOOK_SECONDS)
             self._thread = None
 
     def finish(self) -> None:
-        """Wait for the save under way.
+        """Wait for the save in progress.
 
         Raises:
             CheckpointError: The last save failed. The checkpoints before it are untouched.
@@ -226,14 +235,16 @@ class Checkpointer:
             raise failure
 
     def remove_abandoned(self, is_kept: Callable[[Manifest], bool]) -> list[int]:
-        """Remove the checkpoints of a history that the run has left. Every process of the job calls it, and no save is under way.
+        """Remove the checkpoints of a history that the run has abandoned. Every process of the job calls it,
+        with no save in progress.
 
         Returns:
             Their steps, in the first process.
 
         Raises:
-            CheckpointError: Another job has taken this place over; of a job of several processes also: the store refused.
-            StoreError: The store refused. What is left can be forgotten by the next job.
+            CheckpointError: Another job has taken over this location; in a job of several processes also: the
+                store refused.
+            StoreError: The store refused. The remaining ones can be removed by the next job.
         """
         assert self._thread is None
         removed: list[int] = []
@@ -255,12 +266,13 @@ class Checkpointer:
         self._saved.record_removal(steps)
 
     def close(self) -> None:
-        """Wait for the save under way without trying again what fails."""
+        """Wait for the save in progress, without retrying after failures."""
         self._closing.set()
         self.wait()
 
     def sweep(self) -> None:
-        """Remove what earlier processes left half written. Called by the one job that writes here, before it saves."""
+        """Remove half-written files of earlier processes. Called by the one job that writes here, before it
+        saves."""
         if not is_process_zero():
             return
         folders = [folder for folder in self.store.folders() if parse_step(folder) is not None]
@@ -295,7 +307,8 @@ class Checkpointer:
             self._give_up(attempt, step, error)
             return
         except BaseException as error:
-            # A fault of the program itself: the thread ends with it, and the run must not believe that this was saved.
+            # A bug of the program itself: the thread ends with it, and the run must not believe that this was
+            # saved.
             self._failure = CheckpointError(f"saving step {step} to {self.store.url} failed: {error!r}")
             raise
         self.distrusted.discard(step)
@@ -307,16 +320,16 @@ class Checkpointer:
             self._warn_unremoved(error)
 
     def _warn_unremoved(self, error: Exception) -> None:
-        """Say once that the store lets nothing be removed: saves go on."""
+        """Warn once that the store refuses removals: saves continue."""
         if not self._unremoved:
             self._unremoved = True
             self._say(
-                f"warning: checkpoints that are no longer needed could not be removed, and is tried again after each save: "
-                f"{error}"
+                f"warning: checkpoints that are no longer needed could not be removed; this is retried after each "
+                f"save: {error}"
             )
 
     def _commit(self, attempt: SaveAttempt, part: Manifest) -> Manifest:
-        """Commit, unless another job has taken this place over, and say so in the run's record."""
+        """Commit, unless another job has taken over this location, and update the run's record."""
         self._saved.check_claim()
         manifest = commit(self.store, attempt, part, self.config.commit_seconds, self._closing.is_set)
         self._saved.record_commit(manifest.step)
@@ -348,14 +361,14 @@ class Checkpointer:
         try:
             if attempt.process == 0:
                 if not discard(self.store, attempt):
-                    self._say(f"warning: {self.url(step)} may be committed all the same; the next run will look at it")
+                    self._say(f"warning: {self.url(step)} may still be committed; the next run checks it")
             else:
                 self.store.write(attempt.failure(attempt.process), [str(error).encode()])
         except (PanaxError, OSError) as further:
-            self._say(f"warning: what was written of it could not be removed: {further}")
+            self._say(f"warning: its partial files could not be removed: {further}")
 
     def _prune(self, newest: int, attempt: SaveAttempt, back_to: int | None) -> None:
-        # What is left of an earlier attempt at this step, that its manifest has replaced.
+        # Leftovers of an earlier attempt at this step, which its manifest has replaced.
         sweep(self.store, [attempt.folder])
         good = [step for step in self.steps() if step not in self.distrusted]
         keep = (
@@ -366,7 +379,7 @@ class Checkpointer:
         keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
         for step, found in list(self._saved.manifests.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
-            # A damaged one is left for a person to look at until newer ones have taken its place.
+            # A damaged one is left for a user to inspect until newer ones have replaced it.
             damaged = isinstance(found, CheckpointError) or step in self.distrusted
             if step not in keep and not forever and not (damaged and step > newest):
                 remove(self.store, self.folder(step))

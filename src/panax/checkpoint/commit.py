@@ -1,12 +1,14 @@
-"""How a checkpoint comes to be: every process writes its files and then its part, and the first one commits the manifest.
+"""Commit of a checkpoint: every process writes its files and then its part, and the first one commits the
+manifest.
 
     step_00000100/
         a1b2c3d4/00000-0000.bin              chunks of process 0
-        a1b2c3d4/part-00000-of-00003.json    what process 0 has written, after it
+        a1b2c3d4/part-00000-of-00003.json    manifest of process 0, written after its chunks
         manifest.json                        the commit, after every part: one atomic write
 
-Files of another attempt at the same step never have the same names, so a whole checkpoint is replaced by its manifest alone. The
-parts meet in the store: no process waits for another's network, and a process that dies leaves a folder without manifest.
+Files of another attempt at the same step never have the same names, so a whole checkpoint is replaced by its
+manifest alone. The parts meet in the store: no process waits for another's network, and a process that dies
+leaves a folder without manifest.
 """
 
 import contextlib
@@ -26,23 +28,25 @@ from .manifest import MANIFEST_FILE, FileEntry, Manifest, compute_checksum, merg
 from .snapshot import FilePlan, Snapshot
 
 STALE_UPLOAD_SECONDS = 20.0
-"""After which a listing that lacks a part is considered stale: reading a missing object takes a second in some stores."""
+"""Time after which a listing that lacks a part is considered stale: reading a missing object takes a second
+in some stores."""
 
 _ASKED_BY_NAME = 4
-"""Parts that are read by name in one poll."""
+"""Number of parts that are read by name in one poll."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _WRITTEN = re.compile(r"step_\d{8,}/[0-9a-f]{8}(-\d+)?/.+")
-"""The names of an attempt's files: of those that are removed from a checkpoint's folder. Whatever else lies there is not ours."""
+"""Names of an attempt's files: only these are removed from a checkpoint's folder. Any other file there is not
+ours."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveAttempt:
-    """One try to save a step, of the same name in every process.
+    """One attempt to save a step, with the same name in every process.
 
     Attributes:
-        folder: The checkpoint's, below the store's root.
-        name: No other attempt's.
+        folder: The checkpoint's folder, below the store's root.
+        name: A name that no other attempt has.
     """
 
     folder: str
@@ -70,7 +74,7 @@ def write_part(
     host: Mapping[str, Any],
     metric: float | None,
 ) -> Manifest:
-    """Write this process's files; durable and verified when it returns.
+    """Write this process's files; they are durable and verified when it returns.
 
     Raises:
         StoreError: The store refused.
@@ -88,7 +92,7 @@ def write_part(
         heartbeat().report_progress("save")
         return name, found
 
-    # One more than write, so that checksums are made meanwhile.
+    # One more than write, so that checksums are computed meanwhile.
     turns = threading.Semaphore(store.writers)
     with ThreadPoolExecutor(store.writers + 1, "panax-write") as writers:
         writing = [writers.submit(write, number, plan) for number, plan in enumerate(snapshot.plan.files)]
@@ -113,23 +117,24 @@ def write_part(
 
 
 def publish_part(store: Store, attempt: SaveAttempt, part: Manifest) -> None:
-    """Tell the first process that this one has written its part."""
+    """Publish this process's part, for the first process to find."""
     store.write(attempt.part(attempt.process), [part.to_json().encode()])
 
 
 def commit(
     store: Store, attempt: SaveAttempt, mine: Manifest, seconds: float, cancelled: Callable[[], bool] = lambda: False
 ) -> Manifest:
-    """Wait for the other processes' parts, see that all files are there, and write the manifest: the commit.
+    """Wait for the other processes' parts, check that all files exist, and write the manifest: the commit.
 
     Raises:
-        CheckpointError: A process failed, or did not write its part within `seconds`; what is there has another size.
+        CheckpointError: A process failed, or did not write its part within `seconds`; or a file has another
+            size.
         StoreError: The store refused.
     """
     parts = [mine, *_parts(store, attempt, seconds, cancelled)]
     manifest = merge_manifests(parts)
     manifest.check_covered()
-    # A list has no checksum of its own: what it says against a file, it says twice.
+    # A list has no checksum: a file is rejected only if two lists disagree with it.
     if _wrong(store, attempt, manifest) and (wrong := _wrong(store, attempt, manifest)):
         raise CheckpointError(f"{wrong}: not committed")
     store.write(f"{attempt.folder}/{MANIFEST_FILE}", [manifest.to_json().encode()])
@@ -137,12 +142,12 @@ def commit(
 
 
 def _wrong(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
-    """What is not there in its size; empty where everything is."""
+    """Return a message about a file that is missing or has another size; empty if there is none."""
     there = {entry.path: entry.size for entry in store.list(attempt.folder)}
     for file, size in manifest.files.items():
         found = there.get(f"{attempt.folder}/{file}")
         if found is None and has_object(store, f"{attempt.folder}/{file}", size):
-            continue  # The list is an older one.
+            continue  # The list is stale.
         if found != size:
             return f"{store.url}/{attempt.folder}/{file} has {found} bytes; {size} were written"
     return ""
@@ -179,7 +184,8 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callab
 
 
 def discard(store: Store, attempt: SaveAttempt) -> bool:
-    """Remove the files of an attempt that failed; false where its manifest is there, or may be: an answer was lost."""
+    """Remove the files of an attempt that failed; False if its manifest exists, or may exist since a response
+    was lost."""
     path = f"{attempt.folder}/{MANIFEST_FILE}"
     try:
         manifest = Manifest.from_json(store.read(path), f"{store.url}/{path}")
@@ -194,33 +200,35 @@ def discard(store: Store, attempt: SaveAttempt) -> bool:
 
 
 def remove(store: Store, folder: str) -> None:
-    """Remove a checkpoint's files, and no others; its manifest first, so that what a kill leaves is not a checkpoint.
+    """Remove a checkpoint's files, and no others; its manifest first, so that the remains after a kill are
+    not a checkpoint.
 
-    Of a link to a checkpoint the link is removed.
+    If the folder is a link to a checkpoint, the link is removed.
     """
     path = f"{folder}/{MANIFEST_FILE}"
     if is_link(store, folder):
         store.delete([folder])
         return
     named: set[str] = set()
-    with contextlib.suppress(ObjectNotFoundError, CheckpointError):  # of a damaged one, what Panax's names tell
+    with contextlib.suppress(ObjectNotFoundError, CheckpointError):  # if it is damaged, files with Panax's names
         named = {f"{folder}/{file}" for file in Manifest.from_json(store.read(path), f"{store.url}/{path}").files}
     store.delete([path])
     listed = {entry.path for entry in store.list(folder) if entry.path in named or _WRITTEN.fullmatch(entry.path)}
-    # Those that a late list lacks too.
+    # Include files that a stale list lacks.
     store.delete(sorted(named | listed))
 
 
 def is_link(store: Store, folder: str) -> bool:
-    """Whether a checkpoint's folder is a link to another place."""
+    """Return True if a checkpoint's folder is a link to another location."""
     return isinstance(store, LinkableStore) and store.is_link(folder)
 
 
 def sweep(store: Store, folders: Iterable[str]) -> None:
-    """Remove what earlier processes left uncommitted in these folders, beside checkpoints and of them."""
+    """Remove uncommitted leftovers of earlier processes from these folders, whether there is a checkpoint or
+    not."""
     for folder in folders:
         if is_link(store, folder):
-            continue  # What lies there is not this run's.
+            continue  # Its files are not this run's.
         there = [entry.path for entry in store.list(folder)]
         committed = f"{folder}/{MANIFEST_FILE}" in there
         try:
@@ -232,7 +240,7 @@ def sweep(store: Store, folders: Iterable[str]) -> None:
                 continue  # Listed and not found: the store contradicts itself.
             keep = set()
         except CheckpointError:
-            continue  # Damaged: kept as it is, for a person to look at.
+            continue  # Damaged: left as it is, for a user to inspect.
         else:
             keep = {f"{folder}/{MANIFEST_FILE}", *(f"{folder}/{file}" for file in manifest.files)}
         store.delete([path for path in there if path not in keep and _WRITTEN.fullmatch(path)])

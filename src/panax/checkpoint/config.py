@@ -10,19 +10,21 @@ from .memory import MemoryConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Validated):
-    """When checkpoints are saved, where, and which are kept.
+    """When and where checkpoints are saved, and which are kept.
 
     Attributes:
-        directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the run's folder.
+        directory: A folder, or `s3://bucket/prefix`, `gs://...`, `az://...`; empty: `checkpoints` in the
+            run's folder.
         every: Steps between two saves; 0 saves only at the end and when interrupted.
-        keep_last: How many of the newest are kept.
-        keep_best: How many with the lowest held-out loss are kept besides. Above 0, an evaluation that is the best so far is
-            saved between two saves too, unless `every` is 0.
-        keep_every: Those of steps that this divides are kept for good; 0 for none.
-        when_busy: What a save does that is due while the one before is still being written: `wait` for it, or `skip` this one.
-        retries: How often a save that failed is tried again, besides the store's own retries of each request.
+        keep_last: Number of newest checkpoints to keep.
+        keep_best: Number of checkpoints with the lowest held-out loss to keep as well. Above 0, an evaluation
+            that is the best so far is saved between two saves too, unless `every` is 0.
+        keep_every: Checkpoints of steps that this divides are kept for good; 0 for none.
+        when_busy: Behavior of a save that is due while the one before is still being written: `wait` for it,
+            or `skip` this one.
+        retries: Number of retries of a failed save, in addition to the store's own retries of each request.
         retry_seconds: The longest pause before the first retry; twice as long before each further one.
-        commit_seconds: How long the first process waits for the parts of the others.
+        commit_seconds: Time that the first process waits for the parts of the others.
         memory: Copies in the memory of hosts, between two saves.
     """
 

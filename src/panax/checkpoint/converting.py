@@ -1,4 +1,5 @@
-"""Checkpoints to and from safetensors, and from one store to another: array by array, never all in memory."""
+"""Conversion of checkpoints to and from safetensors, and copies between stores: array by array, never all in
+memory."""
 
 import dataclasses
 import json
@@ -34,24 +35,26 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 def export_tensors(
     checkpoint: Checkpoint, directory: str | Path, *, prefix: str = "params.", most_bytes: int = 5_000_000_000
 ) -> list[str]:
-    """Write arrays as safetensors, under their own names, with an index where they take several files.
+    """Write arrays as safetensors, under their own names, with an index if they take several files.
 
     Args:
-        prefix: Which arrays to take: those whose names begin so.
-        most_bytes: The largest size of a file's tensors; a larger single one gets a file of its own.
+        prefix: Prefix of the names of the arrays to take.
+        most_bytes: The largest size of a file's tensors; a larger single one gets a separate file.
 
     Returns:
         The names written.
 
     Raises:
-        CheckpointError: Nothing has that prefix, the folder holds weights already or can't be written, or the checkpoint is
-            damaged.
+        CheckpointError: No array has that prefix, the folder holds weights already or can't be written, or
+            the checkpoint is damaged.
     """
     folder = Path(directory)
     sizes = {name: entry.nbytes for name, entry in checkpoint.manifest.arrays.items() if name.startswith(prefix)}
     if not sizes:
         few = ", ".join(list(checkpoint.manifest.arrays)[:5])
-        raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}; it has {few}, ...")
+        raise CheckpointError(
+            f"{checkpoint.url} has no array with a name that begins with {prefix!r}; it has {few}, ..."
+        )
     check_own_files(checkpoint)
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
@@ -82,7 +85,8 @@ def export_tensors(
 
 
 def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Manifest:
-    """Make a checkpoint of step 0 of the safetensors in a folder; text files beside them become attachments.
+    """Create a checkpoint of step 0 from the safetensors in a folder; text files next to them become
+    attachments.
 
     Raises:
         CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
@@ -93,16 +97,17 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
 
 
 def copy_checkpoint(checkpoint: Checkpoint, store: Store, folder: str = "", *, prefix: str = "") -> Manifest:
-    """Write a checkpoint, or the arrays whose names begin with `prefix`, to another place; checked as it is read.
+    """Write a checkpoint, or the arrays with names that begin with `prefix`, to another location; checked as
+    it is read.
 
     Raises:
-        CheckpointError: It is damaged, or nothing has that prefix.
+        CheckpointError: It is damaged, or no array has that prefix.
     """
     check_own_files(checkpoint)
     manifest = checkpoint.manifest
     chosen = {name: entry for name, entry in manifest.arrays.items() if name.startswith(prefix)}
     if not chosen:
-        raise CheckpointError(f"{checkpoint.url} has no array whose name begins with {prefix!r}")
+        raise CheckpointError(f"{checkpoint.url} has no array with a name that begins with {prefix!r}")
 
     def reader(name: str) -> Reader:
         return lambda box: checkpoint.read(name, box.slices)
@@ -131,7 +136,7 @@ def write_arrays(
     """Write a checkpoint from host memory, a file at a time, and commit it.
 
     Args:
-        arrays: Name, what it is, and what gives a box of it.
+        arrays: Name, entry, and a function that reads a slice of the array.
 
     Raises:
         CheckpointError: There is a checkpoint already.
@@ -178,12 +183,13 @@ def write_arrays(
 
 
 def reject_pickled(folder: Path) -> None:
-    """Raise a CheckpointError if a folder holds a checkpoint of PyTorch's that only unpickling would read."""
+    """Raise a CheckpointError if a folder holds a PyTorch checkpoint that only unpickling would read."""
     if (folder / ".metadata").is_file() or next(folder.glob("*.distcp"), None) is not None:
         raise CheckpointError(
-            f"{folder} is a checkpoint of torch.distributed.checkpoint, whose index is pickled: reading it runs whatever code is "
-            f"in it. If you trust it, write it as safetensors where PyTorch is: from torch.distributed.checkpoint.format_utils "
-            f"import dcp_to_torch_save, then torch.load(..., weights_only=True) and safetensors.torch.save_file"
+            f"{folder} is a checkpoint of torch.distributed.checkpoint with a pickled index: reading it runs any code "
+            f"that it contains. If you trust it, write it as safetensors with PyTorch: from "
+            f"torch.distributed.checkpoint.format_utils import dcp_to_torch_save, then torch.load(..., "
+            f"weights_only=True) and safetensors.torch.save_file"
         )
     pickled = next((path for path in sorted(folder.glob("*")) if path.suffix in _PICKLED), None)
     if pickled is not None:
@@ -209,7 +215,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
                     seen[name] = path
                     part = file.get_slice(name)
                     shape = tuple(part.get_shape())
-                    # Slices of nothing, and of a single number, can't be taken.
+                    # Slices of empty arrays, and of scalars, can't be taken.
                     first = (
                         part[tuple(slice(0, 1) for _ in shape)] if math.prod(shape) and shape else file.get_tensor(name)
                     )
@@ -238,7 +244,7 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
 
 
 def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
-    """Names in groups, one after the other, each of at most so many bytes; a larger one is alone.
+    """Yield names in consecutive groups, each of at most `most_bytes` bytes; a larger one is alone.
 
     >>> list(group_by_bytes({"a": 3, "b": 4, "c": 9, "d": 1}, 8))
     [['a', 'b'], ['c'], ['d']]

@@ -1,4 +1,5 @@
-"""Files that lie in a folder, and not elsewhere by way of a link: what is copied out of a folder is what was put into it."""
+"""Protection against links that lead out of a folder: only files that were put into a folder are copied out
+of it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,35 +12,37 @@ from .reading import MAX_TEXT_BYTES, Checkpoint
 
 
 def reject_symlink_escape(folder: Path, paths: Iterable[Path]) -> None:
-    """See that files lie in a folder. In a snapshot of Hugging Face's cache they may also lie beside it, in `blobs`.
+    """Check that files are inside a folder. In a snapshot of Hugging Face's cache they may also be in its
+    `blobs` folder.
 
     Raises:
         CheckpointError: One is reached by a link that leads out of the folder.
     """
     root = folder.resolve()
-    # The name itself, not what it leads to: a link called `blobs` leads somewhere else.
+    # The name itself, not the target: a link called `blobs` leads somewhere else.
     allowed = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
     for path in paths:
         target = path.resolve()
         if not any(target.is_relative_to(one) for one in allowed):
             raise CheckpointError(
-                f"{path} is, or lies behind, a link to {target}, outside of {folder}, which is not followed; if it belongs "
-                f"there, copy the file in place of the link"
+                f"{path} is, or is below, a link to {target}, outside of {folder}, which is not followed; if it "
+                f"belongs there, copy the file in place of the link"
             )
 
 
 def check_own_files(checkpoint: Checkpoint) -> None:
-    """As `reject_symlink_escape`, for the files of a checkpoint on a disk."""
+    """Check the files of a checkpoint on a disk with `reject_symlink_escape`."""
     if isinstance(checkpoint.store, LocalStore):
         folder = expand_user(checkpoint.url)
         reject_symlink_escape(folder, (folder / file for file in (MANIFEST_FILE, *checkpoint.manifest.files)))
 
 
 def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
-    """The text files in a folder whose names match, except one.
+    """Read the text files in a folder with names that match, except one.
 
     Raises:
-        CheckpointError: One can't be read, is not text, is too large, or is a link that leads out of the folder.
+        CheckpointError: One can't be read, is not text, is too large, or is a link that leads out of the
+            folder.
     """
     paths = [path for path in sorted(folder.glob(pattern)) if path.name != left_out]
     reject_symlink_escape(folder, paths)

@@ -1,4 +1,5 @@
-"""The manifest: what a checkpoint holds and where, down to each chunk and its checksum, in JSON that is sealed itself."""
+"""The manifest: the contents of a checkpoint, down to each chunk and its checksum, in JSON with its own
+checksum."""
 
 import dataclasses
 import json
@@ -17,24 +18,26 @@ from .boxes import ArraySlice, is_exact_cover
 
 FORMAT = "panax-checkpoint"
 VERSION = 2
-"""Raised when a reader of the old version would misread the new one. Version 1, of before the first release, is not read."""
+"""Incremented when a reader of the old version would misread the new one. Version 1, from before the first
+release, is not read."""
 
 _MOST_DIMS = 64
 _VERSIONS = 1000
 _MOST_BYTES = 1 << 30
-"""A larger number is no version, but damage."""
+"""Sanity limits of dimensions, version number and size: larger values mean damage."""
 
 MANIFEST_FILE = "manifest.json"
 
 
 def compute_checksum(data: Buffer) -> str:
-    """xxh3 of bytes, 16 hexadecimal digits: 13 GB/s on one core, where crc32c made 4 and sha256 1."""
+    """Compute the xxh3 hash of bytes, 16 hexadecimal digits: 13 GB/s on one core, where crc32c made 4 and
+    sha256 1."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A box of an array, row-major and little-endian, at `offset` of a file."""
+    """A slice of an array, row-major and little-endian, at `offset` of a file."""
 
     box: ArraySlice
     file: str
@@ -44,10 +47,10 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """One array: what it is, and its chunks, which cover it once.
+    """One array: shape and dtype, and its chunks, which cover it once.
 
     Attributes:
-        key_impl: The generator's name if this is a random key, whose words are stored.
+        key_impl: The generator's name if this is a random key, which is stored as its words.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +59,8 @@ class ArrayEntry:
     key_impl: str | None = None
 
     def check_covered(self, name: str) -> None:
-        """Raise a DamagedError unless the chunks hold each value once: what none holds would be whatever was in memory."""
+        """Raise a DamagedError unless the chunks hold each value once: any that none holds would be
+        uninitialized memory."""
         try:
             covered = is_exact_cover(self.shape, [chunk.box for chunk in self.chunks])
         except ValueError as error:
@@ -88,15 +92,15 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds, or one process's part of it.
+    """The contents of a checkpoint, or one process's part of it.
 
     Attributes:
         arrays: Dotted name to entry.
         files: Path below the checkpoint's folder to size in bytes: all that belongs to it.
-        attachments: File name to what is stored under that name.
-        host: What is not on devices, the position of the data; JSON values.
-        metric: What "best" is judged by, lower being better; None if nothing was evaluated.
-        saved: When, in seconds since 1970.
+        attachments: File name to the entry stored under that name.
+        host: State that is not on devices, such as the position of the data; JSON values.
+        metric: The metric that determines "best", lower being better; None if nothing was evaluated.
+        saved: Time of saving, in seconds since 1970.
     """
 
     step: int
@@ -135,26 +139,29 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> "Manifest":
-        """Read what `to_json` wrote.
+        """Read the JSON that `to_json` wrote.
 
         Args:
-            where: What errors call it.
+            where: The location, for errors.
 
         Raises:
             CheckpointError: It is of another version.
-            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the checkpoint or bytes
-                beyond a file's end.
+            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the
+                checkpoint or bytes beyond a file's end.
         """
         try:
             outer = json_reader.parse(text, most_bytes=_MOST_BYTES, constants=True)
         except ValueError as error:
             raise DamagedError(f"{where} is damaged: it is not whole JSON ({error})") from error
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-            raise DamagedError(f"{where} is damaged, or is not a {FORMAT} manifest: its header does not say so")
+            raise DamagedError(
+                f"{where} is damaged, or is not a {FORMAT} manifest: its header does not name the format"
+            )
         body, version = outer.get("body"), outer.get("version")
         try:
             sealed = isinstance(body, dict) and _seal(body) == outer.get("checksum")
-            # Manifests of later versions are to be sealed in another way: where this seal holds, it is the version that changed.
+            # Later versions must compute this checksum in another way: if it holds, only the version number
+            # has changed.
             if version != VERSION and not sealed and type(version) is int and 0 < version < _VERSIONS:
                 raise CheckpointError(
                     f"{where} has format version {version}, this Panax reads version {VERSION}; use the Panax that wrote it"
@@ -210,7 +217,7 @@ class Manifest:
 
 
 def merge_manifests(parts: Iterable[Manifest]) -> Manifest:
-    """One manifest of every process's part; what all have alike is taken from the first.
+    """Merge every process's part into one manifest; fields common to all are taken from the first.
 
     Raises:
         CheckpointError: The parts are not of the same arrays.
@@ -235,10 +242,10 @@ def merge_manifests(parts: Iterable[Manifest]) -> Manifest:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The dtype of a name in a manifest.
+    """Return the dtype of a name in a manifest.
 
     Raises:
-        ValueError: It is not one of numbers.
+        ValueError: It is not a numeric dtype.
     """
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)

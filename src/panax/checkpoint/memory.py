@@ -1,8 +1,10 @@
-"""The first tier: copies of the state in the memory of hosts, so that a failure costs a few steps and no read from the store.
+"""The first tier: copies of the state in the memory of hosts, so that a failure costs a few steps and no read
+from the store.
 
-Every process writes its part to its own host's tmpfs, which outlives it, and to that of a peer host, through a server that each
-process runs there. After a failure the processes tell each other what their hosts hold; the newest step of which every part is
-somewhere whole is read like any checkpoint, onto any layout, by any number of processes: from the own host where it can.
+Every process writes its part to its own host's tmpfs, which outlives it, and to that of a peer host, through
+a server that each process runs there. After a failure the processes exchange lists of the parts on their
+hosts; the newest step with every part whole on some host is read like any checkpoint, onto any layout, by any
+number of processes: from the own host if possible.
 """
 
 import dataclasses
@@ -44,9 +46,9 @@ class MemoryConfig(Validated):
 
     Attributes:
         every: Steps between two copies; 0 for none.
-        directory: A folder in memory; empty: $PANAX_MEMORY, else /dev/shm/panax-USER. Copies are kept in
-            `panax-copies-USER` below it; nothing else there is touched.
-        peers: Whether a second copy goes to another host. Without it the loss of a host loses its part.
+        directory: A folder in memory; empty: $PANAX_MEMORY, otherwise /dev/shm/panax-USER. Copies are stored
+            in `panax-copies-USER` below it; nothing else there is touched.
+        peers: True to send a second copy to another host. Without it the loss of a host loses its part.
     """
 
     every: int = 0
@@ -59,7 +61,7 @@ class MemoryConfig(Validated):
 
     @property
     def folder(self) -> Path:
-        """The folder in memory, below which this host keeps the copies of all runs."""
+        """Return the folder in memory, below which this host stores the copies of all runs."""
         return Path(self.directory or os.environ.get("PANAX_MEMORY") or f"/dev/shm/panax-{os.getuid()}")
 
 
@@ -73,15 +75,17 @@ class _Held(NamedTuple):
 
 
 class MemoryTier:
-    """This process's share of the first tier. Every process of the job makes one and calls its methods at the same places."""
+    """This process's share of the first tier. Every process of the job makes one and calls its methods at the
+    same points."""
 
     def __init__(self, config: MemoryConfig, run: str, say: Callable[[str], None] = print) -> None:
         """
         Args:
-            run: Names the run; copies of other runs are not looked at.
+            run: Name of the run; copies of other runs are ignored.
 
         Raises:
-            CheckpointError: The folder is a link, another user's or can't be written; or this host's address is not known.
+            CheckpointError: The folder is a link, another user's or can't be written; or this host's address
+                is not known.
         """
         self._say = say
         with raise_on_all_processes():
@@ -91,7 +95,7 @@ class MemoryTier:
         names = gather_texts(socket.gethostname())
         self._server = PeerServer(self._store, token, "127.0.0.1" if len({*names}) == 1 else _own_address())
         addresses = gather_texts(self._server.address)
-        # Two processes are on one host where they share the folder.
+        # Two processes are on one host if they share the folder.
         self._hosts = gather_texts(f"{socket.gethostname()}:{self._store.url}")
         self._stores: list[Store] = [
             self._store if host == self._hosts[jax.process_index()] else PeerStore(address, token)
@@ -108,10 +112,10 @@ class MemoryTier:
         self._failure: Exception | None = None
 
     def newest(self, is_usable: Callable[[Manifest], bool] = lambda manifest: True) -> Checkpoint | None:
-        """The newest state whose parts are all held by some host, as a checkpoint; None where there is none.
+        """Return the newest state with all parts on some host, as a checkpoint; None if there is none.
 
         Args:
-            is_usable: Passes over those for which it says no; the same in every process.
+            is_usable: Returns False for manifests to pass over; the same in every process.
         """
         held = self._inventory()
         complete = {
@@ -135,7 +139,8 @@ class MemoryTier:
         return None
 
     def forget(self, after: int) -> None:
-        """Remove the copies of steps after `after`: the run has gone back. Every process of the job calls it."""
+        """Remove the copies of steps after `after`: the run has rolled back. Every process of the job calls
+        it."""
         self.wait()
         self._saved = self._failure = None
         # A later copy of the same step must share no file with one that a host has failed to remove.
@@ -151,7 +156,8 @@ class MemoryTier:
             self._say(f"warning: copies in memory after step {after} stay there: {text}")
 
     def save(self, tree: Any, step: int, host: Mapping[str, Any]) -> None:
-        """Copy a state, and write it to this host's memory and the peer's in the background. A failure is only said."""
+        """Copy a state, and write it to this host's memory and the peer's in the background. A failure is
+        only a warning."""
         self._settle()
         plan = plan_save(tree)
         if self._snapshot is None or self._snapshot.plan != plan:
@@ -166,16 +172,16 @@ class MemoryTier:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the copy under way, if there is one."""
+        """Wait for the copy in progress, if there is one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self, *, forget: bool) -> None:
-        """End the server.
+        """Stop the server.
 
         Args:
-            forget: Remove the copies: the store holds what is newer.
+            forget: Remove the copies: the store has a newer state.
         """
         self.wait()
         self._server.close()
@@ -184,7 +190,7 @@ class MemoryTier:
         self._folder.close()
 
     def _settle(self) -> None:
-        """Wait for the copy before this one; where all processes have it, the ones before it are removed."""
+        """Wait for the copy before this one; once all processes have it, earlier ones are removed."""
         self.wait()
         if self._saved is None:
             return
@@ -206,7 +212,7 @@ class MemoryTier:
 
     @property
     def _is_first_here(self) -> bool:
-        """Whether this is the first process of its host: the one that removes and lists."""
+        """Return True for the first process of its host: the one that removes and lists."""
         return self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
 
     def _write(self, attempt: SaveAttempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
@@ -219,7 +225,7 @@ class MemoryTier:
             self._failure = error
 
     def _inventory(self) -> list[list[_Held]]:
-        """What each process's host holds; told by the first process of each host."""
+        """List the parts on each process's host, as reported by the first process of each host."""
         mine: list[_Held] = []
         if self._is_first_here:
             sizes = {entry.path: entry.size for entry in self._store.list()}
@@ -231,7 +237,8 @@ class MemoryTier:
         return [[_held(text) for text in each.split()] for each in told]
 
     def _whole(self, path: str, sizes: Mapping[str, int]) -> bool:
-        """Whether a part can be read and its files are there; their bytes are checked when they are read."""
+        """Return True if a part can be read and its files exist; their bytes are checked when they are
+        read."""
         folder = path.split("/")[0]
         try:
             manifest = Manifest.from_json(self._store.read(path), path)
@@ -247,7 +254,7 @@ class MemoryTier:
         parts = []
         processes = next(part.processes for each in held for part in each if part[:2] == (step, attempt))
         for process in range(processes):
-            # Those of this host first, then round the ring from here, so that not all ask the same one.
+            # Those of this host first, then round the ring from here, so that not all read from the same one.
             having = [i for i, each in enumerate(held) if _Held(step, attempt, process, processes) in each]
             having.sort(key=lambda i: (self._hosts[i] != own, (i - jax.process_index()) % len(held)))
             path = SaveAttempt(folder, attempt, process, processes).part(process)
@@ -277,13 +284,15 @@ class MemoryTier:
 
 
 def _token(drawn: str) -> str:
-    """What the job's processes sign requests with: of the job's secret, which they have from their agents, where there is one."""
+    """Return the token with which the job's processes sign requests: derived from the secret that agents hand
+    to them, if any."""
     secret = os.environ.get(SECRET, "")
     return hmac.new(secret.encode(), b"panax memory " + drawn.encode(), hashlib.sha256).hexdigest() if secret else drawn
 
 
 def _peer(hosts: list[str], process: int) -> int | None:
-    """The process of the next host, round the ring of hosts, that takes this one's copy; None on a single host."""
+    """Return the process of the next host, round the ring of hosts, that takes this one's copy; None on a
+    single host."""
     ring = list(dict.fromkeys(hosts))
     if len(ring) == 1:
         return None
@@ -312,7 +321,7 @@ def _own_address() -> str:
 
 
 def _step_of(path: str) -> int:
-    """The step of a copy's file; -1 for a file that is none."""
+    """Return the step of a copy's file; -1 for any other file."""
     match = re.match(r"step_(\d{8,})/[0-9a-f]{8}(-\d+)?/", path)
     return int(match[1]) if match else -1
 

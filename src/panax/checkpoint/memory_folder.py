@@ -1,9 +1,10 @@
-"""Where a run's copies lie in a host's memory, and which folders there may be removed: those that Panax made and marked.
+"""Location of a run's copies in a host's memory, and the folders that may be removed there: those that Panax
+made and marked.
 
-/dev/shm/panax-1000/            `checkpoint.memory.directory`: whatever else is in it is left alone
-    panax-copies-1000/          this user's alone (mode 0700)
+/dev/shm/panax-1000/            `checkpoint.memory.directory`: any other contents are left alone
+    panax-copies-1000/          accessible to this user alone (mode 0700)
         0123456789abcdef/       one run's
-            panax-copies        the mark: made here first, locked while a job uses the folder
+            panax-copies        the marker: created first, locked while a job uses the folder
             step_00000100/...
 """
 
@@ -19,7 +20,8 @@ from ..system.files import discard_folder
 from ..system.secure_dir import is_own_file, is_own_folder, make_private_folder
 
 STALE_SECONDS = 24 * 3600.0
-"""Copies of a run that wrote none for so long, and that no job uses, are those of a job that was never started again."""
+"""Age at which copies of a run that no job uses are considered abandoned by a job that was never
+restarted."""
 
 OWNER_MARKER = "panax-copies"
 _TEXT = "Panax keeps copies of a run's state here, and removes this folder when they are a day old.\n"
@@ -27,7 +29,8 @@ _RUN = re.compile("[0-9a-f]{16}")
 
 
 class MemoryFolder:
-    """The folder of one run's copies. It is made, marked, and locked (by all processes of the job on this host together).
+    """The folder of one run's copies. It is made, marked, and locked (by all processes of the job on this
+    host together).
 
     Attributes:
         path: The folder.
@@ -52,29 +55,30 @@ class MemoryFolder:
             ) from error
 
     def check(self) -> None:
-        """See that the folder is still the one that was made, before anything in it is removed.
+        """Check that the folder is still the one that was made, before anything in it is removed.
 
         Raises:
             CheckpointError: It is not.
         """
         if not (is_own_folder(self.path) and is_own_file(self.path / OWNER_MARKER)):
             raise CheckpointError(
-                f"{self.path} is no longer the folder that this job made for its copies; nothing in it is removed. "
-                f"See who changed it, or name another folder with $PANAX_MEMORY"
+                f"{self.path} is not the folder that this job made for its copies any more; nothing in it is removed. "
+                f"Find out who changed it, or name another folder with $PANAX_MEMORY"
             )
 
     def remove(self) -> None:
-        """Remove the folder: the store holds what is newer. What can't be removed is removed by a later job."""
+        """Remove the folder: the store has a newer state. A later job removes any remains."""
         if is_own_folder(self.path) and is_own_file(self.path / OWNER_MARKER):
             discard_folder(self.path)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self._mark.close()
 
 
 def _marked(folder: Path) -> IO[str]:
-    """The folder's mark, made where it is missing, under a lock that several processes of a job share."""
+    """Open the folder's marker, created if it is missing, under a lock that several processes of a job
+    share."""
     import fcntl
 
     mark = folder / OWNER_MARKER
@@ -88,7 +92,7 @@ def _marked(folder: Path) -> IO[str]:
         if not file.read(1):
             file.write(_TEXT)
             file.flush()
-        # Only `_remove_stale` takes it for itself alone, for a moment, and never waits.
+        # Only `_remove_stale` locks it exclusively, for a moment, and never waits.
         fcntl.flock(file, fcntl.LOCK_SH)
     except BaseException:
         file.close()
@@ -97,7 +101,7 @@ def _marked(folder: Path) -> IO[str]:
 
 
 def _remove_stale(copies: Path, run: str) -> None:
-    """Remove the marked folders of runs that no job uses and that have been left as they are for a day."""
+    """Remove the marked folders of runs that no job uses and that have not changed for a day."""
     import fcntl
 
     for path in copies.iterdir():

@@ -1,4 +1,5 @@
-"""Chunks out of a store into boxes of host memory: each is read once, checked, and never trusted before that."""
+"""Reads of chunks from a store into slices of host memory: each is read once, and checked before it is
+trusted."""
 
 import contextlib
 import math
@@ -15,19 +16,20 @@ from .by_name import has_object
 from .manifest import ArrayEntry, Chunk, Manifest, compute_checksum, numpy_dtype
 
 MAX_TEXT_BYTES = 2**30
-"""Of what is stored as text: a model's description, a tokenizer."""
+"""Maximum size of an attachment stored as text: a model's description, a tokenizer."""
 
 _ALIGN = 4096
 _READS = 3
-"""How often a chunk whose checksum does not hold is read: a network flips bits too, and those are well the next time."""
+"""Number of reads of a chunk with a wrong checksum: a network flips bits too, and those are correct the next
+time."""
 
 
 class Checkpoint:
     """A committed checkpoint in a store. Opening it reads its manifest, and nothing more.
 
     Attributes:
-        folder: Below the store's root; empty where the store is the checkpoint's own folder.
-        bytes_read: From the store, so far.
+        folder: Its folder below the store's root; empty if the store is the checkpoint's own folder.
+        bytes_read: Bytes read from the store so far.
     """
 
     def __init__(self, store: Store, folder: str, manifest: Manifest) -> None:
@@ -42,11 +44,11 @@ class Checkpoint:
         return "/".join(part for part in (self.store.url.rstrip("/"), self.folder) if part)
 
     def path(self, file: str) -> str:
-        """A file of the checkpoint, as the store knows it."""
+        """Return a file of the checkpoint as a path in the store."""
         return f"{self.folder}/{file}" if self.folder else file
 
     def attachment(self, name: str) -> str | None:
-        """The text that was put into the checkpoint under a name; None where there is none.
+        """Read the text that is stored in the checkpoint under a name; None if there is none.
 
         Raises:
             CheckpointError: It is damaged, or can't be read.
@@ -59,7 +61,7 @@ class Checkpoint:
             raise DamagedError(
                 f"{self.url}/{entry.file} has {size:,} bytes; {name} is a text of at most {MAX_TEXT_BYTES:,}"
             )
-        # A manifest's sizes are believed once the store has them too: before memory is taken.
+        # Sizes in the manifest are trusted only if the store has the same: before memory is allocated.
         self._check_files([entry.file])
         data = bytearray(size)
         self._read_checked(entry.file, 0, memoryview(data), entry.checksum, name)
@@ -69,7 +71,8 @@ class Checkpoint:
             raise DamagedError(f"{self.url}/{entry.file} is not UTF-8 text ({error}); it holds {name}") from error
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
-        """An array, or the part of it that `index` names: one expert, some rows. Only chunks that meet it are read.
+        """Read an array, or the part of it in `index`: one expert, some rows. Only chunks that overlap it are
+        read.
 
         Raises:
             CheckpointError: There is no such array, or it is damaged.
@@ -97,10 +100,11 @@ class Checkpoint:
         readers: ThreadPoolExecutor,
         wanted: Callable[[ArraySlice, int], bool] = lambda box, number: True,
     ) -> list[Future[None]]:
-        """Begin to read the chunks that meet the boxes `targets`, each once, into their row-major arrays.
+        """Start reading the chunks that overlap the slices in `targets`, each once, into their row-major
+        arrays.
 
         Args:
-            wanted: Whether to fill a box from the so-many-th chunk of those that meet it.
+            wanted: Returns True to fill a slice from its n-th overlapping chunk.
         """
         entry = self.manifest.arrays[name]
         jobs = []
@@ -127,7 +131,7 @@ class Checkpoint:
     ) -> None:
         first, part = next(iter(meeting.items()))
         if part == chunk.box and chunk.box.contiguous_in(first):
-            # The chunk stands in the target as it does in the file: no memory besides.
+            # The chunk has the same layout in the target as in the file: no extra memory.
             values = targets[first][(*chunk.box.relative_slices(first), ...)]
             rest = [box for box in meeting if box != first]
         else:
@@ -157,10 +161,11 @@ class Checkpoint:
         )
 
     def check_sizes(self, names: Sequence[str]) -> None:
-        """See that every file of these arrays is there, in its size, and that their chunks hold each value once.
+        """Check that every file of these arrays exists in its size, and that their chunks hold each value
+        once.
 
         Raises:
-            DamagedError: Otherwise; before memory is taken for them.
+            DamagedError: Otherwise; before memory is allocated for them.
         """
         self._check_files({chunk.file for name in names for chunk in self.manifest.arrays[name].chunks})
         for name in names:
@@ -171,7 +176,7 @@ class Checkpoint:
         if not self._of_their_sizes(files):
             self._listed = self._list()
             if not self._of_their_sizes(files):
-                # A list has no checksum of its own: what it says against a file, it says twice.
+                # A list has no checksum: a file is rejected only if two lists disagree with it.
                 self._listed = self._list()
                 self._of_their_sizes(files, refuse=True)
 
@@ -191,7 +196,7 @@ class Checkpoint:
         return True
 
     def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
-        """Read everything; what is wrong, a line each, and nothing where all of it is whole."""
+        """Read everything and return the problems, a line each; empty if all of it is whole."""
         problems, absent = [], set()
         there = self._list()
         for file, expected in self.manifest.files.items():
@@ -234,7 +239,8 @@ class Checkpoint:
 
 
 def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Page-aligned memory: read straight into, and taken over without a copy by a device that is the host itself.
+    """Allocate page-aligned memory: for direct reads, and for adoption without a copy by a device that is the
+    host itself.
 
     >>> allocate_aligned((3, 5), np.dtype("float32")).ctypes.data % 4096
     0
@@ -246,5 +252,5 @@ def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _bytes_of(values: np.ndarray) -> memoryview:
-    """The bytes of a contiguous array, also of dtypes that Python's buffers don't know."""
+    """Return the bytes of a contiguous array, also for dtypes that Python's buffers don't support."""
     return memoryview(values.reshape(-1).view(np.uint8).data) if values.size else memoryview(b"")

@@ -1,8 +1,10 @@
-"""The record of a run, kept beside its checkpoints under a name that is known without a list: `run/run.json`.
+"""The record of a run, stored next to its checkpoints under a name that is known without a list:
+`run/run.json`.
 
-A list of an object store can be empty although checkpoints are there: a proxy's page answered instead, or the list is an old one.
-So the record is read by its name, says which step was committed last, and must itself be in the list. It also names the job that
-writes here: one that was taken for dead finds another's name in it, and stops saving.
+A list of an object store can be empty although checkpoints exist: a proxy's page was returned instead, or the
+list is stale. So the record is read by its name, names the step that was committed last, and must itself be
+in the list. It also names the job that writes here: one that was taken for dead finds another's name in it,
+and stops saving.
 """
 
 import dataclasses
@@ -30,14 +32,14 @@ _ID = re.compile("[0-9a-f]{16}")
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What is known of the run whose checkpoints a store holds.
+    """Facts about the run with checkpoints in a store.
 
     Attributes:
-        run: Names the run for good: 16 hexadecimal digits.
-        writer: Names the job that writes: 16 hexadecimal digits.
+        run: Permanent name of the run: 16 hexadecimal digits.
+        writer: Name of the job that writes: 16 hexadecimal digits.
         newest: The step that was committed last; None before the first.
-        kernels: What work on CPU is done by, as the run's first job recorded it; empty on other devices.
-        compute_dtype: What the run's task computes in, where that was left to the devices; else empty.
+        kernels: Kernels for work on CPU, as the run's first job recorded them; empty on other devices.
+        compute_dtype: Compute dtype of the run's task, if that was left to the devices; otherwise empty.
     """
 
     run: str
@@ -59,10 +61,10 @@ class RunRecord:
 
 
 def read_record(store: Store) -> RunRecord | None:
-    """The record in a store; None where there is none.
+    """Read the record in a store; None if there is none.
 
     Raises:
-        CheckpointError: What is there is not a record.
+        CheckpointError: The file is not a record.
         StoreError: The store can't be read.
     """
     try:
@@ -79,7 +81,7 @@ def read_record(store: Store) -> RunRecord | None:
 
 
 def write_record(store: Store, record: RunRecord) -> None:
-    """Put a record into a store, in place of the one before.
+    """Write a record to a store, replacing the one before.
 
     Raises:
         StoreError: The store refused.
@@ -89,22 +91,23 @@ def write_record(store: Store, record: RunRecord) -> None:
 
 
 def check_record_listed(store: Store, folders: Collection[str]) -> None:
-    """See that a list of a store's folders holds the record, which is there.
+    """Check that a list of a store's folders contains the record, which exists.
 
     Raises:
         CheckpointError: It does not.
     """
     if FOLDER not in folders:
         raise CheckpointError(
-            f"{store.url} holds a run's record ({RECORD_FILE}), but the list that the store answers lacks it: the answer is not a list "
-            f"of this place, or an old one, so what checkpoints there are is not known. See that the endpoint and its proxies "
-            f"answer lists, then run the same command again"
+            f"{store.url} contains {RECORD_FILE}, but the store's listing lacks it: the listing is stale or comes "
+            f"from a proxy, so the run's checkpoints are unknown. Check that the endpoint and its proxies answer "
+            f"lists, then run the same command again"
         )
 
 
 @contextmanager
 def exclusive_writer(url: str) -> Iterator[None]:
-    """Keep other jobs of this machine from writing checkpoints to the same place while this one does.
+    """Lock a location against other jobs of this machine that would write checkpoints to it, inside the
+    context.
 
     Raises:
         CheckpointError: Another job writes there, or the lock can't be made.

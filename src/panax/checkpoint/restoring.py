@@ -1,8 +1,10 @@
-"""From a checkpoint onto devices, in whatever layout: each byte is read once by one process, and replicas receive it from there.
+"""Restore of a checkpoint onto devices, in any layout: each byte is read once by one process, and replicas
+receive it from there.
 
-What several processes hold is put together over the device network. The holders take turns to read its chunks, bring zeros for
-the others, and the integers of their bits are added; a large array that divides is read in as many pieces as there are holders,
-which takes no memory besides, and reads only chunks at the borders twice.
+Arrays that several processes hold are assembled over the device network. The holders take turns to read
+chunks, provide zeros for the others, and their bits are added as integers; a large array that divides is read
+in as many pieces as there are holders, which takes no extra memory, and reads only chunks at the borders
+twice.
 """
 
 import contextlib
@@ -25,10 +27,12 @@ from .reading import Checkpoint, allocate_aligned
 from .snapshot import CHUNK_BYTES, is_key
 
 GROUP_BYTES = 2**28
-"""Arrays are read in groups of about this many bytes, after each of which the processes agree that all went well."""
+"""Approximate size of the groups in which arrays are read; after each the processes agree that all went
+well."""
 
 _SPLIT_FROM_CHUNKS = 8
-"""An array is read in pieces from this many chunks a piece on: at most an eighth is then read twice."""
+"""Number of chunks per piece from which on an array is read in pieces: at most an eighth is then read
+twice."""
 
 
 def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool = False) -> Any:
@@ -36,11 +40,13 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
 
     Args:
         abstract: A tree of `jax.ShapeDtypeStruct`; its names, shapes and dtypes must be the checkpoint's.
-        part: Whether the checkpoint may hold more than `abstract` names; only what is named is read.
+        part: True if the checkpoint may hold more than `abstract` names; only these are read.
 
     Raises:
-        CheckpointError: It is the checkpoint of another model (the first differences are named), or the store can't be read.
-        DamagedError: It is not what was written: the message names the file and the bytes. If one process raises, all do.
+        CheckpointError: It is the checkpoint of another model (the first differences are named), or the store
+            can't be read.
+        DamagedError: Its bytes have changed since they were written: the message names the file and the
+            bytes. If one process raises, all do.
     """
     expected, places = named_leaves(abstract), named_leaves(shardings)
     check_arrays_match(checkpoint, expected, part)
@@ -92,11 +98,12 @@ _DAMAGED, _OTHER = "damaged ", "other "
 
 @contextlib.contextmanager
 def raise_on_all_processes() -> Iterator[None]:
-    """Raise in every process what one has failed with in the block; every process of the job enters it.
+    """Raise an error of one process in the block in every process; every process of the job enters it.
 
     Raises:
         DamagedError: Something is damaged, and nothing else has failed.
-        CheckpointError: Something else has failed, in a job of several processes; in one, what it failed with.
+        CheckpointError: Something else has failed, in a job of several processes; with one process, the
+            original error.
     """
     failure = None
     try:
@@ -110,14 +117,15 @@ def raise_on_all_processes() -> Iterator[None]:
     if found and failure is not None and jax.process_count() == 1:
         raise failure
     if found:
-        # A store that can't be reached is no reason to go back to an older checkpoint, whatever else was found.
+        # An unreachable store is no reason to fall back to an older checkpoint, whatever else was found.
         process, text = min(found, key=lambda each: each[1].startswith(_DAMAGED))
         error = DamagedError if text.startswith(_DAMAGED) else CheckpointError
         raise error(f"process {process}: {text.removeprefix(_DAMAGED).removeprefix(_OTHER)}")
 
 
 class _Parts:
-    """An array of which this process reads all that `sharding` gives its devices; boxes that several hold, once."""
+    """An array of which this process reads its devices' shards in `sharding`; shards that several hold,
+    once."""
 
     def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
         self._shape, self._dtype, self._sharding = entry.shape, numpy_dtype(entry.dtype), sharding
@@ -128,12 +136,12 @@ class _Parts:
         self._values: dict[ArraySlice, np.ndarray] = {}
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Take host memory for what this process reads, and begin."""
+        """Allocate host memory for this process's reads, and start them."""
         self._values = {box: allocate_aligned(box.shape, self._dtype) for box in self._boxes.values()}
         return checkpoint.fill(name, self._values, readers)
 
     def placed(self) -> jax.Array:
-        """What was read, on the devices; the host memory is let go."""
+        """Place the values on the devices, and release the host memory."""
         shards = [jax.device_put(self._values[box], device) for device, box in self._boxes.items()]
         self._values = {}
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
@@ -143,9 +151,11 @@ class _Parts:
 
 
 class _Turns:
-    """An array whose replicas take turns to read chunks; `together` adds what each has read to the others' zeros, bit by bit.
+    """An array with replicas that take turns to read chunks; `together` adds the bits that each has read to
+    the others' zeros.
 
-    The array has a dimension more than its values, in front, that lies over the axes of the replicas.
+    The array has one dimension more than its values, in front, which is sharded over the axes of the
+    replicas.
     """
 
     def __init__(self, entry: ArrayEntry, sharding: NamedSharding, across: tuple[str, ...]) -> None:
@@ -163,14 +173,15 @@ class _Turns:
         self._values: dict[ArraySlice, np.ndarray] = {}
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Take host memory, and begin to read the chunks whose turn is that of a device of this process."""
+        """Allocate host memory, and start reading the chunks that are the turn of a device of this
+        process."""
         self._values = {box: np.zeros(box.shape, self._dtype) for box in self._turns}
         return checkpoint.fill(
             name, self._values, readers, lambda box, number: number % self._replicas in self._turns[box]
         )
 
     def placed(self) -> jax.Array:
-        """What was read, on one device of those of this process that hold it, and zeros on the others."""
+        """Place the values on one of this process's devices that hold them, and zeros on the others."""
         shards = []
         for device, box in self._boxes.items():
             first = self._turns[box][min(self._turns[box])] == device
@@ -185,7 +196,7 @@ class _Turns:
 
 
 def _plan(entry: ArrayEntry, sharding: Sharding) -> tuple[_Parts | _Turns, bool]:
-    """How this process reads an array, and whether the processes then put it together."""
+    """Return how this process reads an array, and True if the processes then assemble it."""
     if not isinstance(sharding, NamedSharding) or not _shared_by_processes(sharding, entry.shape):
         return _Parts(entry, sharding), False
     axes = _axes_by_dim(sharding, len(entry.shape))
@@ -203,7 +214,7 @@ def _plan(entry: ArrayEntry, sharding: Sharding) -> tuple[_Parts | _Turns, bool]
 def _spread(
     arrays: dict[str, jax.Array], plans: Mapping[str, _Parts | _Turns], wanted: Mapping[str, Sharding]
 ) -> dict[str, jax.Array]:
-    """Put arrays together that were read in parts, in one program."""
+    """Assemble arrays that were read in parts, in one program."""
     if not plans:
         return arrays
     shared = {name: arrays.pop(name) for name in plans}
@@ -273,12 +284,12 @@ def check_arrays_match(checkpoint: Checkpoint, expected: Mapping[str, Any], part
 
 
 def _is_key_like(entry: ArrayEntry, leaf: Any) -> bool:
-    """Whether an array holds the words of random keys of this shape and kind."""
+    """Return True if an array holds the words of random keys of this shape and kind."""
     if entry.key_impl is None or entry.dtype != "uint32":
         return False
     words = jax.ShapeDtypeStruct(entry.shape, jnp.uint32)
     try:
         found = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=entry.key_impl), words)
-    except (ValueError, TypeError):  # there is no such kind, or it has other words
+    except (ValueError, TypeError):  # no such kind, or it has other words
         return False
     return found.shape == leaf.shape and found.dtype == leaf.dtype

@@ -1,4 +1,5 @@
-"""The checkpoints that a store holds, as one job knows them: from its list once, and from then on from what it does itself."""
+"""Index of the checkpoints in a store, as one job knows them: listed once, then updated with its own
+actions."""
 
 import dataclasses
 import math
@@ -17,11 +18,12 @@ from .record import RunRecord, check_record_listed, read_record, write_record
 _LIST_AGAIN_SECONDS = 1.0
 
 MAX_MANIFEST_BYTES = 2**30
-"""A manifest of more is none: that of two terabytes in chunks of 4 MiB has about 60 MB."""
+"""Size above which a manifest is refused: that of two terabytes in chunks of 4 MiB has about 60 MB."""
 
 
 class CheckpointIndex:
-    """What is there. Every process of a job has one of these, and the first one claims the place for its job."""
+    """Index of the checkpoints in a store. Every process of a job has one, and the first one claims the
+    location for its job."""
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:
         self._store = store
@@ -31,10 +33,10 @@ class CheckpointIndex:
 
     @property
     def manifests(self) -> dict[int, Manifest | CheckpointError]:
-        """By step the manifest, or what is wrong with it; listed when it is asked for first.
+        """Return the manifest of each step, or its error; listed on first use.
 
         Raises:
-            CheckpointError: What is here contradicts the list that the store gives of it.
+            CheckpointError: The contents contradict the list that the store returns.
             StoreError: The store can't be read.
         """
         if self._found is None:
@@ -51,10 +53,10 @@ class CheckpointIndex:
                 time.sleep(_LIST_AGAIN_SECONDS)
                 found = self._listed()
                 if newest not in found:
-                    # The record names it, and it is there by its name: the list is an old one.
+                    # The record names it, and it exists under its name: the list is stale.
                     self._say(
-                        f"warning: the list that the store answers lacks {self.url(newest)}, which is there: it is an old one; "
-                        f"other checkpoints that it lacks are not known"
+                        f"warning: the store's listing lacks {self.url(newest)}, which exists: it is stale; other "
+                        f"checkpoints that it lacks are unknown"
                     )
                     found[newest] = self._manifest(newest)
             self._found = found
@@ -62,19 +64,20 @@ class CheckpointIndex:
 
     @property
     def run(self) -> str:
-        """The name that the run has had since its first job; empty where no record of it was read or written yet."""
+        """Return the name of the run since its first job; empty if no record of it was read or written
+        yet."""
         return "" if self._record is None else self._record.run
 
     def url(self, step: int) -> str:
-        """Where the checkpoint of a step is or would be."""
+        """Return the address that the checkpoint of a step has or would have."""
         return f"{self._store.url.rstrip('/')}/{step_folder(step)}"
 
     def steps(self) -> list[int]:
-        """The steps of the committed checkpoints, ascending."""
+        """Return the steps of the committed checkpoints, ascending."""
         return sorted(step for step, found in self.manifests.items() if isinstance(found, Manifest))
 
     def open(self, step: int) -> Checkpoint:
-        """The checkpoint of a step.
+        """Open the checkpoint of a step.
 
         Raises:
             CheckpointError: There is none, or its manifest is damaged.
@@ -88,29 +91,30 @@ class CheckpointIndex:
         return Checkpoint(self._store, step_folder(step), found)
 
     def evaluated_steps(self, steps: list[int]) -> list[int]:
-        """The steps whose checkpoints were judged, best first; a loss that is not finite is no judgement."""
+        """Return the steps with evaluated checkpoints, best first; a loss that is not finite does not
+        count."""
         manifests = ((step, self.manifests[step]) for step in steps)
         metrics = ((found.metric, step) for step, found in manifests if isinstance(found, Manifest))
         return [step for _, step in sorted((m, step) for m, step in metrics if m is not None and math.isfinite(m))]
 
     def refresh_step(self, step: int) -> None:
-        """Read the manifest of a step that another process has seen; the list that this one got may lag behind."""
+        """Read the manifest of a step that another process has found; this one's list may be stale."""
         if step not in self.manifests:
             self.manifests[step] = self._manifest(step)
 
     def invalidate(self) -> None:
-        """What another process has removed or written since is read again where it is asked for."""
+        """Discard the list; changes of another process are read again when they are needed."""
         self._found = {}
 
     def acquire(self, kernels: str, compute_dtype: str) -> None:
         """Become the one job that writes here, on record; see `Checkpointer.claim`."""
-        _ = self.manifests  # And the record.
+        _ = self.manifests  # Reads the record too.
         newest = None if self._record is None else self._record.newest
         self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels, compute_dtype)
         write_record(self._store, self._record)
 
     def check_claim(self) -> None:
-        """Raise a CheckpointError where another job has claimed the place since this one did."""
+        """Raise a CheckpointError if another job has claimed the location since this one did."""
         if self._record is None:
             return
         there = read_record(self._store)
@@ -121,11 +125,11 @@ class CheckpointIndex:
             )
 
     def record_commit(self, step: int) -> None:
-        """Say on record that this is the checkpoint that was committed last."""
+        """Record this checkpoint as the one that was committed last."""
         self._recorded(step)
 
     def record_removal(self, steps: list[int]) -> None:
-        """Say on record which checkpoint is the newest, where it was one of these, which are gone."""
+        """Record which checkpoint is the newest, if it was one of these, which are gone."""
         if self._record is not None and self._record.newest in steps:
             left = self.steps()
             self._recorded(left[-1] if left else None)
@@ -136,7 +140,8 @@ class CheckpointIndex:
             write_record(self._store, self._record)
 
     def _listed(self) -> dict[int, Manifest | CheckpointError]:
-        """The committed checkpoints by the store's list, which must hold the run's record if there is one."""
+        """Return the committed checkpoints in the store's list, which must contain the run's record if there
+        is one."""
         folders = self._store.folders()
         if self._record is not None:
             check_record_listed(self._store, folders)
@@ -149,7 +154,7 @@ class CheckpointIndex:
         return found
 
     def _is_committed(self, step: int) -> bool:
-        """Whether a checkpoint's manifest is there, by its name."""
+        """Return True if a checkpoint's manifest exists under its name."""
         try:
             self._store.read(f"{step_folder(step)}/{MANIFEST_FILE}")
         except ObjectNotFoundError:
@@ -164,7 +169,7 @@ class CheckpointIndex:
 
 
 def open_checkpoint(where: str | Path) -> Checkpoint:
-    """The checkpoint at an address of its own, `runs/quickstart/checkpoints/step_00000100`.
+    """Open the checkpoint at its address, such as `runs/quickstart/checkpoints/step_00000100`.
 
     Raises:
         CheckpointError: There is none, or its manifest is damaged.
@@ -194,7 +199,7 @@ def _read_manifest(store: Store, folder: str, size: int = 0) -> Manifest | Check
 
 
 def parse_step(folder: str) -> int | None:
-    """The step of a checkpoint's folder; None for the name of another folder.
+    """Return the step of a checkpoint's folder; None for the name of another folder.
 
     >>> parse_step("step_00000100"), parse_step("step_old")
     (100, None)
@@ -204,5 +209,5 @@ def parse_step(folder: str) -> int | None:
 
 
 def step_folder(step: int) -> str:
-    """The name of the checkpoint of a step, below the store's root."""
+    """Return the name of the checkpoint of a step, below the store's root."""
     return f"step_{step:08d}"

@@ -1,7 +1,8 @@
 """A copy of a state in host memory, already laid out as the files of a checkpoint.
 
-Each process copies the shards that it owns. Memory is page-aligned, taken once and kept between saves: on fresh memory the
-first touch of each page cost twenty times what the copy does (0.4 against 9 GB/s), and the loop would wait for that.
+Each process copies the shards that it owns. Memory is page-aligned, allocated once and reused between saves:
+on fresh memory the first touch of each page cost twenty times as much as the copy (0.4 against 9 GB/s), and
+the loop would wait for that.
 """
 
 import dataclasses
@@ -21,10 +22,11 @@ from .boxes import ArraySlice, Device, slice_devices, split_slice
 from .manifest import ArrayEntry, Chunk, compute_checksum
 
 CHUNK_BYTES = 2**22
-"""What has a checksum, and is read at once: a layout of many more devices reads little that it does not need."""
+"""Size of a chunk, which has a checksum and is read at once: a layout of many more devices reads little that
+it does not need."""
 
 FILE_BYTES = 2**26
-"""A file takes chunks until it has this many bytes: what is written, and retried, at once."""
+"""Size up to which a file takes chunks: the unit that is written, and retried, at once."""
 
 _PAGE = mmap.PAGESIZE
 _ALIGN = 64
@@ -34,7 +36,7 @@ _COPIERS = 2
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotChunk:
-    """A chunk to be: which part of which device's shard, and where it goes in the snapshot's memory."""
+    """A planned chunk: its slice of a device's shard, and its position in the snapshot's memory."""
 
     array: str
     device: Device
@@ -46,7 +48,7 @@ class SnapshotChunk:
 
 @dataclasses.dataclass(frozen=True)
 class FilePlan:
-    """A file to be: the memory that it takes, whole pages."""
+    """A planned file: its memory, in whole pages, and its chunks."""
 
     begin: int
     end: int
@@ -55,7 +57,7 @@ class FilePlan:
 
 @dataclasses.dataclass(frozen=True)
 class SavePlan:
-    """What one process writes of a state.
+    """The files that one process writes of a state.
 
     Attributes:
         arrays: Every array of the state, without chunks.
@@ -70,20 +72,20 @@ class SavePlan:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a (possibly abstract) leaf is a typed random key."""
+    """Return True if a (possibly abstract) leaf is a typed random key."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def key_data(leaf: jax.Array) -> jax.Array:
-    """What is stored of an array: itself, or the words of a random key."""
+    """Return the array to store: the leaf itself, or the words of a random key."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def plan_save(tree: Any) -> SavePlan:
-    """Which pieces this process writes, and how they lie in files.
+    """Plan which pieces this process writes, and their layout in files.
 
-    An array's part that several devices hold has one owner, the same in every process: the holders take turns from part to
-    part and from array to array, so that replicas share the work.
+    A shard that several devices hold has one owner, the same in every process: the holders take turns from
+    shard to shard and from array to array, so that replicas share the work.
     """
     arrays: dict[str, ArrayEntry] = {}
     owned: list[tuple[str, Device, ArraySlice, ArraySlice]] = []
@@ -120,14 +122,14 @@ def _lay_out(
 
 
 class Snapshot:
-    """Memory for one copy of a state, used again for each.
+    """Memory for one copy of a state, reused for each.
 
     Attributes:
-        plan: How it is laid out.
+        plan: Its layout.
     """
 
     def __init__(self, plan: SavePlan) -> None:
-        """Take the memory, and touch it in the background."""
+        """Allocate the memory, and touch it in the background."""
         self.plan = plan
         self._memory = mmap.mmap(-1, max(plan.nbytes, _PAGE))
         self.buffer = memoryview(self._memory)
@@ -147,7 +149,7 @@ class Snapshot:
         self.copy(tree)
 
     def begin(self) -> None:
-        """Forget the copy before: what waits for a file from now on waits for the next copy."""
+        """Discard the previous copy: `wait_for` waits for the next one from now on."""
         self._broken = None
         for event in self._copied:
             event.clear()
@@ -163,7 +165,7 @@ class Snapshot:
             raise CheckpointError(f"the state could not be copied to host memory: {self._broken}")
 
     def copy(self, tree: Any) -> None:
-        """Copy a state, after `begin`; another thread may write each file as soon as it is there."""
+        """Copy a state, after `begin`; another thread may write each file as soon as it is copied."""
         try:
             self._copy_all(tree)
         except BaseException as error:
@@ -194,11 +196,11 @@ class Snapshot:
     def _copy(self, shard: jax.Array, piece: SnapshotChunk) -> None:
         values = np.asarray(shard)[piece.within]
         room = self._bytes[piece.begin : piece.end].view(values.dtype).reshape(values.shape)
-        # A small-endian host's bytes are what the file holds; others are not supported by JAX.
+        # The bytes of a little-endian host are those of the file; others are not supported by JAX.
         np.copyto(room, values)
 
     def chunks(self, plan: FilePlan, file: str) -> dict[str, list[Chunk]]:
-        """Array to its chunks in a file of this plan, with their checksums."""
+        """Return each array's chunks in a file of this plan, with their checksums."""
         found: dict[str, list[Chunk]] = {}
         for piece in plan.pieces:
             digest = compute_checksum(self.buffer[piece.begin : piece.end])

@@ -1,4 +1,4 @@
-"""How a command ends that can't go on: one message, what to do, and an exit code; a traceback only where it is asked for."""
+"""Errors of commands: one message, advice, and an exit code; a traceback only on request."""
 
 import errno
 import os
@@ -18,9 +18,9 @@ MEMORY_ADVICE = (
 
 
 def report_error(error: BaseException, *, with_traceback: bool) -> int:
-    """Print the one message of an error to standard error; its exit code."""
+    """Print the single message of an error to standard error; return its exit code."""
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output has gone (`panax recipes | head`): what is flushed at exit must go somewhere.
+        # The reader of our output has gone (`panax recipes | head`): the final flush needs another target.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if with_traceback:
@@ -36,7 +36,7 @@ def report_error(error: BaseException, *, with_traceback: bool) -> int:
 
 
 def format_error(error: BaseException) -> str:
-    """What went wrong, and what to do about it."""
+    """Return an error's message, with advice."""
     if isinstance(error, PanaxError):
         notes = [f"  {note}" for note in getattr(error, "__notes__", ()) if note.startswith("in model part")]
         return "\n".join([str(error), *notes])
@@ -49,7 +49,7 @@ def format_error(error: BaseException) -> str:
     kind = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename!r}" if error.filename else ""
-        return f"{error.strerror}{place}; see that the path exists, may be used, and has room. {_where(error)}"
+        return f"{error.strerror}{place}; check that the path exists, may be used, and has room. {_where(error)}"
     return f"{kind}. {_where(error)}"
 
 

@@ -18,39 +18,39 @@ from .plugins import skip_absent_plugins, suppress_plugin_warnings
 USAGE = """\
 usage: panax COMMAND ...
 
-  train RECIPE           train; the same command again resumes where it stopped
+  train RECIPE           train; the same command again resumes the run
     [--data PATH...]       on these files or folders of text
     [--field.sub value]    with another value of any setting
-    [--fresh]              start over, setting aside what is there
+    [--fresh]              start over, setting an earlier run aside
     [--accept-changes]     resume with other settings or data
     [--check]              measure the hardware first; stop if something is odd
     [--fast-dev-run]       two steps of everything, to see that it runs
   launch RECIPE          train in several processes, started again if they fail
     --processes N          in all
     [--on slurm|ray|mpi|kubernetes] [--nodes M] [--dry-run]
-  status|logs|stop RUN   of a run: how it is, what its processes said;
+  status|logs|stop RUN   of a run: its state, its processes' output;
                          save and end it
   cordon|uncordon RUN NODE
                          take a node out of a launched run, put it back
-  inspect RECIPE         parameters, layout, bytes, FLOPs; what a step sends and
-                         holds; takes what train takes; nothing is trained
+  inspect RECIPE         parameters, layout, bytes, FLOPs; a step's messages and
+                         memory; takes the flags of train; nothing is trained
     [--target h100x64]     for devices that are not here
-    [--no-compile]         as far as tracing tells
+    [--no-compile]         as far as tracing shows
   check [RECIPE]         measure devices, links, clocks and disks first, and
-                         name what is odd; a profile that inspect reads
+                         name anomalies; a profile that inspect reads
     [--full]               and run every kernel, layouts, a checkpoint and a
                            benchmark on this device
   sweep RECIPE --SETTING A,B
                          train with each value: one table, one chart
   find lr RECIPE         a learning rate, by a short run in which it rises
   find batch RECIPE      the largest micro-batch that fits; nothing is run
-  data show RECIPE       what the model sees: the first batch, rows as text
+  data show RECIPE       data as the model sees it: the first batch, as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
-  evaluate RUN           its losses and metrics, on what it held out
+  evaluate RUN           its losses and metrics, on its held-out data
     [--data PATH...]       or on other data
   export RUN DIR         write a trained model in Hugging Face's layout
   checkpoint ls|verify|diff|convert|rm
-                         what is saved, is it whole, what differs; to
+                         list, check and compare checkpoints; to
                          safetensors or another store
   report RUN [RUN...]    one page about a run, or several side by side: curves,
     [--rate PRICE]         time, incidents, cost
@@ -61,14 +61,14 @@ usage: panax COMMAND ...
                          the same training in PyTorch, plain JAX, Flax and
                          here, side by side: a report
   compare RUN [RUN...] --until-loss X
-                         what runs took to a held-out loss: steps, time, cost
-  recipes                what there is to train: recipes, and published models
+                         runs up to a held-out loss: steps, time, cost
+  recipes                list what can be trained: recipes, published models
 
 RECIPE is a name, a published model (preset:llama3_8b), or a Python file of
 yours (my_recipe.py). A recipe is code: run one only if you trust it.
 `panax train RECIPE --help` lists its settings with their defaults, `panax
-COMMAND --help` says more of a command, `panax --version` which version it is.
-An error is one message; with --traceback, a command shows where it came from.
+COMMAND --help` describes a command, `panax --version` prints the version.
+An error is one message; with --traceback, a command shows its origin.
 
 exit codes: 0 done, 1 error, 2 recipe or layout, 3 data, 4 checkpoint,
 5 training, 6 launch; after saving: 129 closed terminal, 130 Ctrl-C, 143 SIGTERM
@@ -148,7 +148,7 @@ COMMANDS = (
 )  # fmt: skip
 
 JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
-"""Commands that hold no jax."""
+"""Commands that do not import jax."""
 
 TRAINING_COMMANDS = ("train", "sweep", "find")
 """Commands that train in this process."""
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] and arguments[0] in TRAINING_COMMANDS:
         if as_program:
             restart_with_huge_pages()
-        # Before any thread starts, or it has no effect.
+        # Before any thread starts, otherwise it has no effect.
         keep_freed_memory()
     # `guard` handles the log of a launched worker.
     outlasts = arguments[:1] and arguments[0] in OUTPUT_OPTIONAL_COMMANDS and not os.environ.get(STACKS_VARIABLE)
@@ -192,7 +192,7 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
         if arguments[0] not in COMMANDS:
             raise RecipeError(f"there is no command {arguments[0]!r}; {suggest_name(arguments[0], COMMANDS)}")
         install_guards()
-        # Of any library: where in its code it is raised is nothing to act on.
+        # Of any library: the location in its code does not help users.
         warnings.showwarning = lambda message, *_: warn(f"warning: {message}")
         if arguments[0] not in JAX_FREE_COMMANDS:
             skip_absent_plugins()
@@ -212,7 +212,7 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
 
 @contextlib.contextmanager
 def _pause_gc(*, for_good: bool) -> Iterator[None]:
-    """Pause garbage collection during imports, where it took a third of the time.
+    """Pause garbage collection during imports, a third of their time.
 
     Args:
         for_good: Exclude the imported objects from later collections.
@@ -234,7 +234,7 @@ def _others_wait() -> bool:
 
 
 def warn(line: str) -> None:
-    """Say something that does not end the command."""
+    """Print a warning that does not end the command."""
     print(f"panax: {line}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`--field.sub value` for any field of a recipe's experiment."""
+"""Flags `--field.sub value` for any field of a recipe's experiment."""
 
 import dataclasses
 import inspect
@@ -18,7 +18,7 @@ from .settings import read_settings
 from .usual_names import check_names
 
 DATA = "--data"
-"""Takes paths, up to the next flag."""
+"""Flag that takes paths, up to the next flag."""
 
 SHORT_FLAGS = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
@@ -26,7 +26,7 @@ SHORT_FLAGS = {"--buckets": "--data.buckets"}
 
 @dataclasses.dataclass(frozen=True)
 class _Unsaid(Task):
-    """In the place of a task that flags can't say, while they are read."""
+    """Placeholder for a task that flags can't express, while flags are read."""
 
     def init(self, key: Any) -> Any: ...
 
@@ -36,19 +36,21 @@ class _Unsaid(Task):
 
 
 UNPARSED_FIELDS = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
-"""Fields that may hold what no flag can say (another library's model, a loader), and what stands there while flags are read."""
+"""Fields that may have values that flags can't express (another library's model, a loader), and their
+placeholders while flags are read."""
 
 
 def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
-    """Print what a command takes, where it is asked for before a recipe is named; whether it was.
+    """Print a command's help if it is requested without a recipe; return True if it was.
 
     Args:
-        own: The command's own flags, a line each.
+        own: The command's own flags, one line each.
     """
     if arguments[:1] not in (["-h"], ["--help"]):
         return False
     choices = (
-        f"RECIPE is one of {', '.join(sorted(built_in_recipes()))}; a published model, preset:NAME (`panax recipes` lists them); or a "
+        f"RECIPE is one of {', '.join(sorted(built_in_recipes()))}; a published model, preset:NAME (`panax recipes` "
+        "lists them); or a "
         f"Python file of yours."
     )
     print(
@@ -59,10 +61,11 @@ def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
 
 
 def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
-    """The experiment that `RECIPE [--field.sub value ...]` describes; `--help` among them prints its fields and exits.
+    """Build the experiment of `RECIPE [--field.sub value ...]`; `--help` among them prints its fields and
+    exits.
 
     Raises:
-        RecipeError: There is no such recipe, or a value in it can't be used.
+        RecipeError: The recipe does not exist, or a value is invalid.
     """
     name, *flags = arguments
     flags, paths = _without_data(flags)
@@ -84,10 +87,10 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         raise absent.missing_data_error()
     expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
-        # Lengths vary only where documents are not packed.
+        # Lengths only vary if documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
     if "--help" in flags or "-h" in flags:
-        # In paragraphs, which tyro would join.
+        # In paragraphs, which tyro would merge.
         for line in (inspect.getdoc(recipe) or "").splitlines():
             print(wrap_line(line))
         print()
@@ -102,7 +105,7 @@ def _preset(name: str, paths: Sequence[str], init: str) -> Experiment:
 
 
 def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags without `--data PATH...`, and the paths.
+    """Return the flags without `--data PATH...`, and the paths.
 
     >>> _without_data(["--seed", "1", "--data", "a.txt", "b", "--data=c", "--name", "x"])
     (['--seed', '1', '--name', 'x'], ['a.txt', 'b', 'c'])
@@ -128,7 +131,7 @@ def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _value_of(name: str, flags: Sequence[str]) -> str:
-    """What a flag is given, the last time; empty where it is not there."""
+    """Return the last value of a flag; empty if it is missing."""
     value = ""
     for flag, following in zip(flags, [*flags[1:], ""]):
         if flag == name:
@@ -139,7 +142,8 @@ def _value_of(name: str, flags: Sequence[str]) -> str:
 
 
 def _in_words(value: Any) -> bool:
-    """Whether flags can say a value: a configuration, not a loader, a list of batches or an array."""
+    """Return True if flags can express a value: a configuration, not a loader, a list of batches or an
+    array."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
         return all(_in_words(getattr(value, name)) for name in saved)
@@ -149,7 +153,7 @@ def _in_words(value: Any) -> bool:
 
 
 def _joined(flags: Sequence[str]) -> list[str]:
-    """`--mesh auto`, in one word or two, as the flag that it stands for.
+    """Replace `--mesh auto`, in one word or two, by the flag that it stands for.
 
     >>> _joined(["--mesh", "auto", "--seed", "1"])
     ['--mesh.auto', '--seed', '1']

@@ -1,4 +1,4 @@
-"""A command's own flags: an error in them is one sentence, as every other error."""
+"""Parser of a command's own flags: an error is one sentence, like every other error."""
 
 import argparse
 from typing import NoReturn
@@ -7,11 +7,11 @@ from ..core.errors import RecipeError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of flags that raises what can't be read.
+    """An argument parser that raises its errors.
 
     Raises:
-        RecipeError: From `parse_args`: a flag is unknown, lacks its value, or has one that is no such thing.
+        RecipeError: From `parse_args`: a flag is unknown, lacks its value, or has an invalid one.
     """
 
     def error(self, message: str) -> NoReturn:
-        raise RecipeError(f"{message}; `{self.prog} --help` lists what it takes")
+        raise RecipeError(f"{message}; `{self.prog} --help` lists its flags")

@@ -1,9 +1,11 @@
-"""A script: lines of standard input go on to standard output, but for harmless ones; it outlives a process that is aborted.
+"""Script that forwards lines of standard input to standard output, except harmless ones; it outlives a
+process that is aborted.
 
     python -I -S pass_lines.py HELD PART...
 
-HELD: "" passes each line at once. Otherwise all lines wait for the end, and none is passed where the last one is HELD.
-PART: of the lines that are left out.
+HELD: "" forwards each line immediately. Otherwise all lines wait for the end, and none is forwarded if the
+last one is HELD.
+PART: Fragment of the lines to drop.
 """  # fmt: skip
 
 import os
@@ -29,7 +31,7 @@ def _put(line: bytes) -> None:
     try:
         while line:
             line = line[os.write(1, line) :]
-    except OSError:  # whoever read it has gone, or its disk is full
+    except OSError:  # its reader has ended, or its disk is full
         return
 
 

@@ -1,7 +1,8 @@
-"""JAX's plugins for devices that are not there: they are not started, and what they say when they are loaded is left out.
+"""JAX's plugins for devices that are not present: they are not started, and their messages when they are
+loaded are hidden.
 
-The extra `aot` brings the plugins of NVIDIA's GPUs and of TPUs for their compilers alone. On a machine without these devices each
-start of JAX would show their errors, twenty lines in all.
+The extra `aot` installs the plugins of NVIDIA's GPUs and of TPUs only for their compilers. On a machine
+without these devices each start of JAX would show their errors, twenty lines in all.
 """
 
 import contextlib
@@ -23,28 +24,29 @@ DEVICE_PATHS = {
     "xla_cuda": ("/dev/nvidia*", "/dev/dxg", "/dev/nvmap", "/dev/nvhost*"),
     "libtpu": ("/dev/accel*", "/dev/vfio/*"),
 }
-"""A plugin's name, as it begins, to the files of Linux of which one is there with its devices."""
+"""Plugins by name prefix; at least one of these Linux files exists if a plugin's devices do."""
 
 VENDOR_IDS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
-"""Who makes a plugin's devices, by the number that PCI has for it: one without a driver is an error that should be seen."""
+"""PCI vendor ids of a plugin's devices: one without a driver is an error that should be visible."""
 
 HARMLESS_LINES = ("cudart_stub.cc", "before absl::InitializeLog() is called")
-"""Parts of the lines that CUDA's plugin writes on a machine without a driver."""
+"""Fragments of lines that CUDA's plugin writes on a machine without a driver."""
 
 
 LAST_WORDS_SECONDS = 2.0
-"""How long to wait for a stream that is not read."""
+"""Time to wait for a stream that is not read."""
 
 
 @contextlib.contextmanager
 def suppress_plugin_warnings(*, if_failed: bool = True) -> Iterator[None]:
-    """While plugins are loaded: what goes to standard error comes without those lines.
+    """Filter those lines from standard error while plugins are loaded.
 
-    They are written by libraries in C, so that nothing in Python is asked. Another process passes the lines on, so that what a
-    library says before it aborts is not lost with this one.
+    They are written by C libraries, without Python. Another process forwards the lines, so that a library's
+    output before an abort is not lost with this process.
 
     Args:
-        if_failed: Whether the rest comes also where an exception ends it, whose message says enough.
+        if_failed: True to forward the other lines even if an exception ends the context, with a sufficient
+            message of its own.
     """
     try:
         place = sys.stderr.fileno()
@@ -52,13 +54,13 @@ def suppress_plugin_warnings(*, if_failed: bool = True) -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # standard error is missing, or is not a file
         yield
         return
-    held = b"" if if_failed else f"panax: nothing of this is said {secrets.token_hex(8)}\n".encode()
+    held = b"" if if_failed else f"panax: end of the output to suppress {secrets.token_hex(8)}\n".encode()
     command = [sys.executable, "-I", "-S", pass_lines.__file__, held.decode().strip(), *HARMLESS_LINES]
     sys.stderr.flush()
     try:
-        # In a session of its own: Ctrl-C is for this process.
+        # In a separate session: Ctrl-C is for this process.
         passing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=kept, stderr=kept, start_new_session=True)
-    except OSError:  # no process more may be started here
+    except OSError:  # no more processes may be started here
         os.close(kept)
         yield
         return
@@ -80,10 +82,10 @@ def suppress_plugin_warnings(*, if_failed: bool = True) -> Iterator[None]:
 
 
 def start_jax() -> None:
-    """Have JAX find its devices now, quietly; a recipe that joins several processes must have done so before.
+    """Make JAX find its devices now, quietly; a recipe that joins several processes must have done so before.
 
     Raises:
-        RecipeError: A platform that `JAX_PLATFORMS` asks for has no device here.
+        RecipeError: A platform in `JAX_PLATFORMS` has no device here.
     """
     import jax
 
@@ -107,7 +109,8 @@ def start_jax() -> None:
 
 
 def skip_absent_plugins() -> None:
-    """Keep JAX on the CPU where no platform is chosen, and every plugin is of devices that this machine surely has not."""
+    """Restrict JAX to the CPU if no platform is chosen, and all plugins are for devices that this machine
+    certainly lacks."""
     if os.environ.get("JAX_PLATFORMS") or sys.platform != "linux":
         return
     plugins = _plugins()
@@ -117,7 +120,7 @@ def skip_absent_plugins() -> None:
 
 
 def _plugins() -> set[str]:
-    """The names of JAX's plugins that are installed; none of them is imported."""
+    """Return the names of JAX's installed plugins, without importing them."""
     found = {entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")}
     folder = importlib.util.find_spec("jax_plugins")
     if folder is not None and folder.submodule_search_locations is not None:

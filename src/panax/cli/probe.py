@@ -1,4 +1,5 @@
-"""What a supervisor must know of a run before it starts it, from a process of its own that may import jax and the recipe.
+"""Facts on a run that a supervisor needs before it starts it, from a separate process that may import jax and
+the recipe.
 
     python -m panax.cli.probe RECIPE [flags of panax train]
 """  # fmt: skip
@@ -14,7 +15,8 @@ LINE_PREFIX = "panax probe: "
 
 
 def main() -> int:
-    """Build the experiment, and print the run's folder, name and steps as JSON; an error is one message, as of `panax train`."""
+    """Build the experiment, and print the run's folder, name and steps as JSON; an error is one message, as
+    for `panax train`."""
     try:
         skip_absent_plugins()
         with suppress_plugin_warnings():

@@ -1,4 +1,4 @@
-"""Recipes by name: Python functions that return an `Experiment`. A recipe is code: whoever names one runs it."""
+"""Recipes by name: Python functions that return an `Experiment`. A recipe is code: using one runs it."""
 
 import importlib
 import importlib.util
@@ -19,11 +19,11 @@ Recipe = Callable[[], Experiment]
 BUILT_IN = "panax_recipes"
 
 PRESET = "preset:"
-"""What the name of a published model begins with."""
+"""Prefix of the names of published models."""
 
 
 def built_in_recipes() -> dict[str, Recipe]:
-    """Every recipe that comes with Panax, by name."""
+    """Return every recipe that is part of Panax, by name."""
     package = importlib.import_module(BUILT_IN)
     found: dict[str, Recipe] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -43,10 +43,10 @@ def _recipes_in(module: ModuleType) -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name, of `preset:NAME`, of `file.py`, of `file.py:function`, or of `package.module:function`.
+    """Find a recipe by name, `preset:NAME`, `file.py`, `file.py:function`, or `package.module:function`.
 
     Raises:
-        RecipeError: There is no such recipe; names the nearest one.
+        RecipeError: The recipe does not exist; the message names the nearest one.
     """
     if name.startswith(PRESET):
         return _preset(name.removeprefix(PRESET))
@@ -55,7 +55,7 @@ def find_recipe(name: str) -> Recipe:
         path = Path(source)
         if not path.is_file():
             raise RecipeError(
-                f"there is no recipe file {source} in {Path.cwd()}; `panax recipes` lists what comes with Panax"
+                f"there is no recipe file {source} in {Path.cwd()}; `panax recipes` lists those that come with Panax"
             )
         return _choose(_load(path), function, source)
     if function:
@@ -67,7 +67,7 @@ def find_recipe(name: str) -> Recipe:
     recipes = built_in_recipes()
     if name not in recipes:
         raise RecipeError(
-            f"there is no recipe {name!r}; {suggest_name(name, recipes)} (a recipe of your own is a file: my_recipe.py or "
+            f"there is no recipe {name!r}; {suggest_name(name, recipes)} (a custom recipe is a file: my_recipe.py or "
             f"my_recipe.py:function; a published model is preset:NAME)"
         )
     return recipes[name]
@@ -85,13 +85,13 @@ def _preset(name: str) -> Recipe:
 
 
 def _load(path: Path) -> ModuleType:
-    # Under a name that no other module has: a file json.py must not take the place of Python's own.
+    # Under a unique module name: a file json.py must not replace Python's own module.
     name = f"panax_recipe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # A recipe may import what lies beside it, where no module that is installed has that name.
+    # A recipe may import modules of its folder, unless an installed module has the same name.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -106,7 +106,8 @@ def _load(path: Path) -> ModuleType:
 
 
 def format_recipe_error(error: BaseException, file: str) -> str:
-    """What went wrong in a recipe, and where: its own line rather than one that it came to."""
+    """Describe an error in a recipe, and its location: the recipe's own line rather than one that it
+    called."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)

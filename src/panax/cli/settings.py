@@ -1,4 +1,4 @@
-"""An experiment's settings read from flags; what can't be read is one sentence that names the flag that was meant."""
+"""An experiment's settings from flags; an error is one sentence that suggests the intended flag."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ _BOX = "│"
 
 
 def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experiment:
-    """An experiment with other values of its settings; `--help` among the flags lists them and exits.
+    """Return an experiment with other values of its settings; `--help` among the flags lists them and exits.
 
     Args:
-        prog: The command, as a person has written it.
+        prog: The command, as typed by the user.
 
     Raises:
-        RecipeError: A flag is unknown, lacks its value, or has one that is no such thing.
+        RecipeError: A flag is unknown, lacks its value, or has an invalid one.
     """
     said = io.StringIO()
     try:
@@ -50,7 +50,7 @@ def _refused(said: str, prog: str) -> RecipeError:
 
 
 def flag_names(value: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags of a dataclass's fields, those of the dataclasses that it holds included.
+    """Yield the flags of a dataclass's fields, including those of nested dataclasses.
 
     >>> from panax.optim import Schedule
     >>> sorted(flag_names(Schedule(peak=0.1)))[:2]
@@ -70,9 +70,9 @@ def _of_unknown(unknown: Sequence[str], base: Experiment) -> str:
     if not flag:
         return f"{unknown[0]!r} belongs to no flag: a setting is given as --field.sub VALUE"
     flag = flag.partition("=")[0].replace("_", "-")
-    # The others are objects, which no flag says.
+    # The others are objects, which flags can't express.
     known = {name for name in flag_names(base) if "." in name or _is_value(getattr(base, name[2:].replace("-", "_")))}
-    # As `--optimizer.lr`: another library's name in one of our groups.
+    # For example `--optimizer.lr`: another library's name in one of our groups.
     usual = f"--{flag.rpartition('.')[2].removeprefix('--')}"
     if usual in ADVICE:
         return f"there is no setting {flag}: {ADVICE[usual]}"
@@ -94,9 +94,10 @@ def _is_value(value: Any) -> bool:
 
 
 def _sentence(box: str) -> str:
-    """What a box of text says, without its title and the settings that it repeats below a line."""
+    """Return the text of a box, without its title and the settings that it repeats below a line."""
     lines = [line.strip() for line in box.splitlines() if line.strip()]
-    # In letters that a terminal may lack, or without: then a line is below the title too.
+    # With box-drawing characters, or without them, if a terminal lacks them: then a line is below the title
+    # too.
     parts: list[list[str]] = [[]]
     for line in lines:
         if line.strip(f"{_BOX} ").strip("─-") == "":

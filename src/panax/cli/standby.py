@@ -1,8 +1,8 @@
-"""A worker that waits: it has imported what training takes, and becomes the worker that its agent tells it to be.
+"""Standby worker: it has imported the modules for training, and becomes the worker that its agent requests.
 
     python -m panax.cli.standby
 
-It touches no device before, and ends without a word where it is never needed.
+It touches no device before, and ends silently if it is never needed.
 """  # fmt: skip
 
 import importlib
@@ -25,7 +25,7 @@ PRELOADED_MODULES = (
     "panax.checkpoint.memory",
     "jax.experimental.multihost_utils",
 )
-"""What a run imports on its way to the first step."""
+"""Modules that a run imports before its first step."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def receive_order() -> dict[str, Any] | None:
-    """What the agent says, once it does; None where it has no use for this process."""
+    """Read the agent's order; None if it has no use for this process."""
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(0, 1 << 16)
@@ -55,7 +55,7 @@ def receive_order() -> dict[str, Any] | None:
 
 
 def become(order: Mapping[str, Any]) -> None:
-    """Take on the environment, the log and the beginning of the worker that this process is from now on."""
+    """Adopt the environment, the log and the start time of the worker that this process becomes."""
     _redirect(order["log"])
     os.environ.update(order["environment"])
     write_stacks_on_signal(order["stacks"])
@@ -63,7 +63,7 @@ def become(order: Mapping[str, Any]) -> None:
 
 
 def _redirect(log: str) -> None:
-    """What is written from now on goes to the log, and nothing comes in."""
+    """Redirect all output to the log, and input from nowhere."""
     nothing, said = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(nothing, 0)
     for number in (1, 2):

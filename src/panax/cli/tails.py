@@ -1,4 +1,4 @@
-"""The end of a file that another process writes, and what comes: as lines that a terminal may show."""
+"""The end of a file that another process writes, and new lines, in a form that is safe for terminals."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def print_escaped(text: str) -> None:
 
 
 def read_last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """(the last lines of a file, how long it is); only its end is read, `MOST_TAIL_BYTES` at most."""
+    """Return (the last lines of a file, its length); only its end is read, at most `MOST_TAIL_BYTES`."""
     if not path.is_file():
         return [], 0
     with open(path, "rb") as file:
@@ -29,7 +29,7 @@ def read_last_lines(path: Path, count: int) -> tuple[list[str], int]:
 
 
 def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
-    """Print what a file has more than before, line by line; where nothing follows, also a last line without its end."""
+    """Print new lines of a file; with `last`, also an incomplete last line."""
     mark = "" if process is None else f"{process}| "
     while path.is_file() and path.stat().st_size > seen:
         with open(path, "rb") as file:

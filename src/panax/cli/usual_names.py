@@ -1,4 +1,4 @@
-"""Flags that people bring from other libraries, and what each is called here."""
+"""Flags of other libraries, and their names here."""
 
 from collections.abc import Sequence
 
@@ -83,7 +83,7 @@ FLAG_ALIASES = {
     "--wd": "--optimizer.weight-decay",
     "--weight-decay": "--optimizer.weight-decay",
 }
-"""A flag of another library to the one that does it."""
+"""A flag of another library to its equivalent."""
 
 ADVICE = {
     "--epochs": "a run is measured in steps: --num-steps, of --data.batch-size rows each",
@@ -95,17 +95,17 @@ ADVICE = {
     "--gpus": "all devices are used; a layout is chosen by --mesh auto, or set by --mesh.fsdp, --mesh.tensor, ...",
     "--devices": "all devices are used; a layout is chosen by --mesh auto, or set by --mesh.fsdp, --mesh.tensor, ...",
     "--device": "JAX_PLATFORMS=cpu (or cuda, tpu) before the command chooses the device",
-    "--overwrite": "--fresh starts over, and sets aside what is there",
-    "--overwrite-output-dir": "--fresh starts over, and sets aside what is there",
+    "--overwrite": "--fresh starts over, and sets an earlier run aside",
+    "--overwrite-output-dir": "--fresh starts over, and sets an earlier run aside",
 }
-"""A flag of another library to what is done in its place."""
+"""A flag of another library to the alternative here."""
 
 
 def check_names(flags: Sequence[str]) -> None:
-    """See that no flag has another library's name.
+    """Check that no flag has another library's name.
 
     Raises:
-        RecipeError: One does; the message says what it is here.
+        RecipeError: One does; the message gives its name here.
     """
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")

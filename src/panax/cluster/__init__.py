@@ -1,4 +1,5 @@
-"""Starting a job's processes on one machine or many, following them, and starting them again: a supervisor, agents, engines.
+"""Launching of a job's processes on one machine or many, their supervision, and their restarts: a supervisor,
+agents, engines.
 
 Nothing here imports jax: it runs in the workers.
 """
@@ -10,6 +11,6 @@ __getattr__ = lazy_getattr(
     {
         "job": ("Job", "RestartPolicy"),
         "launching": ("launch",),
-        "engines": ("Resources", "engine_of"),
+        "engines": ("Resources", "make_engine"),
     },
 )

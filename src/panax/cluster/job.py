@@ -1,4 +1,4 @@
-"""A job: what is launched, where, and what is done when it fails."""
+"""A job: its command, its processes and nodes, and its policy for failures."""
 
 import dataclasses
 import enum
@@ -15,7 +15,7 @@ from ..core.errors import LaunchError
 
 
 class Stragglers(enum.StrEnum):
-    """What is done about a host that is slower than the others."""
+    """Action for a host that is slower than the others."""
 
     IGNORE = "ignore"
     WARN = "warn"
@@ -24,21 +24,25 @@ class Stragglers(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """What a supervisor does when a job fails or makes no progress.
+    """Policy of a supervisor for a job that fails or makes no progress.
 
     Attributes:
-        max_restarts: Restarts of a run, at most.
-        max_without_progress: Failures in a row of which none has taken a step beyond the one before, at most.
-        backoff_seconds: Before a restart that follows a failure without progress; doubled each time, up to a minute.
-        stall_seconds: Without a step, a batch or a change of phase, until a worker counts as hanging.
-        start_seconds: The same before the first step, where compiling may take long.
-        agents_seconds: For the engine's nodes to be there, once it has granted them.
-        replace_seconds: For a lost node to come back, until the job goes on without it.
-        min_nodes: The fewest that it goes on with.
-        save_seconds: For the coordinated save when the job is stopped; what runs then is killed.
-        stragglers: Of a host that is slower than the others: say so, take its node out of the job, or nothing.
-        slow_factor: A host is slow if it takes so many times what the others take,
-        slow_probes: in so many probes in a row.
+        max_restarts: Maximum number of restarts of a run.
+        max_without_progress: Maximum number of consecutive failures without a step beyond the previous
+            failure's.
+        backoff_seconds: Delay of a restart after a failure without progress; doubled each time, up to a
+            minute.
+        stall_seconds: Time without a step, a batch or a change of phase until a worker counts as hanging.
+        start_seconds: The same before the first step, when compiling may take long.
+        agents_seconds: Time for the engine's nodes to connect, once it has granted them.
+        replace_seconds: Time for a lost node to return, until the job continues without it.
+        min_nodes: Minimum number of nodes to continue with.
+        save_seconds: Time for the coordinated save when the job is stopped; processes still running then are
+            killed.
+        stragglers: Action for a host that is slower than the others: warn, remove its node from the job, or
+            ignore it.
+        slow_factor: A host is slow if it takes this many times as long as the others,
+        slow_probes: in this many probes in a row.
     """
 
     max_restarts: int = 20
@@ -76,44 +80,47 @@ class RestartPolicy:
 
 
 JOIN, JOIN_SECONDS = "PANAX_JOIN_SECONDS", 25
-"""For the processes that an agent has started to join; the variable gives them more."""
+"""Time for the processes that an agent has started to join, in seconds; the variable sets another time."""
 
 PROCESSES_VARIABLE = "PANAX_WHOLE"
-"""The processes of the whole job; where there are fewer, it goes on without some of its nodes."""
+"""Variable with the number of processes of the full job; with fewer, the job continues without some of its
+nodes."""
 
 CONTINUATION_VARIABLE = "PANAX_GOES_ON"
-"""Whether the attempt before ended only to get a new layout: what lies between was spent on that."""
+"""Variable that is set if the previous attempt ended only to get a new layout: the time between was spent on
+that."""
 
 FIRST_START_FLAGS = ("--fresh", "--check", "--check=warn")
-"""Flags of `panax train` that count for the first of all starts of one job alone: a run starts over, hardware is checked."""
+"""Flags of `panax train` that only apply to the first start of a job: a run starts over, hardware is
+checked."""
 
 PANAX_COMMAND = (sys.executable, "-m", "panax")
 TRAIN_COMMAND = (*PANAX_COMMAND, "train")
 STANDBY_COMMAND = (sys.executable, "-m", "panax.cli.standby")
-"""A worker that waits: it becomes any command of `panax`."""
+"""Command of a waiting worker, which can become any command of `panax`."""
 
 
 def panax_arguments(command: Sequence[str]) -> Sequence[str]:
-    """The arguments of a command of `panax`."""
+    """Return the arguments of a command of `panax`."""
     return command[len(PANAX_COMMAND) :]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is launched.
+    """Description of a launched job.
 
     Attributes:
-        arguments: As those of `panax train`: a recipe and its flags.
-        folder: The run's folder; the job's own files are in `job` there.
-        name: The run's.
-        num_steps: The steps of the run.
-        processes: In all.
-        nodes: That the processes are divided over.
-        devices: Simulated devices of each process on CPU; None: as the environment says.
-        port: Of JAX's coordinator; None: any that is free.
-        program: What each worker runs with the arguments.
-        spare: What runs a worker that waits for a restart; empty for none. It has to become what `program` is.
-        submission: What tells this job from others of its folder, where an engine may start it again.
+        arguments: Arguments of `panax train`: a recipe and its flags.
+        folder: The run's folder; the job's files are in its subfolder `job`.
+        name: Name of the run.
+        num_steps: Number of steps of the run.
+        processes: Number of processes in total.
+        nodes: Number of nodes that the processes are divided over.
+        devices: Simulated devices of each process on CPU; None: according to the environment.
+        port: Port of JAX's coordinator; None: any free port.
+        program: Command that each worker runs with the arguments.
+        spare: Command of a standby worker for a restart; empty for none. It must be able to become `program`.
+        submission: Identifies this job among others of its folder, if an engine may start it again.
     """
 
     arguments: tuple[str, ...]
@@ -138,28 +145,29 @@ class Job:
             raise LaunchError(f"--min-nodes {self.policy.min_nodes}; expected at most --nodes {self.nodes}")
         if self.processes % self.nodes:
             raise LaunchError(
-                f"--processes {self.processes} is not divisible by --nodes {self.nodes}: each node gets as many processes; "
-                f"processes is the number in all"
+                f"--processes {self.processes} is not divisible by --nodes {self.nodes}: each node gets the same "
+                f"number of processes; --processes is the number in all"
             )
 
     def command(self, *, begun: bool = False, layout: Sequence[str] = ()) -> list[str]:
-        """What a worker runs.
+        """Return the command of a worker.
 
         Args:
-            begun: This job has set aside what an earlier run left: started again, it resumes from its own checkpoints.
-            layout: Flags in the place of those that the job has for it.
+            begun: This job has already set aside an earlier run's files: when started again, it resumes from
+                its checkpoints.
+            layout: Flags that replace the job's layout flags.
         """
         arguments = [each for each in self.arguments if not (begun and each in FIRST_START_FLAGS)]
         return [*self.program, *(_without_layout(arguments) if layout else arguments), *layout]
 
     @property
     def shown(self) -> str:
-        """The run as a person would type it."""
+        """Return the run's command as a user would type it."""
         return shlex.join(["panax", "train", *self.arguments])
 
     @property
     def place(self) -> Path:
-        """Of the job's own files: logs, stacks, status, incidents."""
+        """Return the folder of the job's files: logs, stacks, status, incidents."""
         return self.folder / "job"
 
     @property
@@ -167,8 +175,8 @@ class Job:
         return self.processes // self.nodes
 
     def environment(self) -> dict[str, str]:
-        """What workers get beside what tells them their place in the job."""
-        # Whoever does not come within these seconds of the first one does not come.
+        """Return the environment variables of workers, except those with their position in the job."""
+        # A process that does not join within this time after the first one is not expected any more.
         joining = {JOIN: os.environ.get(JOIN) or str(JOIN_SECONDS), PROCESSES_VARIABLE: str(self.processes)}
         if self.devices is None:
             return joining
@@ -184,7 +192,7 @@ _OF_LAYOUT = re.compile(r"--(mesh(\..+)?|step\.(micro[-_]batches|pad[-_]rows))")
 
 
 def _without_layout(arguments: Sequence[str]) -> list[str]:
-    """Arguments of `panax train` without those that say how the model lies on the devices.
+    """Return arguments of `panax train` without those of the model's layout on the devices.
 
     >>> _without_layout(["gpt2", "--mesh.fsdp", "-1", "--step.micro-batches=2", "--fresh", "--mesh", "auto", "--seed", "3"])
     ['gpt2', '--fresh', '--seed', '3']
@@ -223,17 +231,17 @@ ALLOWED_VARIABLES = (
     "XLA_FLAGS",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
 )
-"""Environment variables that may be written to a report, a log or a manifest; no other one ever is."""
+"""Environment variables that may be written to a report, a log or a manifest; others never are."""
 
 
 def filter_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
-    """The variables that may be shown."""
+    """Return the variables that may be shown."""
     environment = dict(os.environ) if environment is None else environment
     return {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in the place of a file, whole or not at all."""
+    """Replace a file by JSON, atomically."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(value, indent=1), encoding="utf-8")
     os.replace(beside, path)

@@ -1,4 +1,4 @@
-"""`launch`: a job from its start to its end, on any engine."""
+"""`launch`: runs a job from its start to its end, on any engine."""
 
 import contextlib
 import secrets
@@ -15,17 +15,19 @@ LOCAL = "local"
 
 
 def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: View | None = None) -> int:
-    """Start a job's processes, follow them, and start them again after a failure, as the job's policy says.
+    """Start a job's processes, monitor them, and start them again after a failure, according to the job's
+    policy.
 
     Args:
-        engine: Where; None: on this machine.
-        name: The engine's.
+        engine: The engine to run on; None: this machine.
+        name: The engine's name.
 
     Returns:
-        The exit code, as that of `panax train`: of a job that is given up, that of the process that failed.
+        The exit code, like that of `panax train`; for a job that is given up, that of the process that
+        failed.
 
     Raises:
-        LaunchError: Nodes or processes can't be had.
+        LaunchError: Nodes or processes can't be obtained.
     """
     view = view or View(job.num_steps)
     record = JobFolder(job)
@@ -39,7 +41,7 @@ def launch(job: Job, engine: Engine | None = None, *, name: str = LOCAL, view: V
         else:
             listening = nodes.listen(*engine.listen_address())
             placed = engine.start_agents(listening, secret)
-        # Agents end with their connection, then the engine sees to its own.
+        # Agents end with their connection, then the engine cleans up its own processes.
         opened.callback(placed.close)
         opened.callback(nodes.close)
         code = Supervisor(job, nodes, placed, record, view).run()

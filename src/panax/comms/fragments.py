@@ -28,9 +28,9 @@ class OuterSync:
     """Communication of replicas after a step.
 
     Attributes:
-        sends: Fragments for which an outer step is taken.
-        takes: Fragments for which each replica adopts the result.
-        whole: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
+        sent_fragments: Fragments for which an outer step is taken.
+        received_fragments: Fragments for which each replica adopts the result.
+        is_full: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
     """
 
     sent_fragments: tuple[int, ...]
@@ -46,7 +46,8 @@ def outer_sync_after(number: int, last: int, comms: Comms) -> OuterSync | None:
         last: Number of the run's last step, after which all parameters are synchronized.
 
     >>> streaming = Comms(local_steps=4, fragments=2, overlap_steps=1)
-    >>> [(number, meeting.sends, meeting.takes) for number in range(1, 8) if (meeting := outer_sync_after(number, 99, streaming))]
+    >>> syncs = ((number, outer_sync_after(number, 99, streaming)) for number in range(1, 8))
+    >>> [(number, sync.sent_fragments, sync.received_fragments) for number, sync in syncs if sync]
     [(2, (0,), ()), (3, (), (0,)), (4, (1,), ()), (5, (), (1,)), (6, (0,), ()), (7, (), (0,))]
     """
     everything = tuple(range(comms.fragments))

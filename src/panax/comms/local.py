@@ -73,15 +73,16 @@ def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any
     """
     asked = f"comms.local_steps={comms.local_steps}"
     if layout.sizes[REPLICA] == 1:
-        raise RecipeError(f"{asked} has no effect: the mesh has replica=1; set mesh.replica, or leave comms out")
+        raise RecipeError(f"{asked} has no effect: the mesh has replica=1; set mesh.replica, or remove comms")
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; leave comms out"
+            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; remove "
+            f"comms"
         )
     if jax.tree.leaves(model_state):
         raise RecipeError(
-            f"{asked}: {type(task).__name__} carries state beside its parameters, on which replicas would not agree; set "
-            f"comms.local_steps=1"
+            f"{asked}: {type(task).__name__} has state in addition to its parameters, on which replicas would not "
+            f"agree; set comms.local_steps=1"
         )
 
 

@@ -218,7 +218,7 @@ class OuterSyncStore:
         """Return a member's update.
 
         Raises:
-            MissingError: It no longer exists.
+            ObjectNotFoundError: It no longer exists.
             ValueError: The bytes differ from those that the round was decided on.
         """
         kept = self._updates.get((number, member.index))

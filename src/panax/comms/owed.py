@@ -37,8 +37,8 @@ def check_mesh(
     asked = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; leave comms "
-            f"out"
+            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; "
+            f"remove comms"
         )
     if comms.over == (AUTO,):
         raise RecipeError(
@@ -46,21 +46,21 @@ def check_mesh(
         )
     if math.prod(layout.sizes[axis] for axis in comms.over) == 1:
         raise RecipeError(
-            f"{asked} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set mesh.{comms.over[0]}, "
-            f"name other axes in comms.over, or leave comms out"
+            f"{asked} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set "
+            f"mesh.{comms.over[0]}, name other axes in comms.over, or remove comms"
         )
     for name, (shape, axes) in parameters.items():
         split = {axis for dim in layout.storage(axes, shape) for axis in dim}
         for axis in comms.over:
             if axis in split:
                 raise RecipeError(
-                    f"comms.over: {name} rests split over {axis}, so that its gradient is scattered there as it is formed, not "
-                    f"added up once a step; leave {axis} out of comms.over"
+                    f"comms.over: {name} is stored split over {axis}, so that its gradient is scattered there as it "
+                    f"is formed, not added up once a step; remove {axis} from comms.over"
                 )
     if comms.compress and not _cut(comms, parameters, layout):
         raise RecipeError(
-            f"{asked} has no effect: every parameter is too small, or too odd in shape, to be cut in boxes of numbers; leave "
-            f"comms out"
+            f"{asked} has no effect: every parameter is too small, or too odd in shape, to be cut into quantization "
+            f"blocks; remove comms"
         )
 
 

@@ -31,9 +31,9 @@ class RowView:
     Attributes:
         name: Name of the array, a seed of random bits.
         shape: Shape of the shard.
-        places: For each dimension, the mesh axes that shard it.
-        box: Shape of a block.
-        along: Dimension with blocks that are assigned to owners in turn.
+        dim_axes: For each dimension, the mesh axes that shard it.
+        block_shape: Shape of a block.
+        dealt_dim: Dimension with blocks that are assigned to owners in turn.
         owners: Number of replicas among which rows are divided.
     """
 
@@ -155,8 +155,10 @@ def choose_dealt_dim(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -
         shape: Shape of the global array.
         box: Shape of a block.
 
-    >>> choose_dealt_dim((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn")), choose_dealt_dim((64, 8), (1, 8), ("embed", "heads"))
-    (2, 0)
+    >>> choose_dealt_dim((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn"))
+    2
+    >>> choose_dealt_dim((64, 8), (1, 8), ("embed", "heads"))
+    0
     """
     boxes = [size // side for size, side in zip(shape, box)]
     calm = [dim for dim, axis in enumerate(axes) if len(lookup_axis(axis).storage or ()) <= 1 and boxes[dim] >= MANY]

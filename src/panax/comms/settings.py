@@ -46,16 +46,15 @@ class Islands(Validated):
             )
         if self.count > 1 and not self.place:
             raise RecipeError(
-                f"comms.islands.count={self.count}: islands need a place where they meet; set comms.islands.place to a "
-                "folder that "
-                f"all of them see, or to an address of an object store"
+                f"comms.islands.count={self.count}: islands need a meeting place; set comms.islands.place to a folder "
+                f"that all of them see, or to an address of an object store"
             )
         plain = type(self).__dataclass_fields__
         for name in () if self.count > 1 else ("place", "wait_seconds", "start_seconds"):
             if getattr(self, name) != plain[name].default:
                 raise RecipeError(
-                    f"comms.islands.{name}={getattr(self, name)!r} has no effect with one island; set comms.islands.count, or "
-                    f"leave it out"
+                    f"comms.islands.{name}={getattr(self, name)!r} has no effect with one island; set "
+                    f"comms.islands.count, or remove it"
                 )
 
 
@@ -126,8 +125,8 @@ class Comms(Validated):
             for name in ("error_feedback", "rounding") if self.delayed else ("over", "error_feedback", "rounding"):
                 if getattr(self, name) != plain[name].default:
                     raise RecipeError(
-                        f"comms.{name}={getattr(self, name)!r} has no effect without comms.compress; set that to one of "
-                        f"{', '.join(WIRES)}, or leave comms.{name} out"
+                        f"comms.{name}={getattr(self, name)!r} has no effect without comms.compress; set that to one "
+                        f"of {', '.join(WIRES)}, or remove comms.{name}"
                     )
         elif self.compress not in WIRES:
             raise RecipeError(
@@ -148,7 +147,7 @@ class Comms(Validated):
             )
         if self.wire.needs_feedback and not self.error_feedback:
             warnings.warn(
-                f"comms.error_feedback=False with comms.compress={self.compress!r}: what rounding leaves out is lost, and "
+                f"comms.error_feedback=False with comms.compress={self.compress!r}: rounding errors are lost, and "
                 f"training suffers from it; leave error_feedback on",
                 stacklevel=2,
             )
@@ -164,7 +163,7 @@ class Comms(Validated):
             if self.local_steps == 1 and getattr(self, name) != plain[name].default:
                 raise RecipeError(
                     f"comms.{name}={getattr(self, name)} has no effect with local_steps=1; set comms.local_steps, or "
-                    "leave it out"
+                    f"remove it"
                 )
         if not 1 <= self.fragments <= self.local_steps or not 0 <= self.overlap_steps < max(self.local_steps, 1):
             raise RecipeError(
@@ -176,11 +175,12 @@ class Comms(Validated):
             raise RecipeError(f"comms.mixing={self.mixing}; expected 0 or more, and less than 1")
         if self.mixing != plain["mixing"].default and not self.overlap_steps:
             raise RecipeError(
-                f"comms.mixing={self.mixing} has no effect with overlap_steps=0; set comms.overlap_steps, or leave it out"
+                f"comms.mixing={self.mixing} has no effect with overlap_steps=0; set comms.overlap_steps, or remove it"
             )
         if self.local_steps > 1 and self.over != ("replica",):
             raise RecipeError(
-                f"comms.over={self.over}: local steps are those of replicas; leave comms.over out, or set comms.local_steps=1"
+                f"comms.over={self.over}: local steps are those of replicas; remove comms.over, or set "
+                f"comms.local_steps=1"
             )
 
     def _check_islands(self) -> None:
@@ -193,24 +193,24 @@ class Comms(Validated):
             )
         if self.fragments > 1 or self.overlap_steps:
             raise RecipeError(
-                f"{asked} with comms.fragments={self.fragments}, overlap_steps={self.overlap_steps}: islands agree on all "
-                f"parameters at once; leave both out"
+                f"{asked} with comms.fragments={self.fragments}, overlap_steps={self.overlap_steps}: islands agree on "
+                f"all parameters at once; remove both"
             )
         if self.compress and self.error_feedback:
             raise RecipeError(
-                f"{asked} with comms.compress={self.compress!r}: an island keeps nothing of what rounding leaves out; set "
+                f"{asked} with comms.compress={self.compress!r}: an island does not store rounding errors; set "
                 f"comms.error_feedback=False"
             )
 
     def _check_delayed(self) -> None:
         if self.delayed and self.local_steps > 1:
             raise RecipeError(
-                f"comms.delayed=True with local_steps={self.local_steps}: replicas that take local steps add no gradients up; "
-                f"leave one of both out"
+                f"comms.delayed=True with local_steps={self.local_steps}: replicas that take local steps add no "
+                f"gradients up; remove one of them"
             )
         if not self.delayed and not self.delay_correction:
             raise RecipeError(
-                "comms.delay_correction=False has no effect without comms.delayed; set that, or leave it out"
+                "comms.delay_correction=False has no effect without comms.delayed; set that, or remove it"
             )
 
     def _check_sums(self) -> None:
@@ -219,9 +219,7 @@ class Comms(Validated):
         asked = f"comms.sums={self.sums!r}"
         if self.delayed or self.local_steps > 1:
             other = "delayed=True" if self.delayed else f"local_steps={self.local_steps}"
-            raise RecipeError(
-                f"{asked} with {other}: no sum is made in this batch's backward pass; leave one of both out"
-            )
+            raise RecipeError(f"{asked} with {other}: no sum is made in this batch's backward pass; remove one of them")
         if self.compress and self.sums == "each_micro_batch":
             raise RecipeError(
                 f"{asked} with comms.compress: rounding is owed once a step; set comms.sums to 'in_backward'"
@@ -238,13 +236,11 @@ class Comms(Validated):
             if self.islands.count > 1:
                 return (
                     f"comms          island {self.islands.index} of {self.islands.count}: they meet after every "
-                    f"{self.local_steps} "
-                    f"steps in {redact_address(self.islands.place)}; what each has moved by travels as {how}"
+                    f"{self.local_steps} steps in {redact_address(self.islands.place)}; its changes travel as {how}"
                 )
             parts = "" if self.fragments == 1 else f", in {self.fragments} parts at different ones"
             return (
-                f"comms          replicas agree after every {self.local_steps} steps{parts}; what they have moved by "
-                "travels as "
+                f"comms          replicas agree after every {self.local_steps} steps{parts}; their changes travel as "
                 f"{how}"
             )
         if self.is_plain:
@@ -255,9 +251,7 @@ class Comms(Validated):
         how = f"comms          gradients travel as {self.compress or 'float32'} over {' and '.join(self.over)}{late}"
         if not self.compress:
             return how
-        feedback = (
-            "what rounding leaves out is sent later" if self.error_feedback else "what rounding leaves out is lost"
-        )
+        feedback = "rounding errors are sent later" if self.error_feedback else "rounding errors are lost"
         return f"{how}; {feedback}"
 
     @property

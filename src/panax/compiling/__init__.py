@@ -1,1 +1,1 @@
-"""Compiled programs: kept on disk, shared by the processes of a job, and called back from."""
+"""Compiled programs: cached on disk, shared by the processes of a job, with callbacks to the host."""

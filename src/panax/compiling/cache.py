@@ -1,7 +1,8 @@
-"""Compiling each program once: kept on disk for the next start, and by one process of a job for the others.
+"""Compilation of each program once: cached on disk for the next start, and by one process of a job for the
+others.
 
-Of a program that spans processes, the one with the first device compiles or reads it, and gives it to the others by JAX's
-coordination service. It always does, whether it found the program or not, so that nobody waits for what will not come.
+A program that spans several processes is compiled or read by the one with the lowest index, which sends it to
+the others by JAX's coordination service. It always does, even if it failed, so that no process waits in vain.
 """
 
 import dataclasses
@@ -29,25 +30,25 @@ from ..system.cpu_info import describe_processor
 from .program_files import ProgramFiles
 
 GIGABYTES = "PANAX_COMPILATION_CACHE_GB"
-"""The environment variable that bounds the folder of compiled programs; 0 turns it off."""
+"""Environment variable that bounds the folder of compiled programs; 0 disables it."""
 
 _USUAL_GIGABYTES = 10.0
 _PART_BYTES = 1 << 20
 _ASK_MILLISECONDS = 5000
 _WAIT_SECONDS = 1200.0
-"""For a program that another process compiles; then each compiles its own."""
+"""Maximum wait for a program that another process compiles; then each compiles its own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompilationStats:
-    """What this process did for its programs since it began.
+    """Statistics of this process's compilations since its start.
 
     Attributes:
-        hits: Programs that it read from disk.
-        received: Programs that another process of the job gave it.
-        misses: Programs that it compiled.
-        seconds: Spent on all of them, waiting included.
-        longest: The programs that it compiled for the longest time: (name, seconds).
+        hits: Programs read from disk.
+        received: Programs received from another process of the job.
+        misses: Programs compiled.
+        seconds: Time for all of them, including waits.
+        longest: Programs with the longest compilations: (name, seconds).
     """
 
     hits: int = 0
@@ -58,7 +59,7 @@ class CompilationStats:
 
 
 class _Compiler:
-    """What JAX calls for each program."""
+    """Function that JAX calls to compile each program."""
 
     def __init__(self, files: ProgramFiles | None, say: Callable[[str], None]):
         self.files, self.say = files, say
@@ -110,14 +111,16 @@ class _Compiler:
             found, kind, program = self._own(how, key, by_jax)
             return found, kind
         finally:
-            # Also where it failed, or came from a cache of JAX.
+            # Also if it failed, or came from a cache of JAX.
             if gives:
                 self._publish(client, key, program)
 
     def _own(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str, bytes | None]:
-        """Read here, or compiled here and kept: the executable, which of both, and its bytes for others.
+        """Read the executable from disk, or compile and store it; return it, "hits" or "misses", and its
+        bytes for others.
 
-        The bytes are those of a fresh executable. One that was loaded gives others on CPU, which lack functions (jax 0.10.2).
+        The bytes are those of a fresh executable. On CPU, a loaded one serializes to other bytes, which lack
+        functions (jax 0.10.2).
         """
         if self.files is None:
             hits = self._hits_of_jax
@@ -132,7 +135,7 @@ class _Compiler:
         return found, "misses", program
 
     def _keep(self, key: str, program: bytes) -> None:
-        """On disk for the next start, unless another process of this host has done so."""
+        """Store a program on disk for the next start, unless another process of this host has done so."""
         if self.files is None or self.files.has(key):
             return
         try:
@@ -142,7 +145,7 @@ class _Compiler:
             self.files = None
 
     def _read(self, how: "_Job", key: str) -> tuple[Any, bytes | None]:
-        """The executable that is on disk, and its bytes."""
+        """Read the executable on disk, and its bytes."""
         if self.files is None:
             return None, None
         damaged = self.files.damaged
@@ -170,23 +173,24 @@ class _Compiler:
             self.say(f"warning: {how.name} could not be loaded, and is compiled again: {reason}")
             return None
 
-    # What the processes of a job tell each other. Keys are written once, and read by any number of processes.
+    # Messages between the processes of a job. Keys are written once, and read by any number of processes.
 
     def _is_alike(self, client: Any, other: int) -> bool:
-        """Whether what another process compiles runs here and is what this process would compile."""
+        """Return True if programs compiled by another process run here and equal those that this process
+        would compile."""
         if other not in self._alike:
             theirs = _asked(client, f"panax/kind/{other}", _WAIT_SECONDS)
             self._alike[other] = theirs == process_fingerprint().encode()
         return self._alike[other]
 
     def introduce(self) -> None:
-        """Tell the other processes of the job what this one's programs run on."""
+        """Publish a description of this process's target to the other processes of the job."""
         client = internals.coordination_client()
         if client is not None:
             client.key_value_set_bytes(f"panax/kind/{jax.process_index()}", process_fingerprint().encode())
 
     def _publish(self, client: Any, key: str, program: bytes | None) -> None:
-        """Give a program to the others; None tells them to make their own."""
+        """Send a program to the others; with None, each compiles its own."""
         if key in self._published:
             return
         self._published.add(key)
@@ -198,7 +202,8 @@ class _Compiler:
         client.key_value_set_bytes(f"panax/program/{key}", json.dumps(said).encode())
 
     def _received(self, client: Any, key: str) -> bytes | None:
-        """A program that another process gives; None where it has none to give, or none came in time."""
+        """Receive a program from another process; None if that process has none, or it did not arrive in
+        time."""
         said = _asked(client, f"panax/program/{key}", _WAIT_SECONDS)
         if said is None:
             self.say(f"warning: another process did not give a program within {_WAIT_SECONDS:g} s; it is compiled here")
@@ -231,7 +236,7 @@ class _Compiler:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A program to be made."""
+    """A program to be compiled."""
 
     compiler: _Compiler
     name: str
@@ -255,12 +260,12 @@ _compiler: _Compiler | None = None
 
 
 def install_compile_cache(say: Callable[[str], None]) -> None:
-    """From now on keep compiled programs on disk, and compile those of several processes in one of them.
+    """Cache compiled programs on disk from now on, and compile those of several processes in one of them.
 
-    A cache that the user has chosen for JAX stays. A second call changes nothing.
+    A cache that the user has configured for JAX is preserved. A second call changes nothing.
 
     Args:
-        say: Takes a line where the folder can't be used; the run goes on without it.
+        say: Called with a line if the folder can't be used; the run continues without it.
     """
     global _compiler
     if _compiler is not None:
@@ -271,19 +276,22 @@ def install_compile_cache(say: Callable[[str], None]) -> None:
         return
     made = _Compiler(files, say)
     if not internals.replace_compile(made):
-        say(f"warning: compiled programs are not kept: JAX {jax.__version__} compiles in another way than Panax knows")
+        say(
+            f"warning: compiled programs are not cached: JAX {jax.__version__} compiles in a way that Panax does not support"
+        )
         return
     _compiler = made
     made.introduce()
 
 
 def compilation_stats() -> CompilationStats:
-    """What this process compiled, read and received so far; nothing where `install_compile_cache` was not called."""
+    """Return the number of programs that this process compiled, read and received so far; zeros without
+    `install_compile_cache`."""
     return CompilationStats() if _compiler is None else _compiler.done
 
 
 def max_bytes() -> int:
-    """How large the folder of compiled programs may become.
+    """Return the maximum size of the folder of compiled programs, in bytes.
 
     Raises:
         RecipeError: `PANAX_COMPILATION_CACHE_GB` is not a number from 0.
@@ -299,12 +307,13 @@ def max_bytes() -> int:
 
 
 def process_fingerprint() -> str:
-    """What compiled programs depend on besides their text: the processor, the versions and XLA's flags."""
+    """Return a hash of everything, apart from their text, that compiled programs depend on: the processor,
+    the versions and XLA's flags."""
     from importlib.metadata import version
 
     panax = sys.modules[__name__.partition(".")[0]].__version__
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")).split()
-    # How many devices are simulated is said by each program.
+    # The number of simulated devices is part of each program.
     flags = sorted(flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count"))
     parts = (describe_processor(), panax, version("jax"), version("jaxlib"), *flags)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -324,13 +333,13 @@ def _files(say: Callable[[str], None]) -> ProgramFiles | None:
 
 
 def _asked(client: Any, key: str, seconds: float) -> bytes | None:
-    """A value of the coordination service, once it is there; None where it does not come."""
+    """Wait for a value of the coordination service; None if it does not arrive."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             return client.blocking_key_value_get_bytes(key, _ASK_MILLISECONDS)
         except jax.errors.JaxRuntimeError as error:
-            # Asked again in short turns, between which signals are handled.
+            # Requested repeatedly with short time-outs, between which signals are handled.
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
     return None

@@ -1,6 +1,6 @@
-"""What a compiled step calls on the host: its errors reach whoever waits for the step as they were raised.
+"""Errors of a compiled step's callbacks on the host, raised unchanged in the code that waits for the step.
 
-JAX logs an exception of a callback and wraps it, as text with both tracebacks, in an error of the runtime's.
+JAX logs an exception of a callback and wraps it, as text with both tracebacks, in a runtime error.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def capture_callback_errors() -> Iterator[None]:
-    """Around the body of a callback: an error in it is kept for `reraise_callback_errors`."""
+    """Store an error in the body of a callback for `reraise_callback_errors`."""
     try:
         yield
     except PanaxError as error:
@@ -29,7 +29,7 @@ def capture_callback_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reraise_callback_errors() -> Iterator[None]:
-    """Around what waits for steps: the first error of a callback is raised in the place of the runtime's.
+    """Raise the first error of a callback instead of the runtime's, in code that waits for steps.
 
     Raises:
         PanaxError: A callback raised it.
@@ -51,6 +51,6 @@ def reraise_callback_errors() -> Iterator[None]:
 
 
 def _is_not_kept(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is of another error."""
+    """Return True if a log record is about another error."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, PanaxError)

@@ -1,7 +1,8 @@
-"""A folder of compiled programs: each in its own file with its checksum, together not larger than a bound.
+"""Folder of compiled programs: each in a separate file with its checksum, with a bound on their total size.
 
-Processes of one user share it, also from several hosts: a file appears whole, by a rename, and removing one that another
-process reads is harmless. A file that is not what was written is removed and taken for missing: a damaged program is never run.
+Processes of one user share it, also from several hosts: a file appears complete, by a rename, and removing
+one that another process reads is harmless. A file with changed content is removed and counts as missing: a
+damaged program is never run.
 """
 
 import contextlib
@@ -24,17 +25,18 @@ class ProgramFiles:
     """Programs by name, for one kind of processor and one set of versions.
 
     Attributes:
-        root: The folder of all kinds, which the bound holds for.
-        damaged: How many files were removed because they were not what was written.
+        root: The folder of all kinds, to which the bound applies.
+        damaged: Number of files removed because their content had changed.
     """
 
     def __init__(self, root: Path, kind: str, max_bytes: int):
-        """
+        """Open the folder, or make it.
+
         Args:
-            kind: What a program must have been compiled for and by, to be run here.
+            kind: Target and versions for which a program must have been compiled to be run here.
 
         Raises:
-            OSError: The folder can't be made or written, or is not this user's alone.
+            OSError: The folder can't be made or written, or does not belong to this user alone.
         """
         self.root, self.kind, self.max_bytes = make_private_folder(root), kind, max_bytes
         self.folder = make_private_folder(self.root / hashlib.sha256(kind.encode()).hexdigest()[:16])
@@ -44,11 +46,11 @@ class ProgramFiles:
             raise PermissionError(f"{self.folder} can't be written")
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of a program, whole or not."""
+        """Return True if there is a file of a program, complete or not."""
         return self._path(name).exists()
 
     def get(self, name: str) -> bytes | None:
-        """A program; None where there is none, or none that is whole."""
+        """Read a program; None if it is missing or damaged."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -60,13 +62,13 @@ class ProgramFiles:
             self.damaged += 1
             self.remove(name)
             return None
-        # Which files were used last; where that can't be written, they are older.
+        # For the order of last use; if it can't be written, the files count as older.
         with contextlib.suppress(OSError):
             os.utime(path)
         return program
 
     def put(self, name: str, program: bytes) -> None:
-        """Keep a program, removing those that were not used for the longest time where there is no room.
+        """Store a program; if there is not enough space, the least recently used ones are removed.
 
         Raises:
             OSError: It can't be written.
@@ -87,7 +89,7 @@ class ProgramFiles:
         self._bytes += len(data)
 
     def remove(self, name: str) -> None:
-        """Forget a program."""
+        """Remove a program."""
         with contextlib.suppress(FileNotFoundError):
             self._path(name).unlink()
 
@@ -95,11 +97,11 @@ class ProgramFiles:
         return self.folder / (hashlib.sha256(name.encode()).hexdigest() + _ENDING)
 
     def _digest(self, name: str, program: bytes) -> bytes:
-        # With what it is for: a file that was renamed is not taken for another.
+        # Includes the name: a renamed file is not taken for another program.
         return hashlib.sha256("\n".join((self.kind, name, "")).encode() + program).digest()
 
     def _make_room(self, size: int) -> int:
-        """Remove what is too much; how many bytes are left."""
+        """Remove the least recently used programs to fit the bound; return the number of remaining bytes."""
         found: list[tuple[float, int, Path]] = []
         for path in self.root.glob("*/*"):
             with contextlib.suppress(OSError):

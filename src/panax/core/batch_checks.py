@@ -29,7 +29,7 @@ class LeafRange(NamedTuple):
     Attributes:
         low: Minimum value.
         high: Maximum value, inclusive.
-        whole: True if the leaf holds integers, such as ids and labels.
+        integral: True if the leaf holds integers, such as ids and labels.
         counted_by: Leaf of weights; a value is only checked if its weight is nonzero. None to check every
             value.
         advice: Fix to suggest to the user for a value out of range.
@@ -46,9 +46,9 @@ class LeafRange(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The range as text, for messages.
+        """Format the range for messages.
 
-        >>> LeafRange(0, 9, whole=True).words, LeafRange(0.0).words, LeafRange().words
+        >>> LeafRange(0, 9, integral=True).description, LeafRange(0.0).description, LeafRange().description
         ('0 to 9', '0 or more', 'finite numbers')
         """
         if math.isfinite(self.low) and math.isfinite(self.high):
@@ -72,7 +72,7 @@ def id_range(count: int, *, counted_by: str | None = None, least: int = 0, advic
 UNCHECKED_RANGE = LeafRange(checked=False)
 """Range of features: any value."""
 
-WEIGHT_RANGE = LeafRange(0.0, advice="give 0 to leave something out, and a positive weight otherwise")
+WEIGHT_RANGE = LeafRange(0.0, advice="give 0 to exclude something, and a positive weight otherwise")
 """Range of weights, such as `loss_mask`."""
 
 
@@ -143,7 +143,8 @@ def _outside_message(name: str, leaf: np.ndarray, outside: np.ndarray, allowed: 
     ignored = allowed.integral and value == -100 and allowed.counted_by is not None
     hint = f": -100 does not mean ignored here, set {allowed.counted_by} to 0 there" if ignored else ""
     shown = str(int(value)) if allowed.integral else f"{float(value):.6g}"
-    return f"the batch's leaf {name!r} holds {shown} at {place}; this task takes {allowed.description}{where}{hint}; {allowed.advice}"
+    expected = f"this task takes {allowed.description}{where}{hint}; {allowed.advice}"
+    return f"the batch's leaf {name!r} holds {shown} at {place}; {expected}"
 
 
 def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[str, np.ndarray]:

@@ -57,26 +57,27 @@ class CollectingTask(Task):
     @property
     @abc.abstractmethod
     def rows(self) -> int:
-        """Number of environments over all devices."""
+        """Return the number of environments over all devices."""
 
     @property
     @abc.abstractmethod
     def evaluation_rows(self) -> int:
-        """Number of rows of an evaluation: `loss` outside of training receives them as the leaf `row`."""
+        """Return the number of rows of an evaluation: `loss` outside of training receives them as the leaf
+        `row`."""
 
     @property
     def collections(self) -> int:
-        """Number of collections per step."""
+        """Return the number of collections per step."""
         return 1
 
     @property
     @abc.abstractmethod
     def updates(self) -> int:
-        """Number of updates after each collection."""
+        """Return the number of updates after each collection."""
 
     @property
     def may_stop_early(self) -> bool:
-        """True if updates may stop early within a step, for example at a KL target (`goes_on`)."""
+        """Return True if updates may stop early within a step, for example at a KL target (`goes_on`)."""
         return False
 
     @property
@@ -102,7 +103,7 @@ class CollectingTask(Task):
         """
 
     def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
-        """Return whether to apply an update with these losses and metrics; if not, no further update follows
+        """Return True to apply an update with these losses and metrics; if not, no further update follows
         until the next collection.
         """
         raise NotImplementedError
@@ -137,6 +138,7 @@ class CollectingTask(Task):
         """
         if batch[ROW_LEAF].shape != (self.rows,):
             raise RecipeError(
-                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch[ROW_LEAF].shape[0]} rows; leave the "
+                f"{type(self).__name__} has {self.rows} environments, and the batch has {batch[ROW_LEAF].shape[0]} "
+                "rows; leave the "
                 f"experiment's data out: this task makes its own"
             )

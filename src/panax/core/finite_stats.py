@@ -24,8 +24,10 @@ def min_finite(values: Iterable[T], *, key: Callable[[T], Any] | None = None, de
     Raises:
         ValueError: There are no items and no default.
 
-    >>> min_finite([math.nan, 2.0, 1.0]), min_finite([math.nan]), min_finite([(math.nan, "a"), (3.0, "b")], key=lambda pair: pair[0])
-    (1.0, nan, (3.0, 'b'))
+    >>> min_finite([math.nan, 2.0, 1.0]), min_finite([math.nan])
+    (1.0, nan)
+    >>> min_finite([(math.nan, "a"), (3.0, "b")], key=lambda pair: pair[0])
+    (3.0, 'b')
     """
     return _first(sort_finite_first(values, key=key), default)
 

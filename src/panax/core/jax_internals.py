@@ -21,7 +21,7 @@ original_compile = compiler.compile_or_get_cached
 
 
 def is_backend_initialized() -> bool:
-    """Return whether JAX has initialized its devices, after which processes can no longer join."""
+    """Return True if JAX has initialized its devices, after which processes can no longer join."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -71,7 +71,7 @@ def replace_compile(compile_: Callable[..., Any]) -> bool:
 
 
 def is_cacheable(backend: Any, host_callbacks: Any) -> bool:
-    """Return whether a program runs on devices of this process and compiles to the same result from the same
+    """Return True if a program runs on devices of this process and compiles to the same result from the same
     text.
 
     Programs for devices that are not attached cannot be deserialized, Python callbacks are addresses in this

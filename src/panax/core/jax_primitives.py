@@ -133,7 +133,7 @@ class ShardMap(NamedTuple):
 
 
 def is_shard_map(equation: Any) -> bool:
-    """Return whether the primitive is `shard_map`."""
+    """Return True if the primitive is `shard_map`."""
     return equation.primitive.name == "shard_map"
 
 
@@ -151,7 +151,7 @@ def read_shard_map(equation: Any) -> ShardMap:
 
 
 class ScanArity(NamedTuple):
-    """How the operands of a `scan`, also the inputs of its body, are divided; the scanned arrays come last.
+    """Division of the operands of a `scan`, also the inputs of its body; the scanned arrays come last.
 
     Attributes:
         consts: Number of operands that every iteration reads.
@@ -197,7 +197,7 @@ def _extra_dimensions(equation: Any, outside: Sequence[Any], inside: Sequence[An
     ranks = [_rank(a) - _rank(b) for a, b in zip(outside, inside)]
     count = sum(ranks)
     if len(outside) != len(inside) or ranks != [0] * (len(ranks) - count) + [1] * count:
-        raise UnknownForm(equation, "body whose last inputs and results have one dimension less than its operands")
+        raise UnknownForm(equation, "body with last inputs and results of one dimension less than its operands")
     return count
 
 
@@ -262,7 +262,7 @@ def gathered_dim(equation: Any) -> int:
 
 
 def is_tiled_gather(equation: Any) -> bool:
-    """Return whether an `all_gather` concatenates along an existing dimension; otherwise it adds one."""
+    """Return True if an `all_gather` concatenates along an existing dimension; otherwise it adds one."""
     return bool(read_parameter(equation, "tiled"))
 
 

@@ -42,7 +42,7 @@ class Loss(eqx.Module):
 
     @property
     def mean(self) -> Scalar:
-        """`sum / weight`; zero if nothing was counted, NaN if the weight is negative or NaN."""
+        """Return `sum / weight`; zero if nothing was counted, NaN if the weight is negative or NaN."""
         return _ratio(self.sum, self.weight)
 
     def merge(self, other: "Loss") -> "Loss":
@@ -236,7 +236,7 @@ class DataChecks(eqx.Module):
 
     @property
     def has_failed(self) -> Array:
-        """True if a check failed."""
+        """Return True if a check failed."""
         return (self.worst != NO_FAULT).any()
 
     def merge(self, other: "DataChecks") -> "DataChecks":
@@ -282,7 +282,7 @@ RESERVED_NAMES = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a step or an evaluation itself reports something of this name, which a metric would
+    """Return True if a step or an evaluation itself reports something of this name, which a metric would
     hide.
 
     >>> is_reserved("loss"), is_reserved("train_loss")
@@ -298,7 +298,7 @@ def merged_fields(measure: Any) -> tuple[str, ...]:
 
 
 def merges_by_max(measure: Any) -> bool:
-    """Return whether the measure merges by maximum instead of by sum."""
+    """Return True if the measure merges by maximum instead of by sum."""
     return isinstance(measure, Maximum | DataChecks)
 
 
@@ -310,12 +310,12 @@ def neutral_value(measure: Any, dtype: Any) -> Any:
 
 
 def is_measure(x: Any) -> bool:
-    """Return whether a pytree node is a loss or a metric."""
+    """Return True if a pytree node is a loss or a metric."""
     return isinstance(x, Loss | Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks)
 
 
 def merge_measures(a: Any, b: Any) -> Any:
-    """Merge two trees of losses and metrics of the same structure, each by its own reduction."""
+    """Merge two trees of losses and metrics of the same structure, each leaf by its reduction."""
     return jax.tree.map(lambda x, y: x.merge(y), a, b, is_leaf=is_measure)
 
 

@@ -1,4 +1,4 @@
-"""Interfaces between packages: what a Task is to the step, and a Source to the loop.
+"""Interfaces between packages: a Task's to the step, and a Source's to the loop.
 
 All training goes through them. A built-in decoder, a traced PyTorch module, a pipeline with a custom schedule
 and a generative adversarial pair are all a `Task`; packed text, a torch `DataLoader` and a Python list are

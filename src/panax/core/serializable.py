@@ -14,13 +14,17 @@ _Class = TypeVar("_Class")
 _classes: dict[str, type | str] = {}
 
 _RENAMED = {
+    "Filtered": "FilteredCorpus",
+    "Hashed": "HashBuckets",
     "Joined": "ConcatCorpus",
     "Keys": "HashedIds",
     "Numbered": "IntegerIds",
+    "OwnSchedule": "CustomSchedule",
     "Part": "MixtureComponent",
     "Vocabulary": "CountVocabulary",
 }
-"""Classes that files of version 0.1.1 know under another name: settings name them, and fingerprints of data hash the names."""
+"""Present names of classes, by their names in files of version 0.1.1: settings name them, and fingerprints of
+data hash the names."""
 
 _FORMER = {new: old for old, new in _RENAMED.items()}
 _ANY_RENAMED = re.compile(r"\b(?:" + "|".join(_FORMER) + r")\b(?=\(|$)")

@@ -80,12 +80,12 @@ class TrainState(eqx.Module):
 
     @property
     def eval_params(self) -> Params:
-        """Parameters for evaluation and export: the averaged ones, if any."""
+        """Return the parameters for evaluation and export: the averaged ones, if any."""
         return self.params if self.averaged is None else replace_averaged(self.params, self.averaged)
 
     @property
     def step_key(self) -> jax.Array:
-        """The key of the step about to be taken."""
+        """Return the key of the step about to be taken."""
         return jax.random.fold_in(self.key, self.step)
 
 

@@ -1,4 +1,4 @@
-"""`Task`: what is trained, as the step sees it.
+"""`Task`: the model and its objective, as the step sees them.
 
 A built-in decoder, a PyTorch module traced to JAX, a pipeline that interleaves forward and backward passes,
 and a generative adversarial pair all implement this interface, the only view of a model that the step has.
@@ -84,7 +84,7 @@ ADAPTERS = {
 class Task(abc.ABC):
     """A model with its objective.
 
-    `params` is what gradients and optimizer state exist for; `state` is everything else that the model
+    `params` are differentiated and have optimizer state; `state` is everything else that the model
     carries from one step to the next (BatchNorm statistics, a router's bias, ranges for low precision): any
     pytree of arrays, empty for most models.
     """
@@ -124,15 +124,14 @@ class Task(abc.ABC):
 
     @property
     def growing(self) -> tuple[GrowingVocab, ...]:
-        """Tables with rows that are assigned to keys in the data during training; their vocabularies are in
-        the model state.
-        """
+        """Return the tables with rows that are assigned to keys in the data during training; their
+        vocabularies are in the model state."""
         return ()
 
     @property
     def leaf_ranges(self) -> Mapping[str, range | LeafRange]:
-        """Values that leaves of a batch may hold, such as labels and weights; any other value is an error
-        before the step.
+        """Return the values that leaves of a batch may hold, such as labels and weights; any other value is
+        an error before the step.
 
         Integers with a range are widened to int32 before `loss` sees them, other values to float32.
         """
@@ -164,7 +163,7 @@ class Task(abc.ABC):
 
     @property
     def units_per_row(self) -> int:
-        """Number of such units that a step makes of one row."""
+        """Return the number of such units that a step produces per row."""
         return 1
 
     sums_over_rows: bool = True
@@ -184,7 +183,7 @@ class Task(abc.ABC):
 
     @property
     def updates_per_step(self) -> int:
-        """Number of parameter updates per step, which the optimizer's schedule counts."""
+        """Return the number of parameter updates per step, which the optimizer's schedule counts."""
         return 1
 
     weight_dtype: Any = jnp.float32
@@ -192,7 +191,8 @@ class Task(abc.ABC):
 
     @property
     def scales_loss(self) -> bool:
-        """True if its gradients pass through float16, so that the loss is scaled before differentiation."""
+        """Return True if its gradients pass through float16, so that the loss is scaled before
+        differentiation."""
         return False
 
     compute_dtype: str = "float32"
@@ -217,16 +217,14 @@ class Task(abc.ABC):
 
     @property
     def output_weights(self) -> tuple[str, ...]:
-        """Names of weights that map the model's width to its output, stored with the output dimension
-        leading.
-        """
+        """Return the names of weights that map the model's width to its output, stored with the output
+        dimension leading."""
         return ()
 
     @property
     def mup_base_task(self) -> "Task | None":
-        """The same task with a narrower model, from which this one transfers its learning rate and initial
-        scale by muP; None if its settings are its own.
-        """
+        """Return the same task with a narrower model, from which this one transfers its learning rate and
+        initial scale by muP; None if its settings are not transferred."""
         return None
 
     frozen_parameters: tuple[str, ...] = ()
@@ -259,7 +257,8 @@ class Task(abc.ABC):
 
     @property
     def row_order(self) -> AcceptedOrder:
-        """Which positions of a row a device may hold if a context axis shards rows; see `RowOrder`.
+        """Return the order of a row's positions that it accepts if a context axis shards rows; see
+        `RowOrder`.
 
         A recurrence, a convolution and anything else that reads neighboring positions needs contiguous ones.
         "any" is laid out in zigzag order. Only for tasks that name their axes.
@@ -268,12 +267,12 @@ class Task(abc.ABC):
 
     @property
     def pipeline_requirement(self) -> PipelineRequirement | None:
-        """How a pipeline partitions it; None if it cannot be pipelined."""
+        """Return its partition into pipeline stages; None if it cannot be pipelined."""
         return None
 
     @property
     def exchange_requirements(self) -> tuple[AllToAllRequirement, ...]:
-        """Requirements of all-to-alls in its layers."""
+        """Return the requirements of all-to-alls in its layers."""
         return ()
 
     def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
@@ -281,7 +280,7 @@ class Task(abc.ABC):
 
         A table is a parameter with a first logical axis such as `row`. It is never differentiated as a whole:
         the rows named here are gathered once per step, replace the parameter (`spmd.GatheredRows`) while
-        `loss` is traced, and are what gradients exist for. Empty, the default, without tables.
+        `loss` is traced, and have the gradients. Empty, the default, without tables.
         """
         return {}
 
@@ -379,17 +378,20 @@ class Task(abc.ABC):
         Raises:
             RecipeError: The task does not generate, or the rows would be too long for its model.
         """
-        raise RecipeError(f"{type(self).__name__} does not generate; a task that does says so, and has `generate`")
+        raise RecipeError(
+            f"{type(self).__name__} does not generate; a task that does sets `generates` and has `generate`"
+        )
 
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:
         """Return the logical axes of each (possibly abstract) parameter, a tuple at each leaf."""
 
     def semantic_axes(self, params: Params) -> Any:
-        """Return logical axes that tell an optimizer what each parameter is: a matrix, a bias or a stack of
+        """Return logical axes that describe each parameter to an optimizer: a matrix, a bias or a stack of
         them.
 
-        By default those of `parameter_axes`, unless these can be chosen regardless of what a parameter is.
+        By default those of `parameter_axes`, unless these can be chosen regardless of the parameter's
+        meaning.
         """
         return self.parameter_axes(params)
 
@@ -420,7 +422,7 @@ class Task(abc.ABC):
         The task, not the step, owns the loop over micro-batches: a pipeline interleaves the passes of several
         of them, and a traced graph returns gradients itself. The step's default is
         `panax.spmd.accumulate_grads`. Code that differentiates a loss must use
-        `core.loss_scale.objective_of`, so that the loss is scaled if the task `scales_loss`.
+        `core.loss_scale.scaled_objective`, so that the loss is scaled if the task `scales_loss`.
 
         Args:
             micro_batches: Batch leaves with an additional leading axis, one entry per micro-batch, in order.

@@ -108,7 +108,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _problem(value: Any, hint: Any) -> str | None:
-    """Return what is wrong with a value, and the fix; None if nothing is."""
+    """Return a description of a value's error, and the fix; None if it is valid."""
     alternatives = _alternatives(hint)
     problems = [_problem_of_one(value, each) for each in alternatives]
     if None in problems:
@@ -197,7 +197,7 @@ def _problem_of_class(value: Any, cls: type) -> str | None:
     hint = getattr(cls, "hint_for", None)
     instead = hint(value) if hint is not None else None
     if instead is None and (inspect.isfunction(value) or inspect.ismethod(value)):
-        return f"expected {_a(cls)}, and this is a function: write what it returns, {value.__name__}(...)"
+        return f"expected {_a(cls)}, and this is a function: write its result, {value.__name__}(...)"
     return f"expected {_a(cls)}, got {describe_type(value)}" + (f": {instead}" if instead else "")
 
 

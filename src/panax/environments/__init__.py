@@ -1,4 +1,5 @@
-"""Environments for reinforcement learning: the protocol, its spaces, batches with automatic reset, and our own environments."""
+"""Environments for reinforcement learning: the protocol, its spaces, batches with automatic reset, and
+built-in environments."""
 
 from typing import TYPE_CHECKING
 

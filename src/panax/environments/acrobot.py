@@ -1,4 +1,4 @@
-"""`Acrobot`: two links, of which a motor between them must swing the lower end up."""
+"""`Acrobot`: two links with a motor between them that must swing the lower end up."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ class AcrobotState(eqx.Module):
     """Two links in motion.
 
     Attributes:
-        motion: The first link's angle from hanging down, the second one's from the first, both in [-π, π) (rad), and their
-            velocities (rad/s).
+        motion: The first link's angle from hanging down, the second one's from the first, both in [-π, π)
+            (rad), and their velocities (rad/s).
         time: Steps taken.
     """
 
@@ -38,13 +38,13 @@ class AcrobotState(eqx.Module):
 class Acrobot(Environment):
     """A reward of -1 for each step until the lower end is a link's length above the axle.
 
-    Equal to gymnasium's `Acrobot-v1`: links of 1 m and 1 kg, a torque of -1, 0 or 1 N m, integrated by
-    the fourth-order Runge-Kutta method.
+    Equal to gymnasium's `Acrobot-v1`: links of 1 m and 1 kg, a torque of -1, 0 or 1 N m, integrated by the
+    fourth-order Runge-Kutta method.
 
     Source: Sutton, Barto, Reinforcement learning: an introduction, section 11.3 (first edition).
 
     Attributes:
-        max_steps: After so many, an episode is cut.
+        max_steps: Number of steps after which an episode is truncated.
     """
 
     max_steps: int = 500
@@ -94,7 +94,7 @@ class Acrobot(Environment):
 
 
 def _moved(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array, "4"]:
-    """The motion after one step of the fourth-order Runge-Kutta method."""
+    """Integrate one step of the fourth-order Runge-Kutta method."""
     half = _SECONDS / 2
     first = _change(motion, torque)
     second = _change(motion + half * first, torque)
@@ -104,7 +104,7 @@ def _moved(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array, 
 
 
 def _change(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array, "4"]:
-    """The derivative of the motion by time, for links of 1 m, 1 kg and moments of inertia of 1 kg m²."""
+    """Compute the time derivative of the motion, for links of 1 m, 1 kg and moments of inertia of 1 kg m²."""
     angle, bend, turning, bending = motion
     inertia = _CENTRE**2 + (1 + _CENTRE**2 + 2 * _CENTRE * jnp.cos(bend)) + 2.0
     shared = _CENTRE**2 + _CENTRE * jnp.cos(bend) + 1.0

@@ -1,4 +1,4 @@
-"""`EnvironmentBatch`: many environments side by side, each reset by itself when its episode ends."""
+"""`EnvironmentBatch`: many environments side by side, each reset automatically when its episode ends."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from .environment import Action, Environment, State
 
 
 class EnvironmentState(eqx.Module):
-    """Episodes under way; every leaf has the leading axis `batch`.
+    """Running episodes; every leaf has the leading axis `batch`.
 
     Attributes:
-        state: Of the environments.
-        observation: What the policy is to act on next; after an episode's end, the first one of the next episode.
-        episode_return: Sum of the rewards of the episode so far, not discounted.
+        state: States of the environments.
+        observation: Next input of the policy; after an episode's end, the first one of the next episode.
+        episode_return: Undiscounted sum of the rewards of the episode so far.
         episode_length: Steps of the episode so far.
     """
 
@@ -28,16 +28,17 @@ class EnvironmentState(eqx.Module):
 
 
 class Transition(NamedTuple):
-    """What one step of a batch yields; every leaf has the leading axis `batch`.
+    """Result of one step of a batch; every leaf has the leading axis `batch`.
 
     Attributes:
-        ongoing: After the step and the resets that followed.
-        final_observation: What the step led to, before any reset: bootstrap from this one.
-        reward: Of the step.
+        environment_state: State after the step and the resets that followed.
+        final_observation: Observation after the step, before any reset: bootstrap from this one.
+        reward: Reward of the step.
         terminated: The episode ended, and the value of `final_observation` is 0.
-        truncated: The episode was cut; the value of `final_observation` is not 0 unless it has terminated too.
-        episode_return: Sum of the rewards of the episode, this step's included; final where the episode ended.
-        episode_length: Steps of the episode, this one included.
+        truncated: The episode was truncated; the value of `final_observation` is not 0 unless it has
+            terminated too.
+        episode_return: Sum of the rewards of the episode, including this step's; final if the episode ended.
+        episode_length: Steps of the episode, including this one.
     """
 
     environment_state: EnvironmentState
@@ -50,16 +51,16 @@ class Transition(NamedTuple):
 
     @property
     def ended(self) -> Bool[Array, "*steps batch"]:
-        """Whether an episode ended, in either way."""
+        """Return True where an episode ended, in either way."""
         return self.terminated | self.truncated
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentBatch:
-    """`environment` over a leading batch axis, with automatic reset.
+    """An environment with a leading batch axis and automatic reset.
 
-    What is drawn is a function of the key and of each environment's index in the whole batch: a shard that steps its own part
-    of the environments, with their indices, draws what one device would.
+    Random numbers are a function of the key and of each environment's index in the global batch: a shard that
+    steps its part of the environments, with their indices, draws the same as a single device.
 
     >>> from panax.environments import CartPole
     >>> batch = EnvironmentBatch(CartPole())
@@ -74,8 +75,8 @@ class EnvironmentBatch:
         """Begin an episode in each environment.
 
         Args:
-            key: Of the run, or of an evaluation.
-            index: Of each environment in the whole batch.
+            key: Key of the run, or of an evaluation.
+            index: Index of each environment in the global batch.
         """
         state, observation = self.environment.reset_all(row_keys(key, index))
         zeros = jnp.zeros(index.shape, jnp.float32)
@@ -84,17 +85,17 @@ class EnvironmentBatch:
     def step(
         self, ongoing: EnvironmentState, action: Action, key: Key[Array, ""], index: Int[Array, " batch"]
     ) -> Transition:
-        """Take an action in each environment, and begin another episode where one ended.
+        """Take an action in each environment, and begin another episode wherever one ended.
 
         Args:
-            action: One of `action_space` for each environment.
-            key: Another one for every step.
-            index: Of each environment in the whole batch.
+            action: An element of `action_space` for each environment.
+            key: Key, different for every step.
+            index: Index of each environment in the global batch.
         """
         return self.step_with_keys(ongoing, action, row_keys(key, index))
 
     def step_with_keys(self, ongoing: EnvironmentState, action: Action, keys: Key[Array, " batch"]) -> Transition:
-        """As `step`, with a key for each environment."""
+        """Take a step with a key for each environment; otherwise like `step`."""
         stepped, state, observation = self.environment.step_all(ongoing.state, ongoing.observation, action, keys)
         ended = stepped.terminated | stepped.truncated
         total, length = ongoing.episode_return + stepped.reward, ongoing.episode_length + 1
@@ -108,16 +109,17 @@ class EnvironmentBatch:
 
 
 def row_keys(key: Key[Array, ""], index: Int[Array, " batch"]) -> Key[Array, " batch"]:
-    """A key for each row by its number in the whole batch."""
+    """Derive a key for each row from its index in the global batch."""
     return jax.vmap(lambda each: jax.random.fold_in(key, each))(index)
 
 
 def step_keys(
     key: Key[Array, ""], index: Int[Array, " batch"], steps: int
 ) -> tuple[Key[Array, "time batch"], Key[Array, "time batch"]]:
-    """For each of several steps a key for each row to act with, and one to be moved with.
+    """Derive, for each of several steps and each row, a key for the action and one for the environment's
+    step.
 
-    All at once: in a loop over steps their few numbers would cost more than small networks do.
+    All at once: in a loop over steps these few values would cost more than a small network.
     """
 
     def of_step(number: Int[Array, ""]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:

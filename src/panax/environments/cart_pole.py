@@ -1,4 +1,4 @@
-"""`CartPole`: a pole on a cart, kept upright by pushing the cart to the left or to the right."""
+"""`CartPole`: a pole on a cart, balanced by pushing the cart to the left or to the right."""
 
 import dataclasses
 import math
@@ -27,7 +27,8 @@ class CartPoleState(eqx.Module):
     """A cart with its pole.
 
     Attributes:
-        motion: The cart's position (m) and velocity (m/s), the pole's angle from upright (rad) and its velocity (rad/s).
+        motion: The cart's position (m) and velocity (m/s), the pole's angle from upright (rad) and its
+            velocity (rad/s).
         time: Steps taken.
     """
 
@@ -39,12 +40,13 @@ class CartPoleState(eqx.Module):
 class CartPole(Environment):
     """A reward of 1 for each step until the pole has fallen 12 degrees or the cart has left the track.
 
-    Equal to gymnasium's `CartPole-v1`, whose returns it so shares: 500 is the best.
+    Equal to gymnasium's `CartPole-v1`, with the same returns: 500 is the best.
 
-    Source: Barto, Sutton, Anderson, Neuronlike adaptive elements that can solve difficult learning control problems (1983).
+    Source: Barto, Sutton, Anderson, Neuronlike adaptive elements that can solve difficult learning control
+    problems (1983).
 
     Attributes:
-        max_steps: After so many, an episode is cut.
+        max_steps: Number of steps after which an episode is truncated.
     """
 
     max_steps: int = 500
@@ -79,7 +81,7 @@ class CartPole(Environment):
             _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cosine * cosine / _MASS)
         )
         linear = pushed - _POLE_MASS * _HALF_LENGTH * angular * cosine / _MASS
-        # Euler's method: positions move with the velocities from before the step.
+        # Euler's method: positions change by the velocities before the step.
         motion = state.motion + _SECONDS * jnp.stack([velocity, linear, turning, angular])
         time = state.time + 1
         terminated = (jnp.abs(motion[0]) > _FURTHEST) | (jnp.abs(motion[2]) > _STEEPEST)

@@ -1,4 +1,4 @@
-"""`check_environment`: what breaks the contract of environments, found before anything is trained on it."""
+"""`check_environment`: finds violations of the environments' contract before training."""
 
 from typing import Any
 
@@ -19,10 +19,11 @@ def check_environment(environment: Environment, *, seed: int = 0, steps: int = _
     """Trace an environment, then take some steps in it with actions drawn from its space.
 
     Args:
-        steps: 0 traces it alone, which compiles nothing.
+        steps: Number of steps; 0 only traces it, without compiling.
 
     Raises:
-        RecipeError: A space, a shape, a dtype or a value is not what it should be; says which, and what was expected.
+        RecipeError: A space, a shape, a dtype or a value is wrong; the message gives it, and what was
+            expected.
     """
     name = type(environment).__name__
     for role, space in (("observation", environment.observation_space), ("action", environment.action_space)):
@@ -36,10 +37,12 @@ def check_environment(environment: Environment, *, seed: int = 0, steps: int = _
 
 
 def check_actions(space: Space, actions: np.ndarray | jax.Array, name: str = "the environment") -> None:
-    """Compare a batch of actions, with one leading axis, with their space: of code that steps an environment from the host.
+    """Check a batch of actions, with one leading axis, against their space: for code that steps an
+    environment from the host.
 
     Raises:
-        RecipeError: Their shape, their dtype, or one of them is not of the space; names the first.
+        RecipeError: Their shape, their dtype, or one of them is not in the space; the message gives the
+            first.
     """
     given, expected = np.asarray(actions), space.abstract
     if given.shape[1:] != expected.shape or given.dtype.kind != np.dtype(expected.dtype).kind:
@@ -54,7 +57,7 @@ def check_actions(space: Space, actions: np.ndarray | jax.Array, name: str = "th
 
 
 def _check_shapes(environment: Environment, name: str) -> None:
-    """Of the traced functions: nothing is computed."""
+    """Check the shapes of the traced functions, without computing anything."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         state, observation = jax.eval_shape(environment.reset, key)
@@ -109,7 +112,7 @@ def _shown(leaf: Any) -> str:
 
 
 def _check_values(environment: Environment, name: str, seed: int, steps: int) -> None:
-    """Of some real steps, of which each one's figures are compared with what they should be."""
+    """Check the values of some real steps."""
     batch, index = EnvironmentBatch(environment), jnp.arange(_SIDE_BY_SIDE)
     key = jax.random.key(seed)
 
@@ -133,7 +136,7 @@ def _check_values(environment: Environment, name: str, seed: int, steps: int) ->
 
 
 def _check_observations(what: str, space: Space, observations: jax.Array, actions: jax.Array | None) -> None:
-    """Compare observations, with leading axes of steps and of environments, with their space."""
+    """Check observations, with leading axes of steps and of environments, against their space."""
     seen = np.asarray(observations)
     within = np.asarray(jax.vmap(jax.vmap(space.contains))(observations))
     if within.all():
@@ -147,7 +150,7 @@ def _check_observations(what: str, space: Space, observations: jax.Array, action
 
 
 def _outside(value: np.ndarray, space: Space) -> str:
-    """Which element is out of range, and what the range is."""
+    """Describe the first element out of range, and the range."""
     if isinstance(space, Discrete):
         return f"expected 0 to {space.count - 1}"
     assert isinstance(space, Box)

@@ -1,4 +1,4 @@
-"""Lines, circles and rectangles on a picture, drawn with NumPy: what environments show themselves by.
+"""Lines, circles and rectangles on a picture, drawn with NumPy, for pictures of environments.
 
 Places are (row, column) in pixels, from the upper left corner.
 """
@@ -16,7 +16,7 @@ RED, BLUE, GREEN, YELLOW = (200, 70, 60), (50, 110, 180), (60, 150, 90), (230, 1
 
 
 def blank_frame(height: int, width: int) -> Frame:
-    """A white picture."""
+    """Return a white picture."""
     return np.full((height, width, 3), 255, np.uint8)
 
 

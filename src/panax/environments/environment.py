@@ -1,4 +1,5 @@
-"""`Environment`: one environment as pure functions, without a batch axis, that are traced into the step that learns from it."""
+"""`Environment`: one environment as pure functions, without a batch axis, traced into the step that learns
+from it."""
 
 import abc
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from ..core.validation import Validated
 from .spaces import Space
 
 State = Any
-"""Any pytree of arrays; what an environment's own time limit counts is in it."""
+"""Any pytree of arrays, including the step count of an environment's own time limit."""
 
 Observation = jax.Array
 Action = jax.Array
@@ -22,19 +23,19 @@ Frame = UInt8[np.ndarray, "height width 3"]
 
 
 _RESET = 0x7E5E7
-"""Folded into a step's key for the reset that may follow, which so shares no bits with the step."""
+"""Folded into a step's key for the reset that may follow, so that they share no random bits."""
 
 
 class EnvironmentStep(NamedTuple):
-    """What one step of an environment yields.
+    """Result of one step of an environment.
 
     Attributes:
-        state: After the step, also where the episode has ended.
-        observation: Of that state.
-        reward: float32.
-        terminated: The episode ended in a state from which nothing more can be earned: its value is 0.
-        truncated: The episode was cut, as by a time limit; the value of its last state is not 0. Both may be true: then it has
-            terminated.
+        state: State after the step, even if the episode has ended.
+        observation: Observation of that state.
+        reward: Reward, float32.
+        terminated: The episode ended in a terminal state: its value is 0.
+        truncated: The episode was cut off, for example by a time limit; the value of its last state is not 0.
+            Both may be true: then it has terminated.
     """
 
     state: State
@@ -45,23 +46,24 @@ class EnvironmentStep(NamedTuple):
 
 
 class Environment(Validated, abc.ABC):
-    """The base of environments: a frozen keyword-only dataclass of settings with pure functions, for `jit` and `vmap`.
+    """Base class of environments: a frozen keyword-only dataclass of settings with pure functions, for `jit`
+    and `vmap`.
 
-    `step` never resets: `EnvironmentBatch` does. `check_environment` finds what breaks this contract.
+    `step` never resets: `EnvironmentBatch` does. `check_environment` finds violations of this contract.
     """
 
     lives_on_host: bool = False
-    """Whether its state is on the host: it is then stepped for one run in one process."""
+    """True if its state is on the host: it is then stepped for one run in one process."""
 
     @property
     @abc.abstractmethod
     def observation_space(self) -> Space:
-        """What observations are."""
+        """Return the space of observations."""
 
     @property
     @abc.abstractmethod
     def action_space(self) -> Space:
-        """What actions are."""
+        """Return the space of actions."""
 
     @abc.abstractmethod
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
@@ -69,23 +71,25 @@ class Environment(Validated, abc.ABC):
 
     @abc.abstractmethod
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
-        """The state that follows `state` where `action` is taken. What is drawn, is drawn from `key`.
+        """Compute the state that follows `state` after `action`. All randomness comes from `key`.
 
         Args:
-            action: Of `action_space`; another one gives a state that means nothing.
+            action: An element of `action_space`; otherwise the resulting state is meaningless.
         """
 
     def reset_all(self, keys: Key[Array, " batch"]) -> tuple[State, Observation]:
-        """`reset` for each of a batch. Of environments that are stepped all at once, as those of the host."""
+        """Call `reset` for each of a batch. Overridden by environments that are stepped all at once, such as
+        those on the host."""
         return jax.vmap(self.reset)(keys)
 
     def step_all(
         self, state: State, observation: Observation, action: Action, keys: Key[Array, " batch"]
     ) -> tuple[EnvironmentStep, State, Observation]:
-        """`step` for each of a batch, and `reset` where an episode ended: the step, then states and observations after that.
+        """Call `step` for each of a batch, and `reset` wherever an episode ended; return the step, then
+        states and observations after the resets.
 
         Args:
-            observation: What the action was taken on.
+            observation: Observation that the action was based on.
         """
         stepped = jax.vmap(self.step)(state, action, keys)
         first = jax.vmap(self.reset)(jax.vmap(lambda key: jax.random.fold_in(key, _RESET))(keys))
@@ -97,10 +101,10 @@ class Environment(Validated, abc.ABC):
         return stepped, *jax.tree.map(where_ended, first, (stepped.state, stepped.observation))
 
     def render(self, state: State) -> Frame | None:
-        """A picture of a state, drawn on the host from NumPy arrays; None, the default, where there is none."""
+        """Draw a picture of a state, on the host from NumPy arrays; None, the default, if there is none."""
         return None
 
     @property
     def seconds_per_frame(self) -> float:
-        """How long a film of an episode shows each step."""
+        """Return how long a film of an episode shows each step."""
         return 0.05

@@ -1,4 +1,4 @@
-"""`GridWorld`: a walk through a maze that is written as text, with the best return that any policy can reach."""
+"""`GridWorld`: a walk through a maze given as text, with the best return of any policy."""
 
 import dataclasses
 from typing import Literal
@@ -15,7 +15,7 @@ from .environment import Action, Environment, EnvironmentStep, Frame, Observatio
 from .spaces import Box, Discrete
 
 _MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
-"""Up, right, down, left: what each action adds to (row, column)."""
+"""Up, right, down, left: the change of (row, column) by each action."""
 
 _FREE, _START, _GOAL, _TRAP, _WALL = ".SGX#"
 _CELL = 16
@@ -27,7 +27,7 @@ class GridWorldState(eqx.Module):
     """A walker in a maze.
 
     Attributes:
-        cell: Its number: row times the maze's width, plus column.
+        cell: Index of the cell: row times the maze's width, plus column.
         time: Steps taken.
     """
 
@@ -37,17 +37,18 @@ class GridWorldState(eqx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridWorld(Environment):
-    """Walk from a start to the goal: each step costs `step_cost`, the goal gives 1 and a trap takes 1; both end the episode.
+    """A walk from a start to the goal: each step costs `step_cost`, the goal gives 1 and a trap takes 1; both
+    end the episode.
 
-    `optimal_return` says what the best policy earns.
+    `optimal_return` computes the return of the best policy.
 
     Attributes:
-        maze: Rows of equal length: `S` a start (drawn evenly where there are several), `G` a goal, `X` a trap, `#` a wall,
-            `.` free.
-        slip: How often a step goes in a direction that is drawn evenly, instead of the one that was chosen.
-        step_cost: What each step costs.
-        max_steps: After so many, an episode is cut.
-        seen: The observation: "cell", zeros with a 1 in the place of the walker's cell; "picture", (row, column, plane) with
+        maze: Rows of equal length: `S` a start (drawn uniformly if there are several), `G` a goal, `X` a
+            trap, `#` a wall, `.` free.
+        slip: Probability that a step goes in a uniformly drawn direction, instead of the chosen one.
+        step_cost: Cost of each step.
+        max_steps: Number of steps after which an episode is truncated.
+        seen: The observation: "cell", one-hot of the walker's cell; "picture", (row, column, plane) with
             planes for the walker, walls, goals and traps.
     """
 
@@ -65,7 +66,7 @@ class GridWorld(Environment):
             raise RecipeError(f"GridWorld.maze has the letter {letter!r}; {suggest_name(letter, '.SGX#')}")
         for letter, name in ((_START, "start"), (_GOAL, "goal")):
             if letter not in letters:
-                raise RecipeError(f"GridWorld.maze={self.maze} has no {name}; write {letter!r} where it is")
+                raise RecipeError(f"GridWorld.maze={self.maze} has no {name}; mark its position with {letter!r}")
         if not 0.0 <= self.slip <= 1.0:
             raise RecipeError(f"GridWorld.slip={self.slip}; expected a share of the steps, in [0, 1]")
         if self.max_steps < 1:
@@ -101,7 +102,8 @@ class GridWorld(Environment):
         return EnvironmentStep(after, self._seen(cell), reward, ends, after.time >= self.max_steps)
 
     def optimal_return(self, discount: float = 1.0) -> float:
-        """The expected return of the best policy, over starts and slips, within `max_steps`: by dynamic programming, in float64.
+        """Compute the expected return of the best policy, over starts and slips, within `max_steps`: by
+        dynamic programming, in float64.
 
         >>> round(GridWorld(maze=("S.G",), step_cost=0.02).optimal_return(), 2)
         0.96
@@ -128,15 +130,16 @@ class GridWorld(Environment):
         return frame
 
     def _is(self, letter: str) -> np.ndarray:
-        """For each cell, whether the maze has this letter there."""
+        """Return True for each cell in which the maze has this letter."""
         return np.array([each == letter for each in "".join(self.maze)])
 
     def _rewards(self) -> Float[np.ndarray, " cell"]:
-        """What a step into each cell gives."""
+        """Return the reward of a step into each cell."""
         return self._is(_GOAL) * 1.0 - self._is(_TRAP) * 1.0 - self.step_cost
 
     def _next(self) -> Int[np.ndarray, "cell 4"]:
-        """Where each action leads from each cell: a wall or the edge leaves the walker where it is."""
+        """Return the cell that each action leads to from each cell: at a wall or the edge the walker
+        stays."""
         rows, columns = len(self.maze), len(self.maze[0])
         cells = np.arange(rows * columns)
         row, column = (each[:, None] + moves for each, moves in zip(divmod(cells, columns), _MOVES.T))

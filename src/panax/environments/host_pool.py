@@ -1,4 +1,5 @@
-"""`HostPool`: gymnasium's environments, stepped side by side by processes of this host, seen as arrays."""
+"""`HostPool`: gymnasium's environments, stepped in parallel by processes of this host, with arrays as
+interface."""
 
 import contextlib
 import os
@@ -23,11 +24,11 @@ _SECONDS_TO_BEGIN, _SECONDS_TO_END = 60.0, 2.0
 
 
 class BatchStep(NamedTuple):
-    """What one step of all environments yields; every array has one row for each.
+    """Result of one step of all environments; every array has one row for each.
 
     Attributes:
-        final_observation: What the step led to, before any reset.
-        observation: What is seen now: of the next episode where one ended.
+        final_observation: Observation after the step, before any reset.
+        observation: Current observation: that of the next episode if one ended.
     """
 
     final_observation: np.ndarray
@@ -38,22 +39,24 @@ class BatchStep(NamedTuple):
 
 
 class HostPool:
-    """`count` environments in up to `processes` processes, which live until `close`, or until this object or program ends.
+    """`count` environments in up to `processes` processes, which run until `close`, or until this object or
+    program ends.
 
-    Each process is told an id and settings as JSON, and answers with arrays; nothing is pickled, and nothing listens on a port.
-    An environment that raises, or whose process dies or does not answer, closes the pool with one message.
+    Each process receives an id and settings as JSON, and answers with arrays; nothing is pickled, and nothing
+    listens on a port. An environment that raises an error, or a process that dies or does not answer, closes
+    the pool with one message.
 
     Attributes:
-        spaces: Of one environment, as JSON.
+        spaces: Spaces of one environment, as JSON.
     """
 
     def __init__(
         self, name: str, count: int, *, processes: int, settings: Mapping[str, Setting], timeout_seconds: float
     ):
-        """Start the processes, and wait until each has made its environments.
+        """Start the processes, and wait until each has created its environments.
 
         Raises:
-            RecipeError: gymnasium can't make such an environment; with its own words.
+            RecipeError: gymnasium can't create such an environment; the message includes its error.
         """
         self._name, self._timeout = name, timeout_seconds
         self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MAX_PROCESSES))]
@@ -78,29 +81,30 @@ class HostPool:
         return not self._end.alive
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin an episode in each environment; the observations.
+        """Begin an episode in each environment; return the observations.
 
         Raises:
-            TrainingError: An environment raised, or a process died.
+            TrainingError: An environment raised an error, or a process died.
         """
         parts = self._ask([{"do": "reset", "seeds": part} for part in self._parts(list(seeds))])
         return np.concatenate([arrays[0] for _, arrays in parts])
 
     def step(self, actions: np.ndarray, seeds: Sequence[int]) -> BatchStep:
-        """One step in each environment; where an episode ends, another one begins.
+        """Take one step in each environment; if an episode ends, another one begins.
 
         Args:
-            seeds: Of the episodes that begin.
+            seeds: Seeds of the episodes that begin.
 
         Raises:
-            TrainingError: An environment raised, or a process died.
+            TrainingError: An environment raised an error, or a process died.
         """
         told = [{"do": "step", "seeds": part} for part in self._parts(list(seeds))]
         parts = self._ask(told, self._parts(actions))
         return BatchStep(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in parts))))
 
     def fault(self) -> str:
-        """What is wrong with an episode's first step, as text; empty if nothing is. Ends the processes if something is."""
+        """Return the error of an episode's first step, as text; empty if there is none. Ends the processes on
+        an error."""
         try:
             self._ask([{"do": "try"} for _ in self._shares])
         except TrainingError as error:
@@ -121,14 +125,14 @@ class HostPool:
         arrays: Sequence[np.ndarray] | None = None,
         seconds: float | None = None,
     ) -> list[tuple[dict[str, Any], list[np.ndarray]]]:
-        """Tell every process something, then read what each answers."""
+        """Send a message to every process, then read the answer of each."""
         with self._lock:
             if self.closed:
                 raise TrainingError(f"the environments of {self._name} are closed")
             seconds = seconds or self._timeout
             try:
                 for number, process in enumerate(self._processes):
-                    with contextlib.suppress(EOFError):  # Of a process that died: found below.
+                    with contextlib.suppress(EOFError):  # of a process that died: detected below
                         process.write(
                             encode_message(told[number], () if arrays is None else (arrays[number],)), seconds
                         )
@@ -138,7 +142,7 @@ class HostPool:
                     process.kill()
                 self.close()
                 raise TrainingError(
-                    f"an environment of {self._name} has not answered for {seconds:g} seconds; look at what it waits for, "
+                    f"an environment of {self._name} has not answered for {seconds:g} seconds; check why it waits, "
                     f"or raise timeout_seconds"
                 ) from None
             except BaseException:
@@ -155,12 +159,12 @@ class HostPool:
             ]
         except EOFError:
             raise TrainingError(
-                f"process {number} of the environments of {self._name} died (exit code {process.end(_SECONDS_TO_END)}); what it "
-                f"said last is on stderr"
+                f"process {number} of the environments of {self._name} died (exit code {process.end(_SECONDS_TO_END)}); see its "
+                f"last output on stderr"
             ) from None
         except ValueError as error:
             raise TrainingError(
-                f"process {number} of the environments of {self._name} answered with something else: {error}; see that the "
+                f"process {number} of the environments of {self._name} answered with something else: {error}; check that the "
                 f"environment writes to none of its process's pipes"
             ) from error
         if head.get("ok") is not True:
@@ -169,7 +173,8 @@ class HostPool:
 
 
 def _environment() -> dict[str, str]:
-    """Of a worker: it finds modules where this process does, and one thread does for an environment."""
+    """Return a worker's environment: it finds modules where this process does, and uses one thread per
+    environment."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     folders = [str(Path(__file__).parents[2]), *(folder for folder in sys.path if folder)]
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(folders)}

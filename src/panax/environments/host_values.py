@@ -1,4 +1,5 @@
-"""What gymnasium's environments take and return, as the arrays that Panax expects: cast where no value changes, else refused.
+"""Conversion of gymnasium's inputs and outputs to the arrays that Panax expects: cast if no value changes,
+else refused.
 
 Imported by the processes that step environments, so it imports neither jax nor anything of Panax.
 """
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 
 NARROW_DTYPES = {"float64": "float32", "int64": "int32"}
-"""Types of gymnasium's spaces that a device holds in 32 bits."""
+"""Dtypes of gymnasium's spaces that devices represent in 32 bits."""
 
 
 def to_host_action(space: Any, action: Any) -> Any:
-    """An action of the environment's own space and dtype: a Python integer for `Discrete`, an array for a `Box`.
+    """Convert an action to the environment's space and dtype: a Python integer for `Discrete`, an array for a
+    `Box`.
 
-    A bound of 64 bits may be a rounding step inside of the nearest value of 32 bits: that action is moved to the bound.
+    A 64-bit bound may be a rounding step inside the nearest 32-bit value: that action is moved to the bound.
     """
     given = np.asarray(action)
     if type(space).__name__ == "Discrete":
@@ -28,10 +30,10 @@ def to_host_action(space: Any, action: Any) -> Any:
 
 
 def first_observation(environment: Any, seed: int) -> np.ndarray:
-    """What the environment returns at the beginning of an episode.
+    """Reset an environment; return its first observation.
 
     Raises:
-        TypeError: It has the form of gym before 0.26, or something else.
+        TypeError: The result has the form of gym before 0.26, or is invalid.
     """
     given = environment.reset(seed=seed)
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
@@ -44,10 +46,10 @@ def first_observation(environment: Any, seed: int) -> np.ndarray:
 
 
 def to_device_observation(space: Any, given: Any, method: str = "step") -> np.ndarray:
-    """An observation in the dtype that a device holds, in memory that nothing else writes to.
+    """Convert an observation to the device's dtype, in memory that nothing else writes to.
 
     Raises:
-        TypeError: Its shape is another one, or its values don't fit the dtype of the space.
+        TypeError: Its shape is wrong, or its values don't fit the dtype of the space.
     """
     declared = f"its space declares {space.dtype.name} of shape {tuple(space.shape)}"
     array = np.asarray(given)
@@ -62,7 +64,8 @@ def to_device_observation(space: Any, given: Any, method: str = "step") -> np.nd
     if held.kind == "f":
         wrong = np.asarray(np.isinf(cast) & np.isfinite(array))
     if held.kind != "f":
-        # Whole numbers, and fractions that are whole, if they fit: compared as floats, since a cast may turn a sign.
+        # Whole numbers, and floats with whole values, if they fit: compared as floats, since a cast may
+        # change a sign.
         wrong = np.asarray(cast.astype(np.float64) != array.astype(np.float64))
     if wrong.any():
         value = array[wrong][0]
@@ -72,10 +75,10 @@ def to_device_observation(space: Any, given: Any, method: str = "step") -> np.nd
 
 
 def to_float_reward(given: Any) -> np.float32:
-    """A reward as one number; an array of one element is one.
+    """Convert a reward to one number; an array of one element is accepted.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is not one number.
     """
     array = np.asarray(given)
     if array.size != 1 or array.dtype.kind not in "biuf":
@@ -85,10 +88,10 @@ def to_float_reward(given: Any) -> np.float32:
 
 
 def to_bool_flag(name: str, given: Any) -> bool:
-    """A flag as a bool; 0 and 1, and an array of one element, are flags too.
+    """Convert a flag to a bool; 0 and 1, and an array of one element, are accepted too.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is not a flag.
     """
     array = np.asarray(given)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):

@@ -1,7 +1,8 @@
-"""A process that steps gymnasium's environments for `HostPool`: a line of JSON in, a line out, arrays as bytes behind it.
+"""A process that steps gymnasium's environments for `HostPool`: a line of JSON in, a line out, followed by
+arrays as bytes.
 
-Started as `python -m panax.environments.host_worker`. It imports neither jax nor what its parent has in memory, unpickles
-nothing, and listens nowhere: it ends when its input does.
+Started as `python -m panax.environments.host_worker`. It imports neither jax nor its parent's modules,
+unpickles nothing, and does not listen on a port: it ends when its input does.
 """
 
 import contextlib
@@ -26,17 +27,17 @@ from ..system import json_reader
 from ..system.children import end_with_parent
 
 MAX_LINE_BYTES = 1 << 24
-"""Of a message's line: seeds of all environments, or what an error says."""
+"""Maximum size of a message's line: seeds of all environments, or an error's message."""
 
 MAX_MESSAGE_BYTES = 1 << 34
-"""Of one array."""
+"""Maximum size of one array."""
 
 
 class EnvironmentWorker:
-    """Some environments of one kind.
+    """Several environments of one kind.
 
     Attributes:
-        environments: gymnasium's.
+        environments: gymnasium's environments.
     """
 
     def __init__(self, asked: Mapping[str, Any]):
@@ -47,16 +48,17 @@ class EnvironmentWorker:
         ]
 
     def describe_spaces(self) -> dict[str, Any]:
-        """What observations and actions are, as JSON."""
+        """Return the spaces of observations and actions, as JSON."""
         first = self.environments[0]
         return {"observation": space_to_json(first.observation_space), "action": space_to_json(first.action_space)}
 
     def reset(self, seeds: Sequence[int]) -> list[np.ndarray]:
-        """First observations."""
+        """Begin an episode in each environment; return the first observations."""
         return [np.stack([first_observation(each, seed) for each, seed in zip(self.environments, seeds)])]
 
     def step(self, actions: np.ndarray, seeds: Sequence[int]) -> list[np.ndarray]:
-        """What the steps led to, what is seen after the resets that followed, rewards, and both flags."""
+        """Take one step; return the observations before and after the resets that followed, rewards, and both
+        flags."""
         rows = []
         for environment, action, seed in zip(self.environments, actions, seeds):
             seen, reward, *flags, _ = environment.step(to_host_action(environment.action_space, action))
@@ -64,7 +66,7 @@ class EnvironmentWorker:
                 raise TypeError(
                     f"step returned {len(flags) + 3} values; expected observation, reward, terminated, truncated, info"
                 )
-            # A copy: the environment may write into its array again when it resets.
+            # A copy: the environment may overwrite its array when it resets.
             led_to = to_device_observation(environment.observation_space, seen)
             reward, terminated, truncated = (
                 to_float_reward(reward),
@@ -76,7 +78,8 @@ class EnvironmentWorker:
         return [np.stack(column) for column in zip(*rows)]
 
     def try_out(self) -> list[np.ndarray]:
-        """Reset the first environment and take a step with an action drawn from its own space: raises what is wrong with it."""
+        """Reset the first environment and take a step with an action drawn from its space; raises its
+        errors."""
         only = EnvironmentWorker.__new__(EnvironmentWorker)
         only.environments = self.environments[:1]
         only.reset([0])
@@ -91,7 +94,7 @@ class EnvironmentWorker:
 
 
 def space_to_json(space: Any) -> dict[str, Any]:
-    """A space as JSON; `kind` says which one."""
+    """Serialize a space to JSON; `kind` names its type."""
     kind = type(space).__name__
     if kind == "Discrete":
         return {"kind": kind, "count": int(space.n), "start": int(space.start)}
@@ -102,17 +105,17 @@ def space_to_json(space: Any) -> dict[str, Any]:
 
 
 def encode_message(head: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[Any]:
-    """A line that says what follows, and the arrays' bytes, as buffers."""
+    """Return a line that describes the content, and the arrays' bytes, as buffers."""
     about = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in arrays]
     line = json.dumps({**head, "arrays": about}).encode() + b"\n"
     return [line, *(np.ascontiguousarray(array).tobytes() for array in arrays)]
 
 
 def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tuple[int, ...]]]]:
-    """What a message's line says, and the dtypes and shapes of the arrays that follow.
+    """Parse a message's line; return its content, and the dtypes and shapes of the arrays that follow.
 
     Raises:
-        ValueError: It is no such line, or announces arrays that can't be.
+        ValueError: It is not a valid line, or announces invalid arrays.
     """
     head = json_reader.parse_as(dict, line, constants=True)
     try:
@@ -126,7 +129,7 @@ def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tup
 
 
 def num_bytes(dtype: np.dtype, shape: Sequence[int]) -> int:
-    """Bytes of an array."""
+    """Return the bytes of an array."""
     return dtype.itemsize * math.prod(shape)
 
 
@@ -165,7 +168,7 @@ def _serve(source: IO[bytes], out: IO[bytes]) -> None:
                     _write(out, {"ok": True}, worker.reset(asked["seeds"]))
                 else:
                     _write(out, {"ok": True}, worker.step(arrays[0], asked["seeds"]))
-            except Exception as error:  # Whatever an environment raises is one message to the parent.
+            except Exception as error:  # any error of an environment is one message to the parent
                 said = " ".join(str(error).split())
                 _write(out, {"ok": False, "error": f"{type(error).__name__}: {said}"})
     if worker is not None:
@@ -173,7 +176,7 @@ def _serve(source: IO[bytes], out: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    # What an environment prints goes to stderr: stdout is the channel.
+    # An environment's output goes to stderr: stdout is the channel.
     end_with_parent()
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Libraries of environments that only some users have, imported when an environment of theirs is used."""
+"""Optional libraries of environments, imported when one of their environments is used."""
 
 import importlib
 from collections.abc import Mapping
@@ -8,13 +8,15 @@ from ..core.errors import RecipeError
 from ..core.install_hints import install_command
 
 Setting = bool | int | float | str
-"""What an environment of another library may be given: it is part of a run's settings, and travels as JSON."""
+"""Value of a setting of another library's environment: it is part of a run's settings, and serialized as
+JSON."""
 
 Settings = Mapping[str, Setting] | tuple[tuple[str, Setting], ...]
 
 
 def sorted_pairs(settings: Settings) -> tuple[tuple[str, Setting], ...]:
-    """Names with their values, in the order of names: values that are compared, hashed, and read back from a file."""
+    """Sort names with their values by name, in a form that can be compared, hashed, and read back from a
+    file."""
     return tuple(sorted(dict(settings).items()))
 
 
@@ -22,10 +24,10 @@ def import_library(module: str, extra: str, remark: str = "") -> ModuleType:
     """Import a module that `panax-jax[extra]` installs.
 
     Args:
-        remark: What else to know, as a sentence's part.
+        remark: Additional remark, as part of a sentence.
 
     Raises:
-        RecipeError: It can't be imported; with the command that installs it.
+        RecipeError: It can't be imported; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""`Brax`: an environment of Brax, a simulator of bodies in JAX, so that it runs inside the compiled step."""
+"""`Brax`: an environment of Brax, a physics simulator in JAX, which runs inside the compiled step."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from .spaces import Box
 
 
 class BraxState(eqx.Module):
-    """What Brax keeps of an episode.
+    """State of an episode.
 
     Attributes:
         inner: Brax's own state.
@@ -32,12 +32,12 @@ class BraxState(eqx.Module):
 class Brax(Environment):
     """One of Brax's environments, such as `ant`.
 
-    Brax's wrappers count a time limit as `done`; here they are left out, and the limit truncates.
+    Brax's wrappers count a time limit as `done`; they are not used here, and the limit truncates.
 
     Attributes:
-        name: As Brax registers it.
-        options: What its class is built with, such as `backend`.
-        max_steps: After so many, an episode is cut.
+        name: Name registered with Brax.
+        options: Arguments of its class, such as `backend`.
+        max_steps: Number of steps after which an episode is truncated.
     """
 
     name: str
@@ -73,13 +73,13 @@ class Brax(Environment):
         return Box(low=-1.0, high=1.0, shape=(int(self._made.action_size),))
 
     def reset(self, key: Key[Array, ""]) -> tuple[BraxState, Observation]:
-        # Brax keeps keys in its state: words, as every leaf of a checkpoint is an array of numbers.
+        # Brax stores keys in its state: as words, since every leaf of a checkpoint is a numeric array.
         inner = self._made.reset(jax.random.key_data(key))
         inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), inner)
         return BraxState(inner, jnp.int32(0)), inner.obs.astype(jnp.float32)
 
     def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
-        # Brax writes into its state's dictionaries: it gets some of its own.
+        # Brax writes into its state's dictionaries: pass it copies.
         after = self._made.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state.inner)
         time = state.time + 1

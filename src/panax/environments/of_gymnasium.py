@@ -1,4 +1,5 @@
-"""`Gymnasium`: environments of gymnasium, in Python or C++, which processes of the host step while the compiled step waits."""
+"""`Gymnasium`: environments of gymnasium, in Python or C++, stepped by processes of the host while the
+compiled step waits."""
 
 import collections
 import contextlib
@@ -27,15 +28,15 @@ from .importing import Settings, import_library, sorted_pairs
 from .spaces import Box, Discrete, Space, normalize_bounds
 
 _MOST_POOLS = 2
-"""That one environment's settings keep open: one to train in, and one to evaluate in."""
+"""Number of pools that one environment's settings leave open: one for training, and one for evaluation."""
 
 
 class HostState(eqx.Module):
-    """What a device knows of environments that live on the host.
+    """A device's reference to environments on the host.
 
     Attributes:
-        session: Which environments: those that `begin_all` began.
-        steps: Taken so far, the same number in all of them.
+        session: Id of the environments started by one call of `reset_all`.
+        steps: Number of steps so far, the same in all of them.
     """
 
     session: UInt32[Array, "..."]
@@ -46,15 +47,17 @@ class HostState(eqx.Module):
 class Gymnasium(Environment):
     """One of gymnasium's environments, stepped by processes of this host.
 
-    It trains as any other environment does, in jobs of one process, and slower: the step waits for the host. What it can't do is
-    resume exactly: an episode's state is in a process, and not in a checkpoint. Where a run resumes, goes back or repeats a
-    step, the episodes under way are cut, as by a time limit, and others begin.
+    It trains like any other environment, in jobs of one process, but slower: the step waits for the host. It
+    can't resume exactly: an episode's state is in a process, and not in a checkpoint. If a run resumes,
+    returns to an earlier step or repeats one, the running episodes are truncated, as by a time limit, and
+    others begin.
 
     Attributes:
-        name: As gymnasium registers it; `module:name` imports a module first.
-        settings: What gymnasium's `make` is given.
-        processes: How many step a batch of environments; None for as many as this process has cores.
-        timeout_seconds: How long a step of all environments may take.
+        name: Name registered with gymnasium; `module:name` imports a module first.
+        settings: Arguments of gymnasium's `make`.
+        processes: Number of processes that step a batch of environments; None for the number of this
+            process's cores.
+        timeout_seconds: Time limit for a step of all environments.
     """
 
     name: str
@@ -75,7 +78,8 @@ class Gymnasium(Environment):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Space, Space, str]:
-        """Of observations and of actions, and what is wrong with a first step; a process reports them that is then ended."""
+        """Return the spaces of observations and of actions, and the error of a first step; a temporary
+        process reports them."""
         with contextlib.closing(self._pool(1)) as pool:
             fault = pool.fault()
         observation, action = (
@@ -102,7 +106,7 @@ class Gymnasium(Environment):
         return self._spaces[1]
 
     def close(self) -> None:
-        """End all processes; they end with the program otherwise."""
+        """End all processes; otherwise they end with the program."""
         self._sessions.close()
 
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
@@ -120,10 +124,10 @@ class Gymnasium(Environment):
             # Before a step is compiled: an error of a callback would be one of the runtime's.
             raise RecipeError(f"Gymnasium(name={self.name!r}) can't be trained in: {fault}")
         if jax.process_count() > 1:
-            # The error of a callback reaches the process that called it alone, and all wait for each other.
+            # The error of a callback only reaches the process that called it, and all wait for each other.
             raise RecipeError(
                 f"Gymnasium(name={self.name!r}) is stepped by one host, and this job has {jax.process_count()} processes, which "
-                f"would wait without end for an environment that breaks; run it in one process, or take an environment that is "
+                f"would wait without end for an environment that breaks; run it in one process, or use an environment "
                 f"written in JAX"
             )
         session, observation = io_callback(
@@ -137,7 +141,7 @@ class Gymnasium(Environment):
     ) -> tuple[EnvironmentStep, HostState, Observation]:
         count = keys.shape[0]
         seen, flags = self._seen(count), jax.ShapeDtypeStruct((count,), jnp.bool_)
-        # Each step is given the session that the one before gave back: so they follow each other without being ordered.
+        # Each step receives the session that the previous one returned: that data dependency orders them.
         rewards = jax.ShapeDtypeStruct((count,), jnp.float32)
         answer = (jax.ShapeDtypeStruct((), jnp.uint32), seen, seen, rewards, flags, flags)
         session, led_to, now, reward, terminated, truncated = io_callback(
@@ -152,7 +156,7 @@ class Gymnasium(Environment):
 
 
 class _Sessions:
-    """The pools that are open, by the session that each serves; the one used last is last."""
+    """Open pools by session; the most recently used one is last."""
 
     def __init__(self, make: Any):
         self._make = make
@@ -160,7 +164,8 @@ class _Sessions:
         self._lock = threading.Lock()
 
     def begin(self, seeds: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Begin episodes with these seeds; the session, by which `step` finds them, and what is seen."""
+        """Begin episodes with these seeds; return the session, by which `step` finds them, and the
+        observations."""
         drawn = np.asarray(seeds)
         session = zlib.crc32(drawn.tobytes())
         with capture_callback_errors(), self._lock:
@@ -180,7 +185,7 @@ class _Sessions:
                 self._pools[number] = (pool, made + 1)
                 self._pools.move_to_end(number)
                 return np.asarray(number, np.uint32), *map(_as_device, stepped)
-            # The run has resumed, or gone back: those episodes are no more.
+            # The run has resumed, or returned to an earlier step: those episodes no longer exist.
             pool = self._free_pool(number, len(drawn))
             seen = _as_device(pool.reset(drawn.tolist()))
             self._pools[number] = (pool, taken + 1)
@@ -194,7 +199,7 @@ class _Sessions:
             self._pools.clear()
 
     def _free_pool(self, session: int, count: int) -> HostPool:
-        """A pool for a session: its own, one that was not used for longest, or another one."""
+        """Return a pool for a session: its own, the least recently used one, or a new one."""
         own = self._pools.pop(session, None)
         oldest = self._pools.popitem(last=False)[1] if own is None and len(self._pools) >= _MOST_POOLS else None
         for held in (own, oldest):

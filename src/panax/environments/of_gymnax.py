@@ -1,4 +1,4 @@
-"""`Gymnax`: an environment of gymnax, written in JAX, so that it runs inside the compiled step."""
+"""`Gymnax`: an environment of gymnax, written in JAX, which runs inside the compiled step."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ _CELL = 12
 class Gymnax(Environment):
     """One of gymnax's environments, such as `Breakout-MinAtar`.
 
-    gymnax resets in its own step; here its parts are called, so that termination, truncation and the final observation stay
-    apart.
+    gymnax resets in its own step; here its parts are called separately, so that termination, truncation and
+    the final observation are distinguished.
 
     Attributes:
-        name: As gymnax registers it.
-        parameters: Of its parameters those that are to differ from gymnax's defaults, such as `max_steps_in_episode`.
-        options: What its class is built with, such as `use_minimal_action_set`.
+        name: Name registered with gymnax.
+        parameters: Parameters that differ from gymnax's defaults, such as `max_steps_in_episode`.
+        options: Arguments of its class, such as `use_minimal_action_set`.
     """
 
     name: str
@@ -55,13 +55,14 @@ class Gymnax(Environment):
 
     @functools.cached_property
     def _made(self) -> tuple[Any, Any]:
-        """gymnax's environment, and its parameters."""
+        """Create gymnax's environment, and its parameters."""
         environment, parameters = import_library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
         return environment, parameters.replace(**dict(self.parameters))
 
     @functools.cached_property
     def _spaces(self) -> tuple[Space, Space]:
-        """Of observations and of actions. gymnax computes their bounds: now, also where a step is being traced."""
+        """Return the spaces of observations and of actions. gymnax computes their bounds: immediately, even
+        while a step is being traced."""
         environment, parameters = self._made
         with jax.ensure_compile_time_eval():
             return (
@@ -85,14 +86,15 @@ class Gymnax(Environment):
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         environment, parameters = self._made
         observation, after, reward, terminated, _ = environment.step_env(key, state, action, parameters)
-        # A compiled loop carries the state: each leaf keeps its dtype, also where gymnax counts in Python's numbers.
+        # A compiled loop carries the state: each leaf retains its dtype, even if gymnax counts in Python
+        # numbers.
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state)
         truncated = environment.is_truncated(after, parameters)
         flags = (jnp.asarray(flag).astype(jnp.bool_) for flag in (terminated, truncated))
         return EnvironmentStep(after, self._seen(observation), jnp.asarray(reward).astype(jnp.float32), *flags)
 
     def render(self, state: State) -> Frame | None:
-        """Observations that are pictures with planes, as MinAtar's; others have no picture here."""
+        """Draw observations that are pictures with planes, as in MinAtar; others have no picture here."""
         environment, parameters = self._made
         seen = np.asarray(environment.get_obs(jax.tree.map(jnp.asarray, state), parameters, jax.random.key(0)))
         return _of_planes(seen) if seen.ndim == 3 else None
@@ -106,7 +108,7 @@ class Gymnax(Environment):
 
 
 def _strong(state: State) -> State:
-    """The same arrays with dtypes that no later operation changes."""
+    """Convert arrays to dtypes that later operations don't promote."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
 
@@ -129,7 +131,7 @@ def _dtype(dtype: Any) -> Any:
 
 
 def _of_planes(seen: np.ndarray) -> Frame:
-    """A picture of (row, column, plane): later planes lie above earlier ones."""
+    """Draw a picture of (row, column, plane), with earlier planes above later ones."""
     colours = (BLUE, YELLOW, (150, 150, 150), RED, GREEN, DARK)
     frame = np.full((*seen.shape[:2], 3), 255, np.uint8)
     for plane in reversed(range(seen.shape[2])):

@@ -1,4 +1,4 @@
-"""`Pendulum`: a pendulum swung up, and kept upright, by a motor too weak to lift it at once."""
+"""`Pendulum`: a pendulum swung up and balanced by a motor too weak to lift it directly."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ class PendulumState(eqx.Module):
     """A pendulum in motion.
 
     Attributes:
-        angle: From upright, in [-π, π) (rad).
+        angle: Angle from upright, in [-π, π) (rad).
         turning: Its velocity (rad/s).
         time: Steps taken.
     """
@@ -37,10 +37,11 @@ class PendulumState(eqx.Module):
 class Pendulum(Environment):
     """The reward of a step is minus a cost of the angle from upright, the velocity and the torque.
 
-    Equal to gymnasium's `Pendulum-v1`. An episode never terminates; a time limit cuts it. A good mean return is -150.
+    Equal to gymnasium's `Pendulum-v1`. An episode never terminates; a time limit truncates it. A good mean
+    return is -150.
 
     Attributes:
-        max_steps: After so many, an episode is cut.
+        max_steps: Number of steps after which an episode is truncated.
     """
 
     max_steps: int = 200
@@ -85,7 +86,7 @@ class Pendulum(Environment):
 
 
 def wrap_angle(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """The same angle in [-π, π)."""
+    """Wrap an angle to [-π, π)."""
     return jnp.mod(angle + math.pi, 2 * math.pi) - math.pi
 
 

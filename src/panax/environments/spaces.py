@@ -1,4 +1,5 @@
-"""What an environment's observations and actions are: `Box`, numbers between bounds, and `Discrete`, one of so many choices."""
+"""Spaces of observations and actions: `Box`, arrays between bounds, and `Discrete`, one of a number of
+choices."""
 
 import abc
 import dataclasses
@@ -24,15 +25,15 @@ class Space(Validated, abc.ABC):
     @property
     @abc.abstractmethod
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one value."""
+        """Return the shape and dtype of one value."""
 
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""]) -> Num[Array, "..."] | Bool[Array, "..."]:
-        """Draw one value: evenly between finite bounds."""
+        """Draw one value, uniformly between finite bounds."""
 
     @abc.abstractmethod
     def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
-        """Whether a value of the right shape and dtype lies in this set. NaN lies in none."""
+        """Return True if a value of the right shape and dtype is in this set. NaN is in none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,13 @@ class Discrete(Space):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Box(Space):
-    """Arrays whose elements lie between `low` and `high`, both included.
+    """Arrays with elements between `low` and `high`, both included.
 
     Attributes:
         low: One bound for all elements, or one for each, as nested tuples of the shape; may be infinite.
         high: The same for the upper bounds.
-        shape: Of one value.
-        dtype: Of one value.
+        shape: Shape of one value.
+        dtype: Dtype of one value.
 
     >>> Box(low=-1.0, high=(1.0, 2.0), shape=(2,)).contains(jnp.array([0.0, 1.5])).item()
     True
@@ -99,17 +100,17 @@ class Box(Space):
 
     @property
     def lower(self) -> np.ndarray:
-        """The lower bounds, float64, of a shape that broadcasts to `shape`."""
+        """Return the lower bounds, float64, of a shape that broadcasts to `shape`."""
         return np.asarray(self.low, np.float64)
 
     @property
     def upper(self) -> np.ndarray:
-        """The upper bounds, float64, of a shape that broadcasts to `shape`."""
+        """Return the upper bounds, float64, of a shape that broadcasts to `shape`."""
         return np.asarray(self.high, np.float64)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether all bounds are finite."""
+        """Return True if all bounds are finite."""
         return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
 
     @property
@@ -125,7 +126,7 @@ class Box(Space):
             drawn = jax.random.uniform(key, self.shape, jnp.float32)
             whole = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
             return jnp.clip(whole, self._full(low), self._full(high)).astype(self.dtype)
-        # Where there is no bound, what is drawn may be of any sign within 1 of the other bound, or of 0.
+        # Without a bound, values are drawn within 1 of the other bound, or of 0, with any sign.
         low, high = np.broadcast_arrays(self.lower, self.upper)
         below, above = np.isfinite(low), np.isfinite(high)
         least = np.where(below, low, np.where(above, high, 0.0) - 1.0)
@@ -139,7 +140,7 @@ class Box(Space):
         return jnp.all((wide >= self._full(self.lower)) & (wide <= self._full(self.upper)))
 
     def clip(self, value: Num[Array, "*batch"]) -> Num[Array, "*batch"]:
-        """A value, or a batch of them with leading axes, whose elements are moved to the nearest bound where they lie outside."""
+        """Clip a value, or a batch of them with leading axes, to the bounds."""
         low, high = (
             jnp.broadcast_to(self._full(bound).astype(value.dtype), value.shape) for bound in (self.lower, self.upper)
         )
@@ -147,7 +148,7 @@ class Box(Space):
 
     @property
     def size(self) -> int:
-        """How many elements one value has."""
+        """Return the number of elements of one value."""
         return math.prod(self.shape)
 
     def _full(self, bound: np.ndarray) -> jax.Array:
@@ -159,7 +160,8 @@ class Box(Space):
 
 
 def normalize_bounds(bounds: Any, shape: tuple[int, ...]) -> Any:
-    """Bounds of each element as `Box` takes them: one number where all are equal, else nested tuples of the shape.
+    """Return bounds of each element in the form of `Box`: one number if all are equal, else nested tuples of
+    the shape.
 
     >>> normalize_bounds([1.0, 1.0, 9.0, 9.0], (2, 2)), normalize_bounds([1.0, 1.0], (2,))
     (((1.0, 1.0), (9.0, 9.0)), 1.0)

@@ -90,14 +90,13 @@ class RunView(Protocol):
 
     @property
     def evaluates(self) -> bool:
-        """True if the run evaluates on held-out data between its steps."""
+        """Return True if the run evaluates on held-out data between its steps."""
         ...
 
     @property
     def stopping(self) -> bool:
-        """True if a signal has requested the run to save and end, the same in all processes; a slow hook
-        should return.
-        """
+        """Return True if a signal has requested the run to save and end, the same in all processes; a slow
+        hook should return."""
         ...
 
 
@@ -110,21 +109,20 @@ class Hook:
     """
 
     def before_run(self, run: RunView) -> None:
-        """React to the start of a run, a resumption or a rollback; `restore` was called before."""
+        """Handle the start of a run, a resumption or a rollback; `restore` was called before."""
 
     def after_step(self, run: RunView) -> None:
-        """React to a dispatched step; the devices may still be computing it."""
+        """Handle a dispatched step; the devices may still be computing it."""
 
     def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
-        """React to an evaluation; `evaluation` has the held-out losses and metrics (`loss`, `accuracy`,
-        ...).
-        """
+        """Handle an evaluation; `evaluation` has the held-out losses and metrics (`loss`, `accuracy`,
+        ...)."""
 
     def before_save(self, run: RunView) -> None:
-        """React to an imminent checkpoint; `state` is called next."""
+        """Handle an imminent checkpoint; `state` is called next."""
 
     def at_end(self, run: RunView) -> None:
-        """React to the end of the run, whatever ended it; its last checkpoint has been written."""
+        """Handle the end of the run, whatever ended it; its last checkpoint has been written."""
 
     def state(self) -> Any:
         """Return the hook's state for a checkpoint: JSON values, or None."""

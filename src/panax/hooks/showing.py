@@ -14,7 +14,7 @@ def _check_every(hook: Hook, every: int) -> None:
 
 @dataclasses.dataclass
 class Samples(Hook, Validated):
-    """Log the model's continuations of some prompts, as text, every `every` steps and at the end.
+    """Hook that logs the model's continuations of some prompts, as text, every `every` steps and at the end.
 
     Attributes:
         every: Steps between two samples.
@@ -62,7 +62,7 @@ class Samples(Hook, Validated):
 
 @dataclasses.dataclass
 class Histograms(Hook, Validated):
-    """Log histograms of each parameter and its gradient every `every` steps.
+    """Hook that logs histograms of each parameter and its gradient every `every` steps.
 
     Each set costs one more forward and backward pass, and the first compiles an additional program.
 

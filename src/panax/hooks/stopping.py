@@ -53,13 +53,14 @@ class _Watching(Hook):
 
 @dataclasses.dataclass
 class EarlyStopping(_Watching, Validated):
-    """End the run if a metric has not improved for `patience` consecutive comparisons.
+    """Hook that ends the run if a metric has not improved for `patience` consecutive comparisons.
 
     Attributes:
-        metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
+        metric: Name of a metric of the evaluations (`loss`, `accuracy`), or, with the prefix `train/`, of the
+            steps, compared at each report.
         patience: Number of comparisons without an improvement that ends the run.
         min_delta: A change must exceed this to count as an improvement.
-        mode: Whether a smaller or a larger value is better.
+        mode: Direction of improvement: a smaller or a larger value.
     """
 
     metric: str = "loss"
@@ -115,12 +116,13 @@ class EarlyStopping(_Watching, Validated):
 
 @dataclasses.dataclass
 class TargetReached(_Watching, Validated):
-    """End the run as soon as a metric reaches a target.
+    """Hook that ends the run as soon as a metric reaches a target.
 
     Attributes:
         target: The value to reach.
-        metric: Of the evaluations (`loss`, `accuracy`), or of the steps with `train/` before it, compared at each report.
-        mode: Whether the value must be at most or at least the target.
+        metric: Name of a metric of the evaluations (`loss`, `accuracy`), or, with the prefix `train/`, of the
+            steps, compared at each report.
+        mode: Required relation of the value to the target: at most, or at least.
     """
 
     target: float
@@ -150,7 +152,7 @@ class TargetReached(_Watching, Validated):
 
 @dataclasses.dataclass
 class TimeLimit(Hook, Validated):
-    """End the run after a time limit, which includes the time before a resumption.
+    """Hook that ends the run after a time limit, which includes the time before a resumption.
 
     Attributes:
         hours: Added to minutes and seconds.
@@ -169,7 +171,7 @@ class TimeLimit(Hook, Validated):
 
     @property
     def limit_seconds(self) -> float:
-        """The total limit, in seconds."""
+        """Return the total limit, in seconds."""
         return self.hours * 3600 + self.minutes * 60 + self.seconds
 
     def before_run(self, run: RunView) -> None:

@@ -1,1 +1,1 @@
-"""Joining a job of several processes: membership, rendezvous, agreement, signs of life."""
+"""Joining a job of several processes: membership, rendezvous, agreement, heartbeats."""

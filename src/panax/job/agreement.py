@@ -1,17 +1,19 @@
-"""What the processes of one job agree on, in a few words each: small collectives that all of them enter at the same place.
+"""Agreement among the processes of a job on short values: small collectives that all of them call at the same
+point.
 
-One process agrees with itself, and touches no device.
+A single process agrees with itself, and uses no device.
 """
 
 import jax
 import numpy as np
 
 MIN_BYTES = 1024
-"""Of a text that travels."""
+"""Minimum size of the buffer of a text."""
 
 
 def gather_ints(*values: int) -> np.ndarray:
-    """Each process's numbers, (process, number): every process calls it at the same place, with as many."""
+    """Gather the integers of all processes, (process, value): every process calls it at the same point, with
+    the same number of values."""
     mine = np.array(values, np.int32)
     if jax.process_count() == 1:
         return mine[None]
@@ -21,12 +23,12 @@ def gather_ints(*values: int) -> np.ndarray:
 
 
 def gather_texts(text: str) -> list[str]:
-    """Each process's text: every process calls it at the same place."""
+    """Gather the texts of all processes: every process calls it at the same point."""
     if jax.process_count() == 1:
         return [text]
     data = text.encode()
     longest = int(gather_ints(len(data)).max())
-    # Few different lengths, each of which is compiled once: nearly all texts have the least.
+    # Few different lengths, each of which is compiled once: nearly all texts fit the minimum.
     room = np.zeros(max(MIN_BYTES, 1 << max(longest - 1, 0).bit_length()), np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)
     found = gather_ints(*room.view(np.int32).tolist())
@@ -34,15 +36,15 @@ def gather_texts(text: str) -> list[str]:
 
 
 def broadcast_text(text: str) -> str:
-    """The text of process 0, in every process."""
+    """Return the text of process 0, in every process."""
     return gather_texts(text if is_process_zero() else "")[0]
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is set in any process."""
+    """Return True if the flag is set in any process."""
     return bool(gather_ints(int(flag)).any())
 
 
 def is_process_zero() -> bool:
-    """Whether this is the process that writes what is written once: logs, manifests."""
+    """Return True if this is the process that writes files of which there is one per job: logs, manifests."""
     return jax.process_index() == 0

@@ -1,4 +1,5 @@
-"""How the threads of a process on CPU share its cores with the thread that moves bytes between processes."""
+"""Scheduling of the threads of a process on CPU, so that they don't disturb the thread that moves bytes
+between processes."""
 
 import contextlib
 import os
@@ -8,34 +9,37 @@ import warnings
 from pathlib import Path
 
 CHECK_SECONDS = 1.0
-"""Between two looks at who uses the cores."""
+"""Interval between two measurements of the cores' use."""
 
 MAX_OTHERS_SHARE = 0.15
-"""The share of the cores that other programs may use; beyond it they count as busy with something else."""
+"""Share of the cores that other programs may use; beyond it the cores count as busy with other work."""
 
 MIN_IDLE_SHARE = 0.2
-"""Below this share of the cores this process does nothing that another program could disturb."""
+"""Below this share of the cores, this process does nothing that another program could disturb."""
 
 NUM_CHECKS = 3
-"""In a row that find the cores busy, until they count as that: a program that ends or begins is not there to stay."""
+"""Consecutive measurements after which the cores count as busy: a program that is starting or ending does not
+stay."""
 
 _watching: threading.Thread | None = None
 
 
 def use_batch_policy_while_alone(sharing: int) -> None:
-    """Let no waking thread of this process interrupt one that runs, as long as no other program wants its cores.
+    """Prevent waking threads of this process from interrupting running ones, as long as no other program
+    needs its cores.
 
-    Gloo, which carries the collectives of processes on CPU, has one thread that waits for the network. Where it interrupts the
-    thread that holds its lock, it asks for that lock over and over until the kernel's next tick, 4 ms later: on a process of one
-    core a sum of 4 KiB took 4 ms, and takes 0.2 ms in Linux's batch policy. Where other programs run on the same cores the
-    thread would have to wait for them, and a step takes up to twice as long: there the usual policy is better. A thread looks
-    once a second which it is (docs/decisions/0020-threads-of-a-process-on-cpu.md).
+    Gloo, which carries the collectives of processes on CPU, has one thread that waits for the network. If it
+    interrupts the thread that holds its lock, it requests that lock over and over until the kernel's next
+    tick, 4 ms later: on a process of one core a sum of 4 KiB took 4 ms, and takes 0.2 ms in Linux's batch
+    policy. If other programs run on the same cores, the thread would have to wait for them, and a step takes
+    up to twice as long: there the usual policy is better. A thread chooses once a second
+    (docs/decisions/0020-threads-of-a-process-on-cpu.md).
 
-    Threads of a policy of their own keep it. Where the system has no such policy nothing happens; where it refuses, that is a
-    warning. A second call changes nothing.
+    The policy of other threads is not changed. If the system has no batch policy nothing happens; if it
+    refuses, there is a warning. A second call changes nothing.
 
     Args:
-        sharing: How many processes of the same job run on the same cores.
+        sharing: Number of processes of the same job that run on the same cores.
     """
     global _watching
     if _watching is None and hasattr(os, "SCHED_BATCH") and set_batch_policy(batch=True):
@@ -44,19 +48,21 @@ def use_batch_policy_while_alone(sharing: int) -> None:
 
 
 def processes_on_these_cores(local: int) -> int:
-    """How many of a job's processes run on the cores of this one, `local` of which are on this host.
+    """Return the number of a job's processes on the cores of this one, given that `local` of them are on this
+    host.
 
-    A process that was given cores has them for itself.
+    A process restricted to some of the cores has them for itself.
     """
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return local if given == os.cpu_count() else 1
 
 
 def set_batch_policy(*, batch: bool) -> bool:
-    """Give all threads of this process the batch policy, or the usual one; later ones get it from those that start them.
+    """Set the batch policy, or the usual one, for all threads of this process; later ones inherit it from
+    those that start them.
 
     Returns:
-        Whether the system lets it.
+        True if the system permits it.
     """
     before, after = (os.SCHED_OTHER, os.SCHED_BATCH) if batch else (os.SCHED_BATCH, os.SCHED_OTHER)
     for thread in Path("/proc/self/task").iterdir():
@@ -76,11 +82,12 @@ def set_batch_policy(*, batch: bool) -> bool:
     return True
 
 
-class CoreUsage:
-    """Who uses the cores of this process.
+class CoreLoad:
+    """Meter of the use of this process's cores.
 
     Args:
-        sharing: How many processes of the same job run on them; they are taken to use as much as this one.
+        sharing: Number of processes of the same job that run on them; each is assumed to use as much as this
+            one.
     """
 
     def __init__(self, sharing: int):
@@ -90,7 +97,8 @@ class CoreUsage:
         self._busy, self._idle, self._own = self._now()
 
     def shares(self) -> tuple[float, float]:
-        """The shares of the cores' time that this process and other programs have used since the last call."""
+        """Return the shares of the cores' time that this process and other programs have used since the last
+        call."""
         busy, idle, own = self._now()
         used = (busy - self._busy) - (own - self._own) * self._sharing
         passed = busy - self._busy + idle - self._idle
@@ -99,7 +107,8 @@ class CoreUsage:
         return mine, others
 
     def _now(self) -> tuple[float, float, float]:
-        """Seconds that the cores were busy with programs, that they were not, and that this process ran."""
+        """Return the seconds for which the cores were busy, for which they were not, and for which this
+        process ran."""
         busy = idle = 0
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             name, *counted = line.split()
@@ -112,7 +121,7 @@ class CoreUsage:
 
 
 def _watch(sharing: int) -> None:
-    cores, batch, disturbed = CoreUsage(sharing), True, 0
+    cores, batch, disturbed = CoreLoad(sharing), True, 0
     while True:
         time.sleep(CHECK_SECONDS)
         mine, others = cores.shares()

@@ -1,7 +1,8 @@
-"""What a worker tells the supervisor that started it: its phase, its progress, and the error that ends it.
+"""Reports of a worker to the supervisor that started it: its phase, its progress, and the error that ends it.
 
-Each is a line of JSON in a pipe that the worker inherits, so that no file and no port is needed. The worker never waits for a
-reader: a line that finds no room is left out, but for its error. A process that nobody supervises tells nothing.
+Each is a line of JSON in a pipe that the worker inherits, so that no file and no port is needed. The worker
+never waits for a reader: a line that does not fit the pipe is dropped, except for its error. A process
+without a supervisor sends nothing.
 """
 
 import contextlib
@@ -13,17 +14,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DESCRIPTOR = "PANAX_HEARTBEAT"
-"""The environment variable that holds the number of the inherited pipe."""
+"""Environment variable with the descriptor of the inherited pipe."""
 
 SECONDS = 0.5
-"""The least time between two lines on progress: a pipe is not read for every step of a millisecond."""
+"""Minimum time between two lines on progress: a pipe is not read for every step of a millisecond."""
 
 MAX_LINE_BYTES = 4000
-"""Bytes of a line, at most: a pipe takes 4096 at once or none."""
+"""Maximum bytes of a line: a pipe takes 4096 at once or none."""
 
 
 class Heartbeat:
-    """The lines of one worker.
+    """Sender of the reports of one worker.
 
     >>> read, write = os.pipe()
     >>> beat = Heartbeat(write)
@@ -42,7 +43,7 @@ class Heartbeat:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether somebody listens."""
+        """Return True if there is a supervisor."""
         return self._descriptor is not None
 
     def phase(self, name: str) -> None:
@@ -53,7 +54,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Be in a phase for a while, then in the one before."""
+        """Enter a phase for the duration of the context, then return to the previous one."""
         before = self._phase
         self.phase(name)
         try:
@@ -62,44 +63,45 @@ class Heartbeat:
             self.phase(before)
 
     def report_progress(self, phase: str) -> None:
-        """Say that the work of a phase has moved on, from any thread; nothing while the process is in another one.
+        """Report, from any thread, that the work of a phase has progressed; sends nothing while the process
+        is in another phase.
 
-        So a thread that writes a checkpoint does not hide that the steps stand still.
+        Thus a thread that writes a checkpoint does not hide that the steps are stuck.
         """
         if phase == self._phase:
             self.report_alive()
 
     def step(self, number: int) -> None:
-        """Count a step that has been taken."""
+        """Report that a step has been taken."""
         self._step, self._phase = number, "steps"
         if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
             self._told = time.monotonic()
             self._tell(step=number)
 
     def report_saved(self, step: int) -> None:
-        """Say that a checkpoint of a step is being kept."""
+        """Report that a checkpoint of a step is being saved."""
         if self._descriptor is not None:
             self._tell(saved=step)
 
     def report_alive(self) -> None:
-        """Say that something has moved on, though no step has been taken: a batch has come, or was evaluated."""
+        """Report progress without a step: a batch has arrived, or was evaluated."""
         if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
             self._told = time.monotonic()
             self._tell()
 
     def values(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of a step for whoever watches the job."""
+        """Send the metrics of a step, for observers of the job."""
         if self._descriptor is not None:
             self._told = time.monotonic()
             self._tell(step=step, values=dict(values))
 
     def facts(self, **facts: Any) -> None:
-        """What the supervisor should know of this process, as JSON values."""
+        """Send facts about this process to the supervisor, as JSON values."""
         if self._descriptor is not None:
             self._tell(facts=facts)
 
     def error(self, error: BaseException, message: str, exit_code: int) -> None:
-        """The error that ends this process."""
+        """Send the error that ends this process."""
         if self._descriptor is None:
             return
         os.set_blocking(self._descriptor, True)
@@ -110,17 +112,17 @@ class Heartbeat:
         line = json.dumps({"at": round(time.time(), 3), **said}).encode()
         if len(line) >= MAX_LINE_BYTES:
             line = json.dumps({"at": round(time.time(), 3), **dict.fromkeys(said)}).encode()
-        # A supervisor that has gone is noticed elsewhere; a full pipe is read in time, or never.
+        # A supervisor that has ended is noticed elsewhere; a full pipe is read in time, or never.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._descriptor or 0, line + b"\n")
 
 
 @functools.cache
 def heartbeat() -> Heartbeat:
-    """The one of this process."""
+    """Return the heartbeat of this process."""
     given = os.environ.get(DESCRIPTOR, "")
     if not given.isdecimal():
         return Heartbeat(None)
-    # What this process starts is not the worker.
+    # Processes that this one starts are not the worker.
     os.set_inheritable(int(given), False)
     return Heartbeat(int(given))

@@ -1,4 +1,4 @@
-"""Joining the processes of a job, however they were started."""
+"""Joining the processes of a job, no matter how they were started."""
 
 import atexit
 import dataclasses
@@ -14,16 +14,16 @@ from .membership import LOOPBACK, Membership, bracket_host, detect_membership, s
 from .rendezvous import RendezvousInfo, rendezvous
 
 SECONDS = "PANAX_JOIN_SECONDS"
-"""The environment variable that says how long processes wait for each other."""
+"""Environment variable with the time for which processes wait for each other."""
 
 SECRET = "PANAX_SECRET"
-"""The environment variable that holds the secret of a job, by which its processes know each other."""
+"""Environment variable with the secret of a job, by which its processes authenticate each other."""
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
-"""Environment variables, in letters of any size, by which gRPC goes through a proxy."""
+"""Environment variables, in upper or lower case, by which gRPC uses a proxy."""
 
 PROXY_FREE = "no_grpc_proxy"
-"""The environment variable that names hosts which gRPC reaches without a proxy."""
+"""Environment variable that names the hosts which gRPC reaches without a proxy."""
 
 _USUAL_SECONDS = 60.0
 
@@ -39,24 +39,25 @@ def join(
 ) -> Membership | None:
     """Join the processes of a job, before JAX is used: from then on `jax.devices()` are those of all of them.
 
-    Without arguments the environment says what the job is: that of `panax launch`, torchrun, `srun`, or `mpirun`. A process
-    alone joins nothing. A second call changes nothing.
+    Without arguments the job is read from the environment: that of `panax launch`, torchrun, `srun`, or
+    `mpirun`. A single process joins nothing. A second call changes nothing.
 
         panax.join()
         panax.join("node1:7733", processes=4, index=0)
 
     Args:
-        coordinator: "host:port" of process 0, a port that is free there; the same in every process.
-        processes: How many there are.
-        index: Which one this is, from 0.
-        bind: The address at which process 0 listens; by default the one that the coordinator's host has.
+        coordinator: "host:port" of process 0, a free port there; the same in every process.
+        processes: Number of processes.
+        index: Index of this process, from 0.
+        bind: Address at which process 0 listens; by default that of the coordinator's host.
 
     Returns:
-        This process's place in the job; None for a process alone.
+        This process's membership of the job; None for a single process.
 
     Raises:
-        RecipeError: The arguments or the environment contradict themselves, JAX runs already, or process 0 can't listen.
-        JoinError: The other processes did not come within 60 seconds, or those that `PANAX_JOIN_SECONDS` says.
+        RecipeError: The arguments or the environment are contradictory, JAX runs already, or process 0 can't
+            listen.
+        JoinError: The other processes did not arrive within 60 seconds, or within `PANAX_JOIN_SECONDS`.
     """  # fmt: skip
     import jax
 
@@ -67,7 +68,7 @@ def join(
             raise RecipeError(f"this is {_joined} already, and can't become {place}; join once")
         return _joined
     if place is None or jax.distributed.is_initialized():
-        # Who calls jax.distributed.initialize has joined the processes by hand.
+        # A process that has called jax.distributed.initialize has joined already.
         return None
     _initialize(place)
     _joined = place
@@ -75,12 +76,12 @@ def join(
 
 
 def is_joined() -> bool:
-    """Whether this process has joined others."""
+    """Return True if this process has joined others."""
     return _joined is not None
 
 
 def num_local_processes() -> int:
-    """How many processes of the job run on this host, as far as whatever started them says; 1 where it does not."""
+    """Return the number of the job's processes on this host, as far as their launcher reports it; else 1."""
     if _joined is None:
         return 1
     on_loopback = split_address(_joined.coordinator, "coordinator")[0] in LOOPBACK
@@ -88,15 +89,15 @@ def num_local_processes() -> int:
 
 
 def this_membership() -> Membership | None:
-    """This process's place in a job, as the environment of the process tells it."""
+    """Return this process's membership of a job, read from the environment."""
     return detect_membership(os.environ)
 
 
 def check_single_process(what: str) -> None:
-    """See that this is a process alone.
+    """Check that this is a single process.
 
     Raises:
-        RecipeError: The environment says that it is one of several, each of which would do the same.
+        RecipeError: According to the environment it is one of several, each of which would do the same.
     """
     place = this_membership()
     if place is not None:
@@ -138,7 +139,7 @@ def _initialize(place: Membership) -> None:
             connect_over_loopback()
     try:
         jax.distributed.initialize(
-            # What the host's name means elsewhere may not be where process 0 listens.
+            # The host's name may resolve elsewhere to an address at which process 0 does not listen.
             address if place.index == 0 and not _is_wildcard(address) else place.coordinator,
             place.processes,
             place.index,
@@ -150,12 +151,12 @@ def _initialize(place: Membership) -> None:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise JoinError(f"JAX could not join {place} at {place.coordinator}: {reason}") from error
-    # Before what JAX itself does at exit, since it is registered after that.
+    # Before JAX's own actions at exit, since it is registered after them.
     atexit.register(skip_preemption_wait_at_exit)
 
 
 def _without_proxy(environment: Mapping[str, str], host: str) -> str:
-    """The hosts that gRPC reaches without the proxy of `http_proxy`: the coordinator too.
+    """Return the hosts that gRPC reaches without the proxy of `http_proxy`, including the coordinator.
 
     >>> _without_proxy({"no_proxy": "a.b,c"}, "127.0.0.1")
     'a.b,c,127.0.0.1'
@@ -165,7 +166,7 @@ def _without_proxy(environment: Mapping[str, str], host: str) -> str:
 
 
 def join_seconds(environment: Mapping[str, str]) -> float:
-    """How long to wait for the other processes.
+    """Return the time to wait for the other processes.
 
     >>> join_seconds({"PANAX_JOIN_SECONDS": "5"})
     5.0
@@ -181,10 +182,11 @@ def join_seconds(environment: Mapping[str, str]) -> float:
 
 
 def listening_address(place: Membership) -> str:
-    """Where process 0 listens: loopback where the coordinator is there, else one address of this host, never all of them.
+    """Return the address at which process 0 listens: loopback if the coordinator is there, else one address
+    of this host, never all of them.
 
     Raises:
-        RecipeError: The coordinator's name is not known here, or says nothing of this host's address.
+        RecipeError: The coordinator's name does not resolve here, or does not determine this host's address.
     """
     host, port = split_address(place.coordinator, "the coordinator")
     if place.bind is not None:
@@ -199,12 +201,12 @@ def listening_address(place: Membership) -> str:
         found = [entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise RecipeError(
-            f"the coordinator's host {host} is not known here ({error.strerror}); give its address, or set PANAX_BIND"
+            f"the coordinator's host {host} can't be resolved here ({error.strerror}); give its address, or set PANAX_BIND"
         ) from error
     addresses = [str(each).partition("%")[0] for each in found]
     outside = [each for each in addresses if not ipaddress.ip_address(each).is_loopback]
     if not outside and place.local_processes != place.processes:
-        # As where /etc/hosts gives 127.0.1.1 to the host's own name, which means another host elsewhere.
+        # For example if /etc/hosts maps the host's name to 127.0.1.1, which means another host elsewhere.
         outside = _own_addresses()
         if len(outside) != 1:
             raise RecipeError(
@@ -215,7 +217,7 @@ def listening_address(place: Membership) -> str:
 
 
 def _own_addresses() -> list[str]:
-    """IPv4 addresses of this host's network interfaces but loopback."""
+    """Return the IPv4 addresses of this host's network interfaces, except loopback."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -233,7 +235,7 @@ def _is_wildcard(address: str) -> bool:
 
 
 def _facts() -> dict[str, str]:
-    """What must be the same in all processes of a job."""
+    """Return the facts that must be the same in all processes of a job."""
     # Imported, it would be a room below this one.
     version = sys.modules[__name__.partition(".")[0]].__version__
     return {"panax": version, **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}}

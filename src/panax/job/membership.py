@@ -1,4 +1,4 @@
-"""Which process of a job this is, read from the environment variables of whatever started it."""
+"""Membership of this process in a job, read from the environment variables of its launcher."""
 
 import dataclasses
 import re
@@ -10,22 +10,22 @@ from ..core.errors import RecipeError
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 _FIRST_PORT, _PORTS = 65536 - 4096, 4096
-"""A job's port is taken from its number, in the ephemeral range, as JAX does."""
+"""A job's port is derived from its id, in the ephemeral range, as JAX does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Membership:
-    """This process's place in a job of several.
+    """Position of this process in a job of several.
 
     Attributes:
         coordinator: "host:port" of process 0, where all processes meet.
-        processes: How many there are.
-        index: Which one this is, from 0.
-        local_index: Which one this is among those of its host; None where nothing says so.
-        local_processes: How many of them its host has; None where nothing says so.
-        bind: The address at which process 0 listens; None for the one that the coordinator's host has.
-        local_devices: The GPUs of this host that this process uses; None for all that it sees.
-        started_by: What started the processes, for messages.
+        processes: Number of processes.
+        index: Index of this process, from 0.
+        local_index: Its index among those of its host; None if unknown.
+        local_processes: Number of processes on its host; None if unknown.
+        bind: Address at which process 0 listens; None for that of the coordinator's host.
+        local_devices: GPUs of this host that this process uses; None for all visible ones.
+        started_by: Name of the launcher, for messages.
     """
 
     coordinator: str
@@ -51,7 +51,7 @@ class Membership:
 
 
 def split_address(address: str, name: str) -> tuple[str, int]:
-    """The host and the port of "host:port".
+    """Split "host:port" into the host and the port.
 
     >>> split_address("[fe80::1]:1234", "it")
     ('[fe80::1]', 1234)
@@ -63,10 +63,11 @@ def split_address(address: str, name: str) -> tuple[str, int]:
 
 
 def detect_membership(environment: Mapping[str, str]) -> Membership | None:
-    """This process's place in a job, as the environment tells it; None for a process alone.
+    """Return this process's membership of a job according to the environment; None for a single process.
 
-    The sources, of which the first that is there counts: Panax's own variables, those of torchrun, of a Slurm step, of
-    Open MPI, and of MPICH or Intel MPI. `PANAX_COORDINATOR` alone gives the address to any of them.
+    The sources, of which the first one present is used: Panax's variables, those of torchrun, of a Slurm
+    step, of Open MPI, and of MPICH or Intel MPI. `PANAX_COORDINATOR` alone provides the address for any of
+    them.
 
     Raises:
         RecipeError: Variables are missing, contradict each other, or are not numbers.
@@ -80,7 +81,7 @@ def detect_membership(environment: Mapping[str, str]) -> Membership | None:
             return asked
     if "PANAX_COORDINATOR" in found:
         raise RecipeError(
-            "PANAX_COORDINATOR is set, and nothing says which process this is; set PANAX_PROCESSES and PANAX_PROCESS too"
+            "PANAX_COORDINATOR is set without this process's index; set PANAX_PROCESSES and PANAX_PROCESS too"
         )
     return None
 
@@ -92,11 +93,11 @@ class _Alone:
 _ALONE = _Alone()
 
 _Found = Membership | _Alone | None
-"""What a source says; None where it is not there."""
+"""Result of a source; None if the source is absent."""
 
 
 class _Variables:
-    """Environment variables; an empty one is one that is not set."""
+    """Environment variables; an empty one counts as unset."""
 
     def __init__(self, environment: Mapping[str, str]):
         self._values = {name: value.strip() for name, value in environment.items()}
@@ -114,7 +115,7 @@ class _Variables:
         return None if text is None else int(text)
 
     def count_and_index(self, count: str, index: str) -> tuple[int, int] | None:
-        """How many processes there are, and which one this is; None where neither is said."""
+        """Return the number of processes and the index of this one; None if neither is set."""
         processes, process = self.number(count), self.number(index)
         if processes is None and process is None:
             return None
@@ -128,7 +129,7 @@ class _Variables:
         return processes, process
 
     def devices(self, local_index: int | None, local_processes: int | None) -> tuple[int, ...] | None:
-        """One GPU for each process of a host, unless each is shown its own already."""
+        """Return one GPU for each process of a host, unless each process is shown only its own already."""
         if local_index is None or local_processes is None or local_processes == 1:
             return None
         shown = self.text("CUDA_VISIBLE_DEVICES")
@@ -139,11 +140,11 @@ class _Variables:
     def member(
         self, place: tuple[int, int], coordinator: str, local: tuple[int | None, int | None], started_by: str
     ) -> Membership:
-        """This process's place, where whatever started it does not say which devices it takes.
+        """Return this process's membership for launchers that do not assign devices.
 
         Args:
-            place: How many processes there are, and which one this is.
-            local: Which one this is among those of its host, and how many the host has.
+            place: Number of processes, and index of this one.
+            local: Index of this one among those of its host, and their number.
         """
         return Membership(
             coordinator=coordinator,
@@ -157,7 +158,8 @@ class _Variables:
         )
 
     def local(self, index: str, count: str | None) -> tuple[int | None, int | None]:
-        """Which process of its host this is, and how many the host has, as far as that is said."""
+        """Return the index of this process on its host, and the number of processes there, as far as they are
+        set."""
         local_index, local_processes = self.number(index), None if count is None else self.number(count)
         if local_index is not None and local_processes is not None and local_index >= local_processes:
             raise RecipeError(
@@ -176,7 +178,7 @@ def _panax(found: _Variables) -> _Found:
     if coordinator is None:
         raise RecipeError("PANAX_PROCESSES is set and PANAX_COORDINATOR is not; set it to host:port of process 0")
     split_address(coordinator, "PANAX_COORDINATOR")
-    # Whoever sets these variables shows each process its own devices.
+    # The setter of these variables shows each process its devices.
     return Membership(
         coordinator=coordinator,
         processes=place[0],
@@ -206,7 +208,7 @@ def _torchrun(found: _Variables) -> _Found:
 
 
 def _slurm(found: _Variables) -> _Found:
-    # The shell of salloc and a batch script have the job's variables and no step, or one of a single task.
+    # The shell of salloc and a batch script have the job's variables and no step, or a step of a single task.
     nodes = found.text("SLURM_STEP_NODELIST")
     if nodes is None or "SLURM_PROCID" not in found:
         return None
@@ -241,16 +243,17 @@ def _open_mpi(found: _Variables) -> _Found:
     coordinator = found.text("PANAX_COORDINATOR") or _address_of_mpirun(found, local_processes == place[0])
     if coordinator is None:
         raise RecipeError(
-            "Open MPI does not say where process 0 is; set PANAX_COORDINATOR to its host and a free port: "
+            "Open MPI does not state the host of process 0; set PANAX_COORDINATOR to its host and a free port: "
             "mpirun -x PANAX_COORDINATOR=HOST:PORT ..."
         )
     return found.member(place, coordinator, (local_index, local_processes), "mpirun")
 
 
 def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
-    """Where mpirun itself runs, which has process 0 by default. Open MPI 4 says so, not Open MPI 5.
+    """Return the address of mpirun's host, which has process 0 by default. Open MPI 4 reports it, Open MPI 5
+    does not.
 
-    What it says is like `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
+    The value is similar to `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
     """
     said = found.text("OMPI_MCA_orte_hnp_uri")
     job = found.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
@@ -272,7 +275,7 @@ def _pmi(found: _Variables) -> _Found:
     coordinator = found.text("PANAX_COORDINATOR")
     if coordinator is None:
         raise RecipeError(
-            "PMI_RANK is set, as by MPICH or Intel MPI, which don't say where process 0 is; set PANAX_COORDINATOR to its "
+            "PMI_RANK is set, as by MPICH or Intel MPI, which don't state the host of process 0; set PANAX_COORDINATOR to its "
             "host and a free port"
         )
     local_index, local_processes = found.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -280,7 +283,7 @@ def _pmi(found: _Variables) -> _Found:
 
 
 def bracket_host(host: str) -> str:
-    """A host as it stands before a port.
+    """Return a host in the form that precedes a port.
 
     >>> bracket_host("fe80::1"), bracket_host("node1")
     ('[fe80::1]', 'node1')
@@ -289,7 +292,7 @@ def bracket_host(host: str) -> str:
 
 
 def expand_nodes(nodes: str) -> list[str]:
-    """The hosts of a list as Slurm writes it.
+    """Expand a list of hosts in Slurm's format.
 
     >>> expand_nodes("a[01-03,7],b1")
     ['a01', 'a02', 'a03', 'a7', 'b1']
@@ -320,7 +323,7 @@ def _numbers(ranges: str, nodes: str) -> list[str]:
 
 
 def _local_tasks(tasks_per_node: str | None, node: int | None) -> int | None:
-    """How many tasks a step has on its node of this number: "2(x3),1" is 2, 2, 2, 1."""
+    """Return the number of tasks of a step on the node with this index: "2(x3),1" is 2, 2, 2, 1."""
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node or ""):
         counts += [int(count)] * int(times or 1)

@@ -1,13 +1,15 @@
-"""Before JAX joins the processes of a job: process 0 waits until all have come, and tells all of them how that ended.
+"""Rendezvous before JAX joins the processes of a job: process 0 waits until all have arrived, and reports the
+result to all of them.
 
-JAX ends a process by SIGABRT where another one does not come. Here each of them gets one message that says who is missing.
-Each line on a connection is a JSON object; process 0 speaks first:
+JAX ends a process by SIGABRT if another one does not arrive. Here each of them gets one message that names
+the missing ones. Each line on a connection is a JSON object; process 0 sends the first:
 
     process 0:  {"panax": 1, "nonce": N}
     another:    {"index": 2, "processes": 4, "facts": {...}, "nonce": M, "proof": ...}
-    process 0:  {"error": "", "proof": ...}      when all have come, or time is up
+    process 0:  {"error": "", "proof": ...}      when all have arrived, or time is up
 
-A proof is a keyed hash of both nonces with the job's secret, so that neither side takes a stranger for a process of its job.
+A proof is a keyed hash of both nonces with the job's secret, so that neither side accepts a stranger as a
+process of its job.
 """
 
 import contextlib
@@ -30,23 +32,23 @@ _PROTOCOL = 1
 _LONGEST_LINE = 16384
 _PAUSE_SECONDS = 0.05
 _LINGER_SECONDS = 2.0
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0  # process 0 may take this much longer: its wait may have begun later
 _STRANGER_SECONDS = 5.0
-"""For a connection to show the job's secret, whatever it sends."""
+"""Time for a connection to prove that it knows the job's secret, whatever else it sends."""
 
 _CLOSE_SECONDS = 3.0
-"""What process 0 may take longer than the others, whose time may have begun earlier."""
+"""Time in which the other processes, all of them together, close their connections after the result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RendezvousInfo:
-    """What the processes of a job know before they meet.
+    """Knowledge of a process of a job before the rendezvous.
 
     Attributes:
-        place: This process.
-        facts: What must be the same in all of them, by name: versions.
-        seconds: How long to wait.
-        secret: Of the job; empty where nothing gives one.
+        place: Membership of this process.
+        facts: Values that must be the same in all of them, by name: versions.
+        seconds: Time to wait.
+        secret: Secret of the job; empty if there is none.
     """
 
     place: Membership
@@ -59,14 +61,15 @@ class RendezvousInfo:
 
 
 def rendezvous(roll: RendezvousInfo, bind: str) -> None:
-    """Return when all processes of the job are there.
+    """Wait until all processes of the job have arrived.
 
     Args:
         bind: "host:port" at which process 0 listens; it is free again afterwards.
 
     Raises:
-        RecipeError: Process 0 can't listen there, or the processes don't agree on their number, versions or secret.
-        JoinError: Not all came in time.
+        RecipeError: Process 0 can't listen there, or the processes don't agree on their number, versions or
+            secret.
+        JoinError: Not all arrived in time.
     """
     if roll.place.index == 0:
         _Caller(roll, bind).wait()
@@ -89,14 +92,14 @@ class _Peer:
 
 
 class _Caller:
-    """Process 0."""
+    """Process 0's side of the rendezvous."""
 
     def __init__(self, roll: RendezvousInfo, bind: str):
         self.roll, self.bind = roll, bind
         self.peers: dict[int, _Peer] = {}
         self.refused: list[str] = []
         self.strays = 0
-        """Processes of this job that say what can't be."""
+        """Number of processes of this job that send contradictory facts."""
 
     def wait(self) -> None:
         deadline, others = time.monotonic() + self.roll.seconds, self.roll.place.processes - 1
@@ -157,7 +160,7 @@ class _Caller:
             self._drop(peer, selector)
 
     def _hear(self, peer: _Peer, selector: selectors.BaseSelector) -> str:
-        """What a process says; an error that ends the waiting, or ""."""
+        """Read from a connection; return an error that ends the wait, or ""."""
         try:
             data = peer.connection.recv(4096)
         except OSError:
@@ -191,12 +194,12 @@ class _Caller:
         index, place = said["index"], self.roll.place
         if said.get("processes") != place.processes:
             return (
-                f"process {index} at {peer.host} says that there are {said.get('processes')} processes, process 0 says "
+                f"process {index} at {peer.host} was started with {said.get('processes')} processes, process 0 with "
                 f"{place.processes}; start all of them with the same number"
             )
         if not 0 < index < place.processes or index in self.peers:
             return (
-                f"two processes say that they are process {index}; give each its own number, 0 to {place.processes - 1}"
+                f"two processes were started as process {index}; give each its own number, 0 to {place.processes - 1}"
             )
         theirs = said.get("facts")
         for name, mine in self.roll.facts.items():
@@ -220,8 +223,8 @@ class _Caller:
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         refused = f"; a process at {self.refused[0]} has another secret and was refused" if self.refused else ""
         return (
-            f"{len(self.peers) + 1} of {place.processes} processes came to {place.coordinator} within "
-            f"{self.roll.seconds:g} s, missing: {shown}{refused}; see what the missing ones say, and that their hosts reach "
+            f"only {len(self.peers) + 1} of {place.processes} processes reached {place.coordinator} within "
+            f"{self.roll.seconds:g} s, missing: {shown}{refused}; check the logs of the missing ones, and that their hosts reach "
             f"this address"
         )
 
@@ -229,7 +232,7 @@ class _Caller:
         for peer in peers:
             proof = self.roll.proof("coordinator", peer.nonce, peer.theirs, error)
             _send(peer.connection, {"error": error, "proof": proof})
-        # Who closes first keeps the port busy for a minute: not this side. But all of them together have so long.
+        # The side that closes first keeps the port busy for a minute: the others close, all of them within this time.
         deadline = time.monotonic() + _CLOSE_SECONDS
         for peer in peers:
             with contextlib.suppress(OSError):
@@ -241,7 +244,7 @@ class _Caller:
 
 
 def _answer(roll: RendezvousInfo) -> None:
-    """Of another process than the first: come to process 0, and wait for its word."""
+    """Connect to process 0, as another process, and wait for its result."""
     place, deadline = roll.place, time.monotonic() + roll.seconds
     reason = "nothing answers there"
     for connection in _connections(place.coordinator, deadline):
@@ -271,12 +274,13 @@ def _answer(roll: RendezvousInfo) -> None:
         return
     raise JoinError(
         f"process {place.index} of {place.processes} did not reach process 0 at {place.coordinator} within "
-        f"{roll.seconds:g} s: {reason}; see that process 0 runs, what it says, and that this host reaches that address"
+        f"{roll.seconds:g} s: {reason}; check that process 0 runs, its log, and that this host reaches that address"
     )
 
 
 def _until_jax_answers(place: Membership, deadline: float) -> None:
-    """JAX would look once, and then wait a second before it looks again."""
+    """Wait until JAX's coordinator answers: JAX would try once, and then wait a second before it tries
+    again."""
     for connection in _connections(place.coordinator, max(deadline, time.monotonic() + _GRACE_SECONDS)):
         if isinstance(connection, socket.socket):
             connection.close()
@@ -284,7 +288,7 @@ def _until_jax_answers(place: Membership, deadline: float) -> None:
 
 
 def _connections(address: str, deadline: float) -> Iterator[socket.socket | str]:
-    """Connections to an address, one after the other until time is up; where one fails, why."""
+    """Yield connections to an address, one after the other until time is up; for a failed one, the reason."""
     host, port = split_address(address, "the coordinator")
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -320,7 +324,7 @@ def _send(connection: socket.socket, said: Mapping[str, Any]) -> bool:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """A line's object; an empty one where the line is something else."""
+    """Parse a line's object; an empty one if the line is something else."""
     try:
         found = json_reader.parse(line)
     except ValueError:

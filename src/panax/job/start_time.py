@@ -1,4 +1,5 @@
-"""When a process's turn at a run began: with the process, where the command line or a supervisor started it for that."""
+"""Start time of a process's run: that of the process, if the command line or a supervisor started it for the
+run."""
 
 import time
 
@@ -10,19 +11,21 @@ _began: float | None = None
 
 
 def count_from_process_start() -> None:
-    """Count the first run of this process from the process's own beginning: what Python and its imports took is the run's."""
+    """Start the run clock at process creation, so that interpreter start-up and imports count toward the
+    run."""
     global _counts
     _counts = True
 
 
 def start_run_clock() -> None:
-    """Count the first run of this process from now on: the process has waited for its work until now."""
+    """Start the run clock now: until now the process has waited for work."""
     global _counts, _began
     _counts, _began = True, time.time()
 
 
 def take_start_time() -> float:
-    """When the run that begins now did, in seconds since the epoch. A second run of a process begins when this is asked."""
+    """Return the start time of the run that begins now, in seconds since the epoch. A second run of a process
+    begins with this call."""
     global _asked
     if _asked or not _counts:
         return time.time()

@@ -1,4 +1,5 @@
-"""The cache of what is compiled and measured on this machine: whole files of this user's alone."""
+"""Cache of compiled libraries and measurements on this machine: complete files that only this user can
+write."""
 
 import hashlib
 import os
@@ -10,18 +11,19 @@ from panax.system.secure_dir import is_own_file, make_private_folder
 
 
 def kernels_folder() -> Path:
-    """The folder of what is compiled and measured here, which nobody else may write to.
+    """Return the folder of the cache, which no other user may write to.
 
     Raises:
-        OSError: It can't be made, or others may write to it.
+        OSError: It can't be created, or others may write to it.
     """
     return make_private_folder(user_caches() / "panax" / "kernels")
 
 
 def is_intact(target: Path) -> bool:
-    """Whether a file is this user's alone and is what was written: its checksum lies beside it.
+    """Return True if a file belongs to this user alone and is complete, according to the checksum file in its
+    folder.
 
-    A power failure after a rename can leave a file that is empty or cut short, which must not be mapped.
+    A power failure after a rename can leave a file that is empty or truncated, which must not be mapped.
     """
     beside = target.with_suffix(".sha256")
     if not (is_own_file(target) and is_own_file(beside)):
@@ -30,7 +32,7 @@ def is_intact(target: Path) -> bool:
 
 
 def write_atomically(target: Path, data: bytes) -> None:
-    """Write a file of this user's alone that appears with all its bytes, or not at all."""
+    """Write a file of this user alone atomically."""
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         try:
             file.write(data)

@@ -1,4 +1,4 @@
-"""A causal convolution of few taps along the sequence, each channel by itself."""
+"""Depthwise causal convolution with few taps along the sequence."""
 
 import functools
 
@@ -17,14 +17,17 @@ def causal_convolution(
     segments: Int[Array, "batch seq"] | None = None,
     segments_before: Int[Array, "batch tail"] | None = None,
 ) -> Float[Array, "batch seq *channel"]:
-    """`y[t] = w[-1] x[t] + w[-2] x[t - 1] + ...`, summed in float32, within documents; the backward pass keeps x alone.
+    """Compute `y[t] = w[-1] x[t] + w[-2] x[t - 1] + ...`, summed in float32, within documents; the backward
+    pass only stores x.
 
-    A sum of shifted arrays: XLA on CPU differentiates a convolution of one channel to a group much more slowly.
+    A sum of shifted arrays: XLA on CPU differentiates a convolution with one channel per group much more
+    slowly.
 
     Args:
-        w: The last tap is multiplied with the position itself.
-        before: The last positions before the first one, one fewer than taps; None is zeros.
-        segments: The document of each position; 0 is padding. `segments_before`, of the positions before; None is padding.
+        w: Weights; the last tap is multiplied with the position itself.
+        before: The positions before the first one, one fewer than taps; None: zeros.
+        segments: Document id of each position; 0 is padding. `segments_before`: those of the positions in
+            `before`; None: padding.
 
     >>> x, w = jnp.arange(1.0, 5.0).reshape(1, 4, 1), jnp.array([[10.0, 1.0]])
     >>> causal_convolution(x, w).ravel().tolist()
@@ -42,7 +45,7 @@ def causal_convolution(
         ahead = jnp.zeros((x.shape[0], tail), segments.dtype) if segments_before is None else segments_before
         of_all = jnp.concatenate([ahead, segments], axis=1)
         changes = jnp.pad(of_all[:, 1:] != of_all[:, :-1], ((0, 0), (1, 0)))
-        # Padding is no document: its runs are all 0, which is no run's number.
+        # Padding is not a document: its run ids are all 0, which no run has.
         runs = jnp.where(of_all != 0, jnp.cumsum(changes, axis=1, dtype=jnp.int32) + 1, 0)
     total = jnp.zeros(x.shape, wide)
     for tap in range(tail + 1):

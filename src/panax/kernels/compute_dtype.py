@@ -1,4 +1,5 @@
-"""`compute_dtype="auto"`: bfloat16 if the devices have instructions for it, else float32. Nothing is timed."""
+"""`compute_dtype="auto"`: bfloat16 if the devices have instructions for it, else float32. No timing is
+involved."""
 
 import functools
 
@@ -11,11 +12,11 @@ from panax.system.cpu_info import cpu_flags
 AUTO = "auto"
 
 FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Of processors with instructions for bfloat16: Intel's and AMD's, Intel's matrix units, Arm's."""
+"""Flags of processors with instructions for bfloat16: Intel's and AMD's, Intel's matrix units, Arm's."""
 
 
 def default_dtype(target: Target) -> str:
-    """The dtype that "auto" selects on a target. For a CPU it depends on this machine's processor.
+    """Return the dtype that "auto" selects on a target. For a CPU it depends on this machine's processor.
 
     >>> default_dtype(Target("gpu", architecture="h100")), default_dtype(Target("gpu", architecture="v100"))
     ('bfloat16', 'float32')
@@ -24,11 +25,11 @@ def default_dtype(target: Target) -> str:
 
 
 def reason_for_float32(target: Target) -> str | None:
-    """The reason why bfloat16 is not faster than float32 on a target; None if it is."""
+    """Return the reason why bfloat16 is not faster than float32 on a target; None if it is."""
     known = target.multiplies_bfloat16
     if known is None:
         return _slow_here()
-    return None if known else f"{target} is not known to have instructions for bfloat16"
+    return None if known else f"{target} has no known instructions for bfloat16"
 
 
 def resolve_dtype(dtype: str) -> str:
@@ -38,7 +39,8 @@ def resolve_dtype(dtype: str) -> str:
 
 @functools.cache
 def _slow_here() -> str | None:
-    """Why bfloat16 is not faster on this machine's processor: it must have instructions, and Panax a kernel of them."""
+    """Return why bfloat16 is not faster on this machine's processor, or None: the processor needs
+    instructions for it, and Panax a kernel that uses them."""
     if multiplies_bfloat16():
         return None
     if not cpu_flags() & FLAGS:

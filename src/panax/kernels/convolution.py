@@ -1,4 +1,5 @@
-"""Convolutions with channels second, their gradients, and the kernel that computes each."""
+"""Convolutions with channels in the second dimension, their gradients, and the choice of a kernel for
+each."""
 
 import dataclasses
 import math
@@ -19,17 +20,20 @@ from panax.kernels.product import MatmulCase
 from panax.kernels.registry import Kernel, KernelChoice, choose, register
 
 MAX_SHIFTED_TAPS = 128
-"""Taps up to which a depthwise convolution is a sum of shifted arrays: each of them is an operation to compile."""
+"""Maximum number of taps for which a depthwise convolution is a sum of shifted arrays: each of them is an
+operation to compile."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvolutionGeometry:
-    """The places that a convolution reads, a value for each spatial axis.
+    """Positions that a convolution reads, with one value per spatial axis.
 
     Attributes:
-        padding: Zeros before the first place and after the last one; below zero, places that are left out.
-        input_dilation: Distance between the places of the input, with zeros in between: the stride of a transposed convolution.
-        groups: Parts of the channels that see only each other.
+        padding: Number of zeros before the first position and after the last one; if negative, positions are
+            cropped.
+        input_dilation: Distance between the positions of the input, with zeros in between: the stride of a
+            transposed convolution.
+        groups: Number of groups of channels; each output only depends on the inputs of its group.
     """
 
     stride: tuple[int, ...]
@@ -41,13 +45,13 @@ class ConvolutionGeometry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvolutionCase:
-    """What the choice of a kernel depends on.
+    """Properties that the choice of a kernel depends on.
 
     Attributes:
-        inputs, outputs: Channels of one group.
-        taps: Places of the filter.
-        strided, input_dilated: Whether the output's or the input's places have a distance.
-        elements: Of the largest array.
+        inputs, outputs: Numbers of channels of one group.
+        taps: Number of positions of the filter.
+        strided, input_dilated: True if the stride or the input dilation exceeds 1.
+        elements: Number of elements of the largest array.
     """
 
     matmul: MatmulCase
@@ -64,8 +68,8 @@ class ConvolutionFunctions(NamedTuple):
 
     Attributes:
         forward: (x, w, geometry) to the output.
-        by_input: (d_out, w, the input's shape, geometry) to the input's gradient.
-        by_weights: (x, d_out, the weights' shape, geometry) to the weights' gradient.
+        input_gradient: (d_out, w, the input's shape, geometry) to the input's gradient.
+        weight_gradient: (x, d_out, the weights' shape, geometry) to the weights' gradient.
     """
 
     forward: Callable[..., jax.Array]
@@ -78,10 +82,10 @@ def convolve(
     w: Float[Array, "outputs inputs *taps"],
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images outputs *positions"]:
-    """Cross-correlate, as every framework's convolution does, and accumulate in float32.
+    """Compute a cross-correlation, like every framework's convolution, accumulated in float32.
 
     Args:
-        w: `inputs` are the channels of one group.
+        w: Weights; `inputs` are the channels of one group.
 
     >>> x, w = jnp.arange(4.0).reshape(1, 1, 4), jnp.array([[[1.0, 10.0]]])
     >>> geometry = ConvolutionGeometry(stride=(1,), padding=((0, 0),), dilation=(1,), input_dilation=(1,))
@@ -112,7 +116,7 @@ def convolution_weight_gradient(
 
 
 def output_shape(x_shape: tuple[int, ...], w_shape: tuple[int, ...], geometry: ConvolutionGeometry) -> tuple[int, ...]:
-    """The spatial shape of a convolution's output."""
+    """Return the spatial shape of a convolution's output."""
     return tuple(
         max(((size - 1) * spread + 1 if size else 0) + low + high - dilation * (taps - 1) - 1, -1) // stride + 1
         for size, taps, stride, (low, high), dilation, spread in zip(
@@ -170,7 +174,7 @@ def _forward(x: Any, w: Any, geometry: ConvolutionGeometry) -> jax.Array:
 
 
 def _by_input(d_out: Any, w: Any, x_shape: tuple[int, ...], geometry: ConvolutionGeometry) -> jax.Array:
-    # It is linear in the input, so any input will do.
+    # It is linear in the input, so any input works.
     transpose = jax.linear_transpose(lambda x: _forward(x, w, geometry), jax.ShapeDtypeStruct(x_shape, w.dtype))
     return transpose(d_out.astype(_sum_dtype(w)))[0]
 
@@ -189,7 +193,8 @@ def _padded(x: Any, geometry: ConvolutionGeometry) -> jax.Array:
 def _shifts(
     x: jax.Array, w_shape: tuple[int, ...], out_places: tuple[int, ...], geometry: ConvolutionGeometry
 ) -> list[tuple[tuple[int, ...], jax.Array]]:
-    """What each tap of a depthwise filter meets: the tap's indices, and the padded input's places for all outputs."""
+    """Return the input of each tap of a depthwise filter: the tap's indices, and the padded input's values
+    for all outputs."""
     found = []
     for tap in np.ndindex(*w_shape[2:]):
         starts = [t * dilation for t, dilation in zip(tap, geometry.dilation)]

@@ -1,6 +1,7 @@
-"""What custom calls cost: the matrix multiplications that a kernel does, which no program shows.
+"""Cost of custom calls: the FLOPs of a kernel's matrix multiplications, which the program does not show.
 
-A kernel that is not listed here is said to be unknown where a step is counted, and the count is then "at least".
+A kernel that is not listed here is reported as unknown when a step's FLOPs are counted, and the count is then
+"at least".
 """
 
 import math
@@ -17,16 +18,17 @@ class Shaped(Protocol):
 
 
 Flops = Callable[[Sequence[Shaped], Sequence[Shaped], Mapping[str, Any]], float]
-"""(operands, results, parameters of the call) to floating-point operations at most; masks that leave out blocks are not known."""
+"""Function of (operands, results, parameters of the call) that returns an upper bound of the FLOPs; blocks
+skipped by masks are not considered."""
 
 _COSTS: dict[str, Flops] = {}
 
 
 def register_cost(name: str, flops: Flops) -> None:
-    """Say what a kernel costs.
+    """Register the cost of a kernel.
 
     Args:
-        name: Of the foreign function that is called, or of the primitive.
+        name: Name of the foreign function that is called, or of the primitive.
 
     >>> register_cost("my_product", lambda given, taken, _: 2.0 * math.prod(given[0].shape) * taken[0].shape[-1])
     """
@@ -34,7 +36,7 @@ def register_cost(name: str, flops: Flops) -> None:
 
 
 def lookup_cost(name: str) -> Flops | None:
-    """What was registered for a name."""
+    """Return the cost function registered for a name, or None."""
     return _COSTS.get(name)
 
 
@@ -46,24 +48,25 @@ def _product(transposed: tuple[bool, bool]) -> Flops:
 
 
 def _convolution(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
-    """Each place of the output meets each tap once at most, and so does each place of the input."""
+    """Count each tap at most once for each output position, and for each input position."""
     places = min(math.prod(given[0].shape[2:]), math.prod(taken[0].shape[2:]))
     return 2.0 * given[0].shape[0] * places * math.prod(given[1].shape)
 
 
 def _convolution_by_weights(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
-    """Two for each weight and each place that is summed over."""
+    """Count two FLOPs for each weight and each position that is summed over."""
     images, _channels, *places = given[1].shape
     return 2.0 * math.prod(taken[0].shape) * images * math.prod(places)
 
 
 def _grouped(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
-    """Of all rows of the buffer: how many of them groups have is not known before it runs."""
+    """Count all rows of the buffer: the number of rows in groups is only known at run time."""
     return 2.0 * math.prod(given[0].shape) * taken[0].shape[-1]
 
 
 def _attention(products: int) -> Flops:
-    """`products` matrix multiplications of queries by keys, or of the size of one; halved where the mask is causal."""
+    """Count `products` matrix multiplications of the size of queries times keys; halved if the mask is
+    causal."""
 
     def flops(given: Sequence[Shaped], _: Sequence[Shaped], parameters: Mapping[str, Any]) -> float:
         q, k = (dict(zip("bshd", x.shape)) for x in given[:2])

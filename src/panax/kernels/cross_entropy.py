@@ -1,15 +1,16 @@
 """Chunked cross-entropy of a linear head, which never materializes the full [tokens, vocab] logits.
 
-With a vocabulary of 128 k and 32 k tokens the logits of one step would be 16 GiB, and their gradient as much again.
-Here a scan walks chunks of tokens. It computes a chunk's logits, their loss, and at once their gradient: three
-products, of which none is computed twice. The gradients are per unit of the loss sum, so that they exist before anyone
-knows what the sum will be divided by; the backward pass scales them.
+With a vocabulary of 128 k and 32 k tokens the logits of one step would be 16 GiB, and their gradient the same
+again. Here a scan walks chunks of tokens. It computes a chunk's logits, their loss, and immediately their
+gradient: three matmuls, none of them computed twice. The gradients are per unit of the loss sum, so that they
+can be computed before the divisor of the sum is known; the backward pass scales them.
 
 Source: the idea of fusing the head with its loss: Liger Kernel (arXiv:2410.10989), section 3.2; z-loss: PaLM
 (arXiv:2204.02311), section 5; soft-cap: Gemma 2 (arXiv:2408.00118), section 2.
 
-On the CPU the three products are written rows-by-columns, which XLA:CPU runs up to 8 times faster than other
-contractions in bfloat16: the gradient of the head is therefore accumulated as [embed, vocab] and turned round once.
+On the CPU the three matmuls are written rows-by-columns, which XLA:CPU runs up to 8 times faster than other
+contractions in bfloat16: the gradient of the head is therefore accumulated as [embed, vocab] and transposed
+once.
 """
 
 import dataclasses
@@ -90,13 +91,14 @@ def linear_cross_entropy(
 
     Args:
         x: The last hidden states; matmuls are computed in this dtype with float32 accumulation.
-        head: The unembedding, vocabulary first, as a tied embedding is stored; may be float32 while `x` is bfloat16.
+        head: The unembedding, vocabulary first, as a tied embedding is stored; may be float32 while `x` is
+            bfloat16.
         targets: Token ids. Any value is valid if the mask is 0; otherwise an id outside the vocabulary makes
             the loss NaN.
         mask: The weight of each token, not necessarily 0 or 1; a constant, without gradient.
         soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
         z_loss: Coefficient of the squared logarithm of the softmax sum.
-        label_smoothing: The share of the target's probability that is spread evenly over the vocabulary.
+        label_smoothing: Share of the target's probability that is spread uniformly over the vocabulary.
         vocab_size: Columns from this index on are vocabulary padding and get probability 0.
         vocab_axis: Mesh axis over which the vocabulary is sharded; `head` is then the local shard, and the
             call must be inside `shard_map`. The sums cover the whole vocabulary and are equal along the axis.
@@ -217,7 +219,7 @@ def _walk(
     x_chunks = chunked(x)
     pieces = [x_chunks, chunked(targets), chunked(mask.astype(wide))]
     if gradients:
-        # Without the barrier XLA folds the transposition into the product, which is then several times slower.
+        # Without the barrier XLA folds the transposition into the matmul, which is then several times slower.
         pieces.append(lax.optimization_barrier(x_chunks.swapaxes(1, 2)))
 
     def step(carry, piece):
@@ -244,8 +246,8 @@ def _walk(
         (sums, d_head_t), d_x = lax.scan(step, (sums, d_head_t), pieces)
     if d_x is None:
         return sums, None
-    # Without the barrier XLA folds this transposition into the product too, into a form that XLA:CPU of jax 0.10.2
-    # fails to run in bfloat16 ("Unsupported element type for DotThunk::Execute").
+    # Without the barrier XLA folds this transposition into the matmul too, into a form that XLA:CPU of jax
+    # 0.10.2 fails to run in bfloat16 ("Unsupported element type for DotThunk::Execute").
     return sums, (d_x.reshape(-1, embed)[:tokens], lax.optimization_barrier(d_head_t).T)
 
 
@@ -263,7 +265,7 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     rows = weights.shape[0]
     shards = 1 if options.vocab_axis is None else lax.axis_size(options.vocab_axis)
     offset = 0 if options.vocab_axis is None else lax.axis_index(options.vocab_axis) * rows
-    # In a narrow type rows would wrap around: row 257 is row 1 in uint8.
+    # In a narrow type indices would wrap around: row 257 is row 1 in uint8.
     target = target.astype(jnp.int32)
     column = (jnp.arange(rows, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[None, :]
     vocab_size = rows * shards if options.vocab_size is None else options.vocab_size
@@ -281,12 +283,14 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     highest = logits.max(axis=-1)
     if options.vocab_axis is not None:
         highest = lax.pmax(highest, options.vocab_axis)
-    # The barrier keeps XLA from computing the exponential twice, once for the sum and once for the gradient.
+    # The barrier prevents XLA from computing the exponential twice, once for the sum and once for the
+    # gradient.
     exponential = lax.optimization_barrier(jnp.exp(logits - highest[:, None]))
     total = total_of(exponential.sum(axis=-1))
     logsumexp = highest + jnp.log(total)
     is_target = column == target[:, None]
-    # Together, for one sum over the vocabulary's axis: the target's logit, and how many logits are the highest.
+    # Combined, for one sum over the vocabulary's axis: the target's logit, and the number of logits that are
+    # the highest.
     target_logit, ties = total_of(
         jnp.stack(
             [jnp.where(is_target, logits, 0.0).sum(axis=-1), (logits >= highest[:, None]).astype(wide).sum(axis=-1)]

@@ -1,4 +1,4 @@
-"""The kernels that a recipe names."""
+"""Kernels named by a recipe."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -10,16 +10,18 @@ from panax.kernels.registry import check_name, list_kernels
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernels(Validated):
-    """Which kernel does each kind of work; "auto" takes the fastest that can do the case on the target.
+    """Kernel of each kind of work; "auto" selects the fastest that supports the case on the target.
 
-    A kernel that can't do a case, and one whose kind of work the step does not have, are errors when the step is traced. Of
-    matmuls and row sums, of which a step has many sizes, the named kernel does those that it can.
+    A kernel that does not support a case, or a kind of work that the step does not have, raises an error when
+    the step is traced. For matmuls and row sums, which have many sizes in a step, the named kernel is used
+    for those that it supports.
 
     Attributes:
         attention: cudnn, pallas, blockwise, reference, or a registered one.
-        grouped: Of the grouped matmuls of experts: triton, megablox, c, mkl, blocked, reference, or a registered one.
-        matmul: Of all other products with weights: xla, c, mkl, or a registered one.
-        row_sums: Of the gradients of biases: xla, c, mkl, or a registered one.
+        grouped: Grouped matmuls of experts: triton, megablox, c, mkl, blocked, reference, or a registered
+            one.
+        matmul: All other matmuls with weights: xla, c, mkl, or a registered one.
+        row_sums: Gradients of biases: xla, c, mkl, or a registered one.
 
     >>> Kernels(attention="blokwise")
     Traceback (most recent call last):
@@ -37,21 +39,21 @@ class Kernels(Validated):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Kind of work, as the registry has it, to the kernel's name."""
+        """Return the kernel's name for each kind of work of the registry."""
         return {
             "attention": self.attention,
             "grouped matmul": self.grouped,
             "matmul": self.matmul,
             "row sums": self.row_sums,
-            # What stands between custom calls is made like them.
+            # The barriers between custom calls are of the same kind.
             "wall": self.matmul if self.matmul in {kernel.name for kernel in list_kernels("wall")} else "auto",
         }
 
     def check_effect(self, works: Collection[str]) -> None:
-        """See that a step has the work that kernels are named for.
+        """Check that a step has the kinds of work that kernels are named for.
 
         Raises:
-            RecipeError: It has none of a kind.
+            RecipeError: It lacks one of them.
         """
         for field, (work, name) in zip(dataclasses.fields(self), self.names.items()):
             if name != "auto" and work not in works:

@@ -1,11 +1,11 @@
-"""The dtype that sums of products are kept in."""
+"""Accumulation dtype of matmuls."""
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """float32 for everything narrower, the dtype itself for float64.
+    """Return float32 for every narrower dtype, the dtype itself for float64.
 
     >>> accumulation_dtype("bfloat16"), accumulation_dtype("float64")
     (dtype('float32'), dtype('float64'))

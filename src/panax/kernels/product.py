@@ -1,4 +1,4 @@
-"""One product of two arrays, and sums of rows: which kernel multiplies, and in which orientation."""
+"""Matmuls of two arrays, and sums of rows: the choice of their kernel and orientation."""
 
 import dataclasses
 import functools
@@ -15,17 +15,18 @@ from panax.kernels.cpu.choice import XLA, timed_kernel
 from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, log_choice, register
 
 MIN_PRODUCTS = 2**22
-"""Multiplications from which work is worth a custom call."""
+"""Minimum number of multiplications for a custom call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulCase:
-    """What is known of work that is made of matrix multiplications, as far as a choice depends on it.
+    """Properties of work based on matrix multiplications that the choice of a kernel depends on.
 
     Attributes:
-        dtype: The name of the operands' dtype; empty where they differ.
-        large: Whether it is worth a custom call.
-        local: Whether each array lies on one device, and nothing checks which mesh axes it varies over: a custom call can't tell.
+        dtype: The name of the operands' dtype; empty if they differ.
+        large: True if it is worth a custom call.
+        local: True if each array is on one device, and its variation over mesh axes is not checked: a custom
+            call does not propagate it.
     """
 
     dtype: str
@@ -43,21 +44,23 @@ class MatmulCase:
 
 
 def is_local(*operands: jax.Array) -> bool:
-    """True if each array is on one device, and nothing checks which mesh axes it varies over: a custom call can't tell."""
+    """Return True if each array is on one device, and its variation over mesh axes is not checked: a custom
+    call does not propagate it."""
     return arrays_are_local() and not any(jax.typeof(x).manual_axis_type.varying for x in operands)
 
 
 def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Array:
-    """`einsum(equation, a, b)`, accumulated in float32.
+    """Compute `einsum(equation, a, b)`, accumulated in float32.
 
-    Where its summed letters lie together in each operand, it is a product of two matrices, and another kernel than XLA may be
-    chosen for it. A target with the trait `flat_matmuls` gets matrices in float32 from XLA, too: of operands with more dimensions
-    XLA on CPU copies one transposed, and fuses whatever made it into that copy, to be computed again. In bfloat16 it is left
-    alone: there the copy is what lets it use the matrix units of Intel's processors, which take a left operand by its rows only.
+    If its summed letters are adjacent in each operand, it is a matmul of two matrices, and another kernel
+    than XLA may be chosen for it. On a target with the trait `flat_matmuls`, float32 operands are flattened
+    to matrices for XLA, too: with more dimensions XLA on CPU copies an operand transposed, and fuses its
+    producer into that copy, to be recomputed. In bfloat16 they are not flattened: there the copy is needed
+    for the matrix units of Intel's processors, which read a left operand only by its rows.
 
     Args:
-        equation: Single letters, as `jnp.einsum` takes them.
-        out_dtype: What the float32 sums are rounded to.
+        equation: Single letters, as for `jnp.einsum`.
+        out_dtype: Dtype that the float32 sums are rounded to.
 
     >>> product("abc,cd->abd", jnp.ones((2, 3, 4)), jnp.ones((4, 5)), jnp.float32).shape
     (2, 3, 5)
@@ -80,7 +83,7 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
 
 
 def sum_rows(x: jax.Array) -> jax.Array:
-    """The sum over the rows of a matrix, in float32 or, of what is wider, in its own type.
+    """Sum over the rows of a matrix, in float32, or in its dtype if that is wider.
 
     >>> sum_rows(jnp.ones((3, 2), jnp.bfloat16)).tolist()
     [3.0, 3.0]
@@ -90,19 +93,19 @@ def sum_rows(x: jax.Array) -> jax.Array:
 
 
 def fusion_barrier(x: jax.Array) -> jax.Array:
-    """`x`; where products of its dtype are custom calls, behind a wall that XLA fuses nothing across.
+    """Return `x`; if matmuls of its dtype are custom calls, behind a barrier that XLA does not fuse across.
 
-    XLA on CPU takes the barriers of a program down before it fuses. A sum that is an operand of such products and of the next sum
-    is then computed again for each, from all that any sum before it has added.
+    XLA on CPU removes a program's optimization barriers before fusion. A sum that is an operand of such
+    matmuls and of the next sum is then recomputed for each, from all terms of all earlier sums.
     """
     kernel = kernel_for("wall", x.size * 8, x)
     return x if kernel is None else kernel.run(x)
 
 
 def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel | None:
-    """Another kernel than XLA's for work that is made of matrix multiplications; None for XLA's.
+    """Choose a kernel other than XLA's for work based on matrix multiplications; None for XLA's.
 
-    A named kernel does what it can of it, and the others the rest.
+    A named kernel is used for the cases that it supports, and others for the remaining ones.
     """
     case, target = MatmulCase.of(multiplications, *operands), current_target()
     choice = choose(work, case, target, timed=timed_kernel(work, case.dtype), yields=True)
@@ -112,7 +115,7 @@ def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel 
 
 
 def choose_timed(work: str, case: Any, dtype: str, target: Target) -> KernelChoice:
-    """As `choose`, given what timing found for the work in this dtype."""
+    """Choose a kernel like `choose`, given the timing result for the work in this dtype."""
     return choose(work, case, target, timed=timed_kernel(work, dtype))
 
 
@@ -125,7 +128,7 @@ def _einsum(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
 
 
 class _Operand(NamedTuple):
-    """How an operand is a matrix: its `summed` dimensions are its first ones or its last ones."""
+    """View of an operand as a matrix: its `summed` dimensions are its first ones or its last ones."""
 
     summed: int
     first: bool
@@ -150,7 +153,7 @@ class _Matrices(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _matrices(equation: str) -> _Matrices | None:
-    """How an equation is a product of two matrices without moving anything; None where it is not."""
+    """Return how an equation is a matmul of two matrices without moving data; None if it is not."""
     operands, out = equation.split("->")
     a, b = operands.split(",")
     summed = "".join(letter for letter in a if letter not in out)

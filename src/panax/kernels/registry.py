@@ -2,9 +2,10 @@
 
     kernel = choose("attention", case, target).kernel
 
-The choice is a pure function of the case, the target, what a recipe names and what timing found fastest. It never looks at the
-attached devices, so a program that is compiled ahead of time for another machine gets that machine's kernels. What the machine
-that compiles lacks (a library, a compiler) is asked of the kernel, or given.
+The choice is a pure function of the case, the target, the recipe's names and the timing result. It never
+looks at the attached devices, so a program that is compiled ahead of time for another machine gets that
+machine's kernels. Missing requirements of the compiling machine (a library, a compiler) are checked by the
+kernel, or passed in.
 """
 
 import contextlib
@@ -41,9 +42,9 @@ class Kernel:
     """One implementation of a kind of work.
 
     Attributes:
-        work: "attention", "partial attention" (forward and backward apart, pieces put together afterwards), "context attention"
-            (over devices), "adapted attention" (in traced PyTorch models), "grouped matmul", "matmul", "convolution", "row sums",
-            or "wall" (which nothing is fused across).
+        work: "attention", "partial attention" (separate forward and backward, pieces combined afterwards),
+            "context attention" (over devices), "adapted attention" (in traced PyTorch models), "grouped
+            matmul", "matmul", "convolution", "row sums", or "wall" (a fusion barrier).
         name: Kernels of one kind for different platforms may share a name.
         run: The implementation; its arguments are those of its kind of work.
         platforms: The platforms that it supports; empty for all (a portable kernel).
@@ -130,7 +131,7 @@ def choose(
 
     Raises:
         RecipeError: The named kernel does not exist, or does not support the case and `yields` is False; the
-            message says why.
+            message gives the reason.
     """
     named = named_kernel(work) if named == "auto" else named
     return _chosen(work, case, target, named, timed, None if lacking is None else tuple(lacking.items()), yields)

@@ -1,9 +1,9 @@
-"""Device-variation of local arrays: what `jax.shard_map(check_vma=True)` asks of a kernel.
+"""Device-variation of local arrays: the requirements of `jax.shard_map(check_vma=True)` for a kernel.
 
-Inside a checked `shard_map` every array carries the mesh axes over which its value differs between devices. A loop
-carry must start with the variation it ends with, a hand-written derivative must return that of its primal, and a
-Pallas call must state that of its outputs. All three hold once the inputs of a kernel vary over the same axes, so each
-kernel calls `vary_alike` first. Outside of `shard_map` these functions do nothing.
+Inside a checked `shard_map` every array carries the mesh axes over which its value differs between devices. A
+loop carry must start with the variation it ends with, a hand-written derivative must return that of its
+primal, and a Pallas call must state that of its outputs. All three hold once the inputs of a kernel vary over
+the same axes, so each kernel calls `vary_alike` first. Outside of `shard_map` these functions do nothing.
 """
 
 from typing import Any
@@ -14,10 +14,11 @@ from jax.typing import DTypeLike
 
 
 def vary_alike(*arrays: Array | None) -> tuple[Any, ...]:
-    """Cast every array (None stays None) to vary over the union of the mesh axes that any of them varies over.
+    """Cast every array (None stays None) to vary over the union of the mesh axes that any of them varies
+    over.
 
-    The cast is differentiable: its transpose sums the cotangent over the added axes, so the gradient of an array that
-    was equal on all devices is again equal on all devices.
+    The cast is differentiable: its transpose sums the cotangent over the added axes, so the gradient of an
+    array that was equal on all devices is again equal on all devices.
     """
     union = frozenset[str]().union(*(_axes(array) for array in arrays if array is not None))
     return tuple(None if array is None else _cast(array, union) for array in arrays)
@@ -29,7 +30,7 @@ def vary_like(array: Array, *references: Array) -> Array:
 
 
 def output_struct(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> jax.ShapeDtypeStruct:
-    """The abstract output of a Pallas call whose inputs vary as `like` does."""
+    """Return the abstract output of a Pallas call with inputs that vary like `like`."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 

@@ -90,8 +90,9 @@ def _check(block: Block, placement: Placement) -> None:
 def _message(block: Block, sizes: Any, error: float) -> str:
     axes = ", ".join(f"{axis}={sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1)
     return (
-        f"the layer {_name(block)} gives other numbers on the mesh ({axes}) than on one device: they differ by {error:.1%}. It "
-        f'reads other positions than its own, of which a device has a part. Write `positions = "row"` in the class to be given '
+        f"the layer {_name(block)} gives different results on the mesh ({axes}) and on one device: they differ by "
+        f"{error:.1%}. It "
+        f'reads positions other than its own, and a device holds a part of them. Write `positions = "row"` in the class to get '
         f"whole rows; or use the functions of panax.spmd (`all_gather_sequence`, `local_sequence`) and write "
         f'`positions = "shards"`; or '
         f"set mesh.context and mesh.tensor to 1"

@@ -36,8 +36,8 @@ class MeshRequirements:
         batch: Leaves of a batch, sharded by the compute rules; empty if not known yet.
         supported: Mesh axes on which the task computes correctly.
         who: Name of the task, for messages.
-        pipelined: How a pipeline partitions the model; None without one.
-        exchanges: All-to-alls of whole parts in the layers.
+        pipeline_requirement: How a pipeline partitions the model; None without one.
+        exchange_requirements: All-to-alls of whole parts in the layers.
         splits_residual: True if the positions of the residual stream are sharded over the context and tensor
             axes.
         row_order: Which positions of a row the devices of the context axis hold.
@@ -140,12 +140,13 @@ def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     for logical in needs.logical_sizes:
         if over(logical) and logical in LOGICAL_AXES and logical not in COMPUTE:
             return (
-                f"rules.compute: {logical} -> {over(logical)}, and {needs.who} computes {logical} whole; take it out of "
+                f"rules.compute: {logical} -> {over(logical)}, and {needs.who} computes {logical} whole; remove it from "
                 f"rules.compute, or split it in rules.storage"
             )
         if over(logical) and lookup_axis(logical).role is not Role.LAYERS and not rules.storage.get(logical):
             return (
-                f"rules.storage: {logical} rests whole, and rules.compute has {logical} -> {over(logical)}; let it rest split "
+                f"rules.storage: {logical} is stored whole, and rules.compute has {logical} -> {over(logical)}; let "
+                "storage be split "
                 f"over these too"
             )
     stream, positions, rows = map(axis_for_role, (Role.STREAM, Role.POSITIONS, Role.ROWS))

@@ -34,7 +34,7 @@ class Placement:
             mesh.
         rules: Sharding of each logical axis.
         row_order: Which positions of a row the devices of the context axis hold.
-        each: Mesh axes along which each device works independently; traced code sees them at size 1.
+        local_axes: Mesh axes along which each device works independently; traced code sees them at size 1.
         alike: Mesh axes along which devices compute the same; traced code sees them at size 1, while
             parameters stay sharded over them.
     """
@@ -112,7 +112,7 @@ class Placement:
 
     def with_local_axis(self, axis: str) -> "Placement":
         """Return the same mesh as seen by one device along `axis`, which works independently."""
-        return dataclasses.replace(self, each=(*self.local_axes, axis))
+        return dataclasses.replace(self, local_axes=(*self.local_axes, axis))
 
     def without_axis(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.without_axis(axis))

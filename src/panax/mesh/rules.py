@@ -75,8 +75,8 @@ class Rules(Validated):
             used = self.compute.get(logical, ())
             if mesh_axes and tuple(mesh_axes[: len(used)]) != tuple(used):
                 raise LayoutError(
-                    f"rules.storage: {logical} -> {mesh_axes} must begin with the axes that it is computed over, {tuple(used)}: "
-                    f"a weight is gathered over the others where it is used"
+                    f"rules.storage: {logical} -> {mesh_axes} must begin with its compute axes, {tuple(used)}: "
+                    f"a weight is gathered over the others before use"
                 )
 
     def without_axis(self, axis: str) -> "Rules":

@@ -44,7 +44,7 @@ class MeshShape(Validated):
             f"mesh.{field.name}" for field in dataclasses.fields(self) if getattr(self, field.name) != field.default
         ]
         if self.auto and len(given) > 1:
-            raise LayoutError(f"mesh.auto chooses all sizes, and {given[0]} is set too; leave one of them out")
+            raise LayoutError(f"mesh.auto chooses all sizes, and {given[0]} is set too; remove one of them")
 
     def resolve(self, num_devices: int) -> dict[str, int]:
         """Return mesh axis to size, with -1 replaced.

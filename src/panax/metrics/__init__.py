@@ -1,4 +1,4 @@
-"""What is measured of a run, and where it is shown."""
+"""Measurements of a run, and their destinations."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""Where a step's time goes: waiting for data, dispatching, waiting for the devices, and the loop's own work."""
+"""Breakdown of a step's time: waiting for data, dispatching, waiting for the devices, and the loop's own
+work."""
 
 import contextlib
 import time
@@ -7,10 +8,10 @@ from collections.abc import Iterator
 
 
 class StepClock:
-    """Adds up seconds by name until they are taken.
+    """Accumulator of seconds by name.
 
     Attributes:
-        totals: The same since the beginning.
+        totals: Seconds by name since the beginning.
     """
 
     def __init__(self) -> None:
@@ -30,16 +31,17 @@ class StepClock:
             self.totals[name] += seconds
 
     def tick(self) -> None:
-        """One more step was taken."""
+        """Count one more step."""
         self._steps += 1
 
     @property
     def steps(self) -> int:
-        """Steps since the last `take` or `restart`."""
+        """Return the steps since the last `take` or `restart`."""
         return self._steps
 
     def take(self) -> dict[str, float]:
-        """Seconds per step by name since the last call, with `step` the whole and `other` what no name covers."""
+        """Return seconds per step by name since the last call, with the total as `step` and the remainder as
+        `other`."""
         now = time.perf_counter()
         steps = max(self._steps, 1)
         parts = {name: seconds / steps for name, seconds in self._seconds.items()}
@@ -49,6 +51,6 @@ class StepClock:
         return {"step": whole, **parts, "other": max(0.0, whole - sum(parts.values()))}
 
     def restart(self) -> None:
-        """Forget what was measured, for example after an evaluation."""
+        """Discard the measurements since the last call, for example after an evaluation."""
         self._seconds.clear()
         self._steps, self._since = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a person sees while training: one line that moves, and one line for each report."""
+"""Terminal output of training: a progress line, and one line for each report."""
 
 import sys
 import textwrap
@@ -17,20 +17,22 @@ from .trackers import Tracker
 _PER_SECOND = "_per_second"
 
 _WORTH_SAYING = 0.1
-"""A part of a step's time above this is shown beside it."""
+"""Share of a step's time from which a part is shown separately."""
 
 
 def plain_console() -> Console:
-    """A console that takes no text for markup or emoji, whatever brackets a path has; what is styled is said by `style=`."""
+    """Return a console that does not interpret markup or emoji, whatever brackets a path has; styles are
+    given by `style=`."""
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 WIDTH = 80
-"""Columns of what is shown: every line that can be broken fits them, and a report of a step where no terminal is wider."""
+"""Columns of the output: every line that can be broken fits them, and so does a report of a step unless a
+terminal is wider."""
 
 
 def wrap_line(line: str, indent: int = 2) -> str:
-    """A line broken between words into lines of at most 80 columns; names and paths stay whole.
+    """Break a line between words into lines of at most 80 columns; names and paths are not broken.
 
     >>> print(wrap_line("note " + "word " * 16, 5))
     note word word word word word word word word word word word word word word word
@@ -43,20 +45,21 @@ def wrap_line(line: str, indent: int = 2) -> str:
 
 
 def open_console(console: Console | None = None) -> tuple[Callable[[str], None], Tracker]:
-    """(what takes a run's notes, what shows its progress): a bar in a terminal, a line that changes in a notebook, else lines."""
+    """Return (function for a run's notes, tracker for its progress): a bar in a terminal, a changing line in
+    a notebook, else lines."""
     console = console or plain_console()
     if console.is_jupyter:
         return print, NotebookTracker()
 
     def say(line: str) -> None:
-        # Styled as a text: `style=` would be the bar's too, until it is drawn again.
+        # Styled as text: `style=` would also apply to the bar, until it is drawn again.
         console.print(Text(wrap_line(make_printable(line)), style="yellow" if line.startswith("warning: ") else "dim"))
 
     return say, ConsoleTracker(console)
 
 
 class ConsoleTracker(Tracker):
-    """Prints reports above a progress bar with the time that is left; plain lines where there is no terminal."""
+    """Printer of reports above a progress bar with the remaining time; plain lines without a terminal."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -93,7 +96,7 @@ class ConsoleTracker(Tracker):
             self.console.print(head + line, markup=True, highlight=False, soft_wrap=True)
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
-        """What is shown of these values; nothing of what a hook logs for itself."""
+        """Format these values; empty for values that a hook logs."""
         if "evaluation/loss" in values:
             return self._evaluation(values)
         return self._training(step, values) if "memory/bytes" in values else ""
@@ -120,7 +123,7 @@ class ConsoleTracker(Tracker):
         return "  ".join(parts)
 
     def _training(self, step: int, values: Mapping[str, float]) -> str:
-        """The parts that fit the line, chosen by their rank and shown in this order."""
+        """Return the parts that fit the line, chosen by rank, in order of display."""
         parts: list[tuple[int, str]] = []
         for rank, name, form in ((0, "loss", "loss {:.4f}"), (3, "accuracy", "acc {:.1%}")):
             if f"train/{name}" in values:
@@ -159,7 +162,8 @@ class ConsoleTracker(Tracker):
 
 
 def _fitting(parts: list[tuple[int, str]], width: int) -> list[str]:
-    """Those parts of the lowest ranks that fit so many columns, in their order; the first one always."""
+    """Return the parts of the lowest ranks that fit a number of columns, in their order; always at least the
+    first one."""
     chosen: list[int] = []
     for place in sorted(range(len(parts)), key=lambda place: parts[place][0]):
         if len(Text.from_markup("  ".join(parts[each][1] for each in sorted([*chosen, place]))).plain) <= width:
@@ -168,7 +172,7 @@ def _fitting(parts: list[tuple[int, str]], width: int) -> list[str]:
 
 
 class NotebookTracker(ConsoleTracker):
-    """One line that changes as training goes on; an evaluation's stays."""
+    """One line that changes during training; an evaluation's remains."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True))
@@ -180,7 +184,7 @@ class NotebookTracker(ConsoleTracker):
         if not shown:
             return
         line = f"{step:>6}/{self.num_steps}  {Text.from_markup(shown).plain}"
-        # Over what stood there, which may have been longer.
+        # Overwrites the previous line, which may have been longer.
         sys.stdout.write("\r" + line.ljust(self._written) + ("\n" if judged else ""))
         sys.stdout.flush()
         self._written = 0 if judged else len(line)

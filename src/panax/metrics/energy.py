@@ -1,4 +1,5 @@
-"""The energy that a run's devices use, where they tell it: NVIDIA's by NVML, processors by Linux's counters of packages."""
+"""Energy used by a run's devices, if they report it: NVIDIA's by NVML, processors by Linux's counters of
+packages."""
 
 import contextlib
 import importlib
@@ -11,7 +12,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Joules of some counters since the last time they were taken.
+    """Joules of some counters since the last reading.
 
     >>> joules = iter([5.0, 7.5, 8.0])
     >>> meter = EnergyMeter(lambda: next(joules), "a test")
@@ -20,16 +21,17 @@ class EnergyMeter:
     """
 
     def __init__(self, read: Callable[[], float], of: str):
-        """
+        """Start measuring.
+
         Args:
-            read: The joules so far; it never goes back.
-            of: Which devices it tells of, for a person.
+            read: Returns the joules so far; monotonic.
+            of: Description of the devices, for users.
         """
         self._read, self._of = read, of
         self._last = read()
 
     def take(self) -> dict[str, Any]:
-        """Joules since the last call, and what of; nothing where the counters have gone."""
+        """Return the joules since the last call, and their source; empty if the counters have gone."""
         with contextlib.suppress(OSError, ValueError):
             now = self._read()
             used, self._last = now - self._last, now
@@ -38,16 +40,17 @@ class EnergyMeter:
 
 
 def find_energy_meter(platform: str) -> EnergyMeter | None:
-    """A meter of this host's devices of a platform, as jax names it; None where nothing tells."""
+    """Return a meter of this host's devices of a platform, by jax's name; None if they don't report
+    energy."""
     return _of_gpus() if platform == "gpu" else _of_packages() if platform == "cpu" else None
 
 
 def _of_packages(where: Path = POWERCAP) -> EnergyMeter | None:
-    """Of the host's processor packages; on most systems only root may read them."""
+    """Return a meter of the host's processor packages; on most systems only root may read them."""
     counters: list[_Wrapping] = []
     with contextlib.suppress(OSError, ValueError):
         for package in sorted(where.glob("intel-rapl:[0-9]*")):
-            # `intel-rapl:0:1` is a part of `intel-rapl:0`.
+            # `intel-rapl:0:1` is a part of `intel-rapl:0`
             if package.name.count(":") == 1 and (package / "name").read_text().startswith("package"):
                 counters.append(_Wrapping(package))
     if not counters:
@@ -59,7 +62,7 @@ def _of_packages(where: Path = POWERCAP) -> EnergyMeter | None:
 
 
 class _Wrapping:
-    """One counter of microjoules, which begins again at 0 after its range."""
+    """One counter of microjoules, which restarts at 0 after its range."""
 
     def __init__(self, package: Path):
         self._file = package / "energy_uj"
@@ -75,7 +78,8 @@ class _Wrapping:
 
 
 def _of_gpus() -> EnergyMeter | None:
-    """Of the GPUs that this process may use, by NVML; None without its Python package, or on cards that don't count."""
+    """Return a meter of the GPUs that this process may use, by NVML; None without its Python package, or on
+    cards without counters."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:

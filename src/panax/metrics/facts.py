@@ -1,4 +1,4 @@
-"""`RunFacts`: what a tracker is told of the run before it begins."""
+"""`RunFacts`: facts on the run that a tracker receives before it begins."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,9 @@ class RunFacts:
 
     Attributes:
         name: The experiment's name.
-        run_id: Stays the same when the run is resumed; another run of the same experiment has another one.
-        folder: Where the run's logs are.
+        run_id: Id that does not change when the run is resumed, but differs between runs of the same
+            experiment.
+        folder: Folder of the run's logs.
         settings: The experiment as nested mappings of JSON values.
     """
 
@@ -24,7 +25,7 @@ class RunFacts:
     settings: Mapping[str, Any]
 
     def flat(self) -> dict[str, Setting]:
-        """The settings by their dotted names, as the command line takes them.
+        """Return the settings by their dotted names, as on the command line.
 
         >>> RunFacts("a", "1", "runs/a", {"type": "Experiment", "optimizer": {"type": "AdamW", "beta": [0.9, 0.95]}}).flat()
         {'optimizer': 'AdamW', 'optimizer.beta': '0.9, 0.95'}

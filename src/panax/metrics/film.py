@@ -1,4 +1,5 @@
-"""Films, as animated PNGs that every browser plays, and as one picture with frames side by side. Drawn with numpy alone."""
+"""Films, as animated PNGs for any browser, and as one picture with frames side by side. Drawn with numpy
+alone."""
 
 import struct
 import zlib
@@ -16,9 +17,9 @@ Frames = UInt8[np.ndarray, "frame height width 3"]
 
 
 def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
-    """A film that is shown over and over; what knows no animation shows its first frame.
+    """Encode a film that repeats endlessly; programs without support for animation show its first frame.
 
-    Each frame holds only the rectangle that differs from the one before.
+    Each frame contains only the rectangle that differs from the previous one.
 
     Source: Portable Network Graphics (PNG) Specification (Third Edition), section 11.3.2.7, "APNG".
     """
@@ -42,7 +43,8 @@ def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
 
 
 def contact_sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Frames in rows, from the first to the last one; of more than `most`, so many that lie evenly between."""
+    """Arrange frames in rows, from the first to the last; of more than `most`, that many at equal
+    distances."""
     chosen = frames[_evenly(len(frames), most)]
     rows = -(-len(chosen) // columns)
     height, width = (size + GAP for size in chosen.shape[1:3])
@@ -58,7 +60,8 @@ def _evenly(count: int, most: int) -> Sequence[int]:
 
 
 def _changed(before: Picture, after: Picture) -> tuple[int, int, UInt8[np.ndarray, "rows columns 3"]]:
-    """The rectangle that differs, with its upper left corner; one pixel where nothing does."""
+    """Return the upper left corner of the rectangle that differs, and its content; one pixel if nothing
+    differs."""
     differs = (before != after).any(axis=-1)
     if not differs.any():
         return 0, 0, after[:1, :1]

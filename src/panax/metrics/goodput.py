@@ -1,7 +1,9 @@
-"""What a run's life was spent on: every second booked once, over all of its sessions. Read from the run's ledger; no jax.
+"""Use of a run's time: every second counted once, over all of its sessions. Read from the run's ledger; no
+jax.
 
-A session is one process's turn at the run, from its start to its end or death, or the part of it up to a rewind: there the run
-goes back to an earlier step, in the same process. See `Ledger`, which writes what is read here.
+A session is one process's work on the run, from its start to its end or death, or the part of it up to a
+rewind: there the run returns to an earlier step, in the same process. `Ledger` writes the files that are read
+here.
 """
 
 import contextlib
@@ -19,31 +21,32 @@ FILE = "goodput.jsonl"
 KINDS: tuple[str, ...] = (
     "training", "start", "compile", "data wait", "checkpoint wait", "evaluation", "lost work", "restart", "idle",
 )  # fmt: skip
-"""What a second is spent on.
+"""Kinds of time.
 
-training: steps that are part of the result. start: a session's way to its first step, and its way out. compile: tracing and
-compiling. data wait: the devices had nothing to do. checkpoint wait: the loop waited for a copy or for the store. evaluation:
-on held-out data, hooks and samples included where they follow it. lost work: steps that were taken again later, with their
-waits. restart: from a failure, a rewind or a change of layout until the steps go on. idle: nobody was at it.
+training: steps that are part of the result. start: a session's time before its first step, and at its end.
+compile: tracing and compiling. data wait: the devices were idle. checkpoint wait: the loop waited for a copy
+or for the store. evaluation: on held-out data, including hooks and samples that follow it. lost work: steps
+that were repeated later, with their waits. restart: from a failure, a rewind or a change of layout until the
+steps continue. idle: no process was running.
 """
 
 ROLLED_BACK = "rewound"
-"""A session's end where the run went back to an earlier step."""
+"""End of a session in which the run returned to an earlier step."""
 
 _OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A line of the ledger.
+    """One line of the ledger.
 
     Attributes:
-        begin: In seconds since the epoch, as `end`.
+        begin: Start in seconds since the epoch, like `end`.
         step: Steps taken at its end; None before the session had restored any.
-        seconds: By kind; their sum is `end - begin`.
-        gap: Of a session's first interval: what lies between the session before and this one was spent on.
-        word: How the session ended, with its last interval; empty else.
-        joules: What the devices that tell it have used; None where none does.
+        seconds: Seconds by kind; their sum is `end - begin`.
+        gap: For a session's first interval: the kind of the time between the previous session and this one.
+        word: How the session ended, with its last interval; otherwise empty.
+        joules: Energy used by the devices that report it; None if none does.
         joules_of: Which devices those are.
     """
 
@@ -60,16 +63,17 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """One process's turn at the run.
+    """One process's work on the run.
 
     Attributes:
-        first_step: Steps that were taken when it went on; None if it did not come so far, as `last_step`.
-        end: "done", "stopped by SIGTERM" and the like, "rewound", "refused: ..." by a mistake in its settings,
-            "error: ..."; empty where it ended without a word, or goes on.
-        lost_steps: Of its steps, those that a later session took again.
-        lost_seconds: What those took.
-        restart_seconds: From its end until the next session's first step, if it failed or the job got a new layout.
-        idle_seconds: From its end until the next session began, if nobody was at it.
+        first_step: Number of steps taken when its steps began; None if they did not, like `last_step`.
+        end: "done", "stopped by SIGTERM" and the like, "rewound", "refused: ..." by a mistake in its
+            settings, "error: ..."; empty if it ended without a message, or continues.
+        lost_steps: Number of its steps that a later session repeated.
+        lost_seconds: Time of those steps.
+        restart_seconds: From its end until the next session's first step, if it failed or the job got a new
+            layout.
+        idle_seconds: From its end until the next session began, if no process was running.
     """
 
     number: int
@@ -88,23 +92,23 @@ class Session:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by an error or without a word. The last one may also be alive."""
+        """Return True if it ended by an error or without a message. The last session may also be alive."""
         return self.end == "" or self.end.startswith("error")
 
     @property
     def rewound(self) -> bool:
-        """Whether it ended in that the run went back to an earlier step."""
+        """Return True if it ended because the run returned to an earlier step."""
         return self.end == ROLLED_BACK
 
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """A run's life so far.
+    """Life of a run so far.
 
     Attributes:
-        seconds: By kind; their sum is `wall_seconds`.
-        spans: What was done from when to when, without a gap. Inside of an interval of the ledger, about ten seconds, the order
-            is not known.
+        seconds: Seconds by kind; their sum is `wall_seconds`.
+        spans: (kind, begin, end) of consecutive spans, without gaps. Inside an interval of the ledger, about
+            ten seconds, the order is unknown.
     """
 
     seconds: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -113,18 +117,18 @@ class Life:
 
     @property
     def wall_seconds(self) -> float:
-        """From the first session's beginning to the last one's end."""
+        """Return the time from the first session's beginning to the last one's end."""
         return self.sessions[-1].ended - self.sessions[0].began if self.sessions else 0.0
 
     @property
     def goodput(self) -> float:
-        """The part of the time that went into steps of the result; time in which nobody was at it is not counted."""
+        """Return the share of the time spent on steps of the result; idle time is not counted."""
         whole = self.wall_seconds - self.seconds["idle"]
         return self.seconds["training"] / whole if whole > 0 else 0.0
 
 
 def read_life(folder: str | Path) -> Life:
-    """The life of the run in a folder; an empty one where it has no ledger.
+    """Read the life of the run in a folder; empty if it has no ledger.
 
     Raises:
         DataError: The ledger can't be read.
@@ -133,10 +137,10 @@ def read_life(folder: str | Path) -> Life:
 
 
 def read_intervals(folder: str | Path) -> list[Interval]:
-    """The lines of a run's ledger, oldest first; one that was cut short by a crash is left out.
+    """Read the lines of a run's ledger, oldest first; a line truncated by a crash is skipped.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The ledger can't be read.
     """
     path = Path(folder) / FILE
     try:
@@ -148,7 +152,7 @@ def read_intervals(folder: str | Path) -> list[Interval]:
     found: list[Interval] = []
     for line in lines:
         interval = _interval(line)
-        # Sessions follow each other, and so do their intervals: anything else is not of this ledger.
+        # Sessions and their intervals are consecutive: anything else is not part of this ledger.
         if interval is not None and (
             not found or (interval.session >= found[-1].session and interval.begin >= found[-1].end - 0.01)
         ):
@@ -175,10 +179,10 @@ def _interval(line: str) -> Interval | None:
 
 
 def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None) -> Life:
-    """The life that the lines of a ledger tell.
+    """Compute a run's life from the lines of its ledger.
 
     Args:
-        resumed_at: The steps with which a further session begins, if one does.
+        resumed_at: Number of steps at which a further session begins, if any.
     """
     groups: dict[int, list[Interval]] = {}
     for interval in intervals:
@@ -187,7 +191,7 @@ def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None)
     sessions: list[Session] = []
     spans: list[tuple[str, float, float]] = []
     kept = math.inf if resumed_at is None else resumed_at
-    # From the last one back: what a session's steps are worth depends on where later ones went on.
+    # From the last one back: the steps of a session that count depend on where later ones resumed.
     for number, lines in reversed(groups.items()):
         session, own_spans = _session(number, lines, kept)
         if sessions:
@@ -207,7 +211,7 @@ def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None)
 def _session(
     number: int, lines: Sequence[Interval], kept: int | float
 ) -> tuple[Session, list[tuple[str, float, float]]]:
-    """A session, of whose steps those beyond `kept` were lost."""
+    """Return a session; its steps beyond `kept` were lost."""
     totals: dict[str, float] = {}
     spans: list[tuple[str, float, float]] = []
     before: int | None = None
@@ -219,7 +223,7 @@ def _session(
             _lost_share(before, line.step, kept, failed=not word or "error" in word or word == ROLLED_BACK),
         )
         if share:
-            # At the very step that is kept, what was done besides training is kept too: its checkpoint, for one.
+            # At the step `kept` itself, everything except training counts too, such as its checkpoint.
             kinds = _OF_STEPS if line.step != kept else _OF_STEPS[:1]
             lost = {kind: share * seconds[kind] for kind in kinds if kind in seconds}
             seconds |= {kind: seconds[kind] - value for kind, value in lost.items()}
@@ -227,7 +231,7 @@ def _session(
         at = line.begin
         scale = (line.end - line.begin) / whole if (whole := sum(seconds.values())) > 0 else 0.0
         for kind in KINDS:
-            # Rounded when written: the parts of an interval are its length.
+            # Rounded when written: the parts of an interval must sum to its length.
             value = seconds.get(kind, 0.0) * scale
             if value > 0:
                 totals[kind] = totals.get(kind, 0.0) + value
@@ -246,13 +250,13 @@ def _session(
 
 
 def _lost_share(before: int | None, after: int | None, kept: int | float, *, failed: bool) -> float:
-    """Which part of an interval's steps, from `before` to `after`, is beyond `kept`."""
+    """Return the share of an interval's steps, from `before` to `after`, that is beyond `kept`."""
     if before is None or after is None or after < kept:
         return 0.0
     if before >= kept and after > before:
         return 1.0
     if after == before:
-        # No step was finished: work on one that a failed session did not finish, or beyond what is kept.
+        # No step was completed: work on one that a failed session did not complete, or beyond `kept`.
         return 1.0 if before > kept or (before == kept and failed) else 0.0
     return max(0.0, after - kept) / (after - before)
 
@@ -282,7 +286,7 @@ def _merged(spans: Iterable[tuple[str, float, float]]) -> Iterable[tuple[str, fl
 
 
 def describe_life(life: Life) -> str:
-    """One line for a person: the goodput, and what the rest went into, largest first.
+    """Format one line for users: the goodput, and the use of the remaining time, largest first.
 
     >>> describe_life(Life({**dict.fromkeys(KINDS, 0.0), "training": 90.0, "compile": 6.0, "start": 4.0},
     ...     (Session(1, 0.0, 100.0, 0, 10, "done", {}),)))
@@ -295,7 +299,7 @@ def describe_life(life: Life) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in at most two units.
+    """Format a duration in at most two units.
 
     >>> [format_seconds(each) for each in (0.14, 9.96, 75.0, 3660.0, 200000.0)]
     ['0.1 s', '10 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
@@ -311,7 +315,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def life_scalars(life: Mapping[str, float]) -> dict[str, Any]:
-    """Seconds by kind as a run's log names them.
+    """Convert seconds by kind to the names of a run's log.
 
     >>> life_scalars({"training": 3.0, "data wait": 1.0, "idle": 5.0})
     {'goodput/training_seconds': 3.0, 'goodput/data_wait_seconds': 1.0, 'goodput/idle_seconds': 5.0, 'goodput/fraction': 0.75}

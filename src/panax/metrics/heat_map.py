@@ -1,4 +1,4 @@
-"""A picture of how figures are spread over rows and columns, drawn with numpy alone."""
+"""Heat map of values over rows and columns, drawn with numpy alone."""
 
 import struct
 import zlib
@@ -15,16 +15,16 @@ WHITE, INK = np.array([255.0, 255.0, 255.0]), np.array([60.0, 60.0, 60.0])
 RED, BLUE = np.array([178.0, 24.0, 43.0]), np.array([33.0, 102.0, 172.0])
 
 WIDTH = 512
-"""Of the cells together, in pixels, where that leaves each one between 4 and 36."""
+"""Total width of the cells in pixels, if that leaves each one between 4 and 36."""
 
 SCALE = 2
-"""Pixels of a dot of a letter."""
+"""Pixels of a letter's dot."""
 
 LINE, GAP = 14, 8
-"""From one line of text to the next; what is left free around it."""
+"""Line height of text, and the margin around it."""
 
 MIN_NUMBERED_CELL = 30
-"""Cells of this many pixels have their number in them."""
+"""Minimum size in pixels of cells that contain their number."""
 
 GLYPHS = {
     "0": "####.##.##.####", "1": ".#.##..#..#.###", "2": "###..#####..###", "3": "###..####..####", "4": "#.##.####..#..#",
@@ -39,10 +39,10 @@ GLYPHS = {
 
 
 def heat_map(figures: HeatMap) -> Picture:
-    """The rows and columns of these figures, and beside them what the colours mean.
+    """Draw the rows and columns of these values, with a legend of the colours.
 
-    White is the mean load of a row, blue none, red twice the mean and more. Names are written in small Latin letters; others
-    are left blank.
+    White is the mean load of a row, blue no load, red twice the mean and more. Names are written in small
+    Latin letters; others are left blank.
     """
     rows, columns = figures.values.shape
     cell = int(np.clip(WIDTH // columns, 4, 36))
@@ -81,7 +81,7 @@ def _cells(loads: Float[np.ndarray, "row column"], cell: int) -> Float[np.ndarra
 
 
 def _legend(canvas: Float[np.ndarray, "height width 3"]) -> None:
-    """The colours of no load, below, to twice the mean, above."""
+    """Draw the colours from no load, at the bottom, to twice the mean, at the top."""
     height = canvas.shape[0]
     canvas[:, :LINE] = _colours(np.linspace(2.0, 0.0, height)[:, None])
     for label, at in (("2+", 0), ("1", (height - LINE) // 2 + 2), ("0", height - LINE + 4)):
@@ -100,7 +100,7 @@ def _text(text: str) -> Mask:
 
 
 def encode_png(image: Picture) -> bytes:
-    """A picture in the Portable Network Graphics format (RFC 2083)."""
+    """Encode a picture in the Portable Network Graphics format (RFC 2083)."""
     height, width, _ = image.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = zlib.compress(png_rows(image))
@@ -109,11 +109,11 @@ def encode_png(image: Picture) -> bytes:
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
-    """A part of a PNG file, with its length and checksum."""
+    """Return a chunk of a PNG file, with its length and checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def png_rows(image: Picture) -> bytes:
-    """The lines of a picture, each with its filter before it, of which 0 is none."""
+    """Return the lines of a picture, each preceded by its filter type, 0 for none."""
     height = image.shape[0]
     return np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()

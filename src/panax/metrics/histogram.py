@@ -1,4 +1,4 @@
-"""`Histogram`: how the values of an array are spread, counted where the array lies."""
+"""`Histogram`: the distribution of an array's values, counted without moving the array."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,15 @@ BINS = 64
 
 
 class Histogram(NamedTuple):
-    """Counts of an array's finite values in equal steps from the least to the greatest.
+    """Counts of an array's finite values in equal bins from the smallest to the largest.
 
     Attributes:
-        counts: How many values lie in each bin.
-        least: The smallest value; 0 where none is finite.
+        counts: Number of values in each bin.
+        least: The smallest value; 0 if none is finite.
         greatest: The largest value.
         total: The sum of all values.
         squares: The sum of their squares.
-        not_finite: How many values are NaN or infinite; they are not in `counts`.
+        not_finite: Number of NaN or infinite values; they are not in `counts`.
     """
 
     counts: Int[np.ndarray, " bins"]
@@ -31,14 +31,15 @@ class Histogram(NamedTuple):
 
     @property
     def edges(self) -> Float[np.ndarray, " edges"]:
-        """Where the bins begin and end."""
+        """Return the edges of the bins."""
         return np.linspace(self.least, self.greatest, len(self.counts) + 1)
 
 
 def compute_histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogram:
-    """The histogram of an array of any shape, as arrays: to be traced, then fetched with `fetch_histogram`.
+    """Compute the histogram of an array of any shape, as arrays: to be traced, then fetched with
+    `fetch_histogram`.
 
-    Bins are counted by comparisons with their edges, not by a scatter: an array that is split over devices stays where it lies.
+    Bins are counted by comparisons with their edges, not by a scatter: a sharded array is not moved.
 
     >>> fetch_histogram(compute_histogram(jnp.array([0.0, 1.0, 1.0, 4.0]), bins=4)).counts.tolist()
     [1, 2, 0, 1]
@@ -58,12 +59,12 @@ def compute_histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogra
 
 
 def _count(mask: Bool[Array, "..."]) -> Float[Array, ""]:
-    """How many are true, of arrays with more than 2**31 elements too: exact in each row."""
+    """Count true values, also in arrays with more than 2**31 elements: exact in each row."""
     return mask.sum(axis=-1, dtype=jnp.int32).astype(jnp.float32).sum()
 
 
 def fetch_histogram(found: Histogram) -> Histogram:
-    """A traced histogram's figures on the host."""
+    """Fetch a traced histogram to the host."""
     counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(found))
     figures = (float(least), float(greatest), float(total), float(squares))
     return Histogram(np.asarray(counts, np.int64), *figures, int(not_finite))

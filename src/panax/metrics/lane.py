@@ -1,4 +1,4 @@
-"""Calls that only report, made one after the other by a thread: training neither waits for them nor ends with them."""
+"""Calls that only report, made in order by a thread: training neither waits for them nor ends with them."""
 
 import logging
 import threading
@@ -10,21 +10,21 @@ from typing import Any
 from ..core.errors import PanaxError
 
 MAX_PENDING_CALLS = 10_000
-"""Calls that may wait; further ones are left out until there is room."""
+"""Maximum number of waiting calls; further ones are dropped until there is room."""
 
 MAX_PENDING_BYTES = 64 << 20
-"""Of pictures, films and texts that may wait; one that is larger waits alone."""
+"""Maximum size of waiting pictures, films and texts; a larger one waits alone."""
 
 CLOSE_SECONDS = 10.0
-"""How long the end of a run waits for what has not been reported yet."""
+"""Time that the end of a run waits for pending reports."""
 
 _LOG = logging.getLogger("panax.metrics")
 
 
 class BackgroundReporter:
-    """A thread of its own for one place that reports go to: a file, a terminal, somebody's server.
+    """A separate thread for one destination of reports: a file, a terminal, a server.
 
-    What fails there is one warning, whatever follows; later calls are made all the same.
+    Failures cause a single warning; later calls are still made.
     """
 
     def __init__(
@@ -36,11 +36,12 @@ class BackgroundReporter:
         most_waiting: int = MAX_PENDING_CALLS,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """
+        """Start the thread.
+
         Args:
-            name: What warnings call it.
-            warn: Takes a warning; must not raise.
-            threaded: False makes each call at once, in the caller's thread, as a debugger wants it.
+            name: Name of the destination in warnings.
+            warn: Called with a warning; must not raise.
+            threaded: False makes each call at once, in the caller's thread, for debuggers.
         """
         self._name, self._warn = name, warn
         self._most, self._close_seconds = most_waiting, close_seconds
@@ -52,12 +53,13 @@ class BackgroundReporter:
         self._since = 0.0
         self._thread: threading.Thread | None = None
         if threaded:
-            # A daemon: a file system that does not answer must not keep the process.
+            # A daemon thread: a file system that does not answer must not block the end of the process.
             self._thread = threading.Thread(target=self._run, name=f"panax-{name}", daemon=True)
             self._thread.start()
 
     def put(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function soon, in the order of the calls; never waits, never raises. After `close` it is called at once."""
+        """Call a function soon, in the order of the calls; never waits, never raises. After `close` it is
+        called at once."""
         if self._thread is None or self._closed:
             self._call(function, arguments)
             return
@@ -74,16 +76,18 @@ class BackgroundReporter:
             self._warn(f"warning: {self._name} is falling behind: some reports are dropped; training continues")
 
     def end(self) -> None:
-        """Let the thread end after what has been put, without waiting for it; `close` waits."""
+        """Let the thread end after the pending calls, without waiting for it; `close` waits."""
         with self._changed:
             if not self._closed:
                 self._closed, self._since = True, time.monotonic()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait for what has been put, but not for long: a place that does not answer is given up, with a warning.
+        """Wait for pending calls, with a timeout: a destination that does not answer is given up, with a
+        warning.
 
-        Of several lanes, `end` each before the first is closed: their times then run side by side.
+        With several reporters, call `end` on each before closing the first: their timeouts then run
+        concurrently.
         """
         if self._thread is None:
             return
@@ -118,7 +122,7 @@ class BackgroundReporter:
 
 
 def estimate_bytes(value: Any) -> int:
-    """About how many bytes a value holds: of arrays, texts, and what lists, tuples and mappings hold of them.
+    """Estimate the bytes of a value: of arrays and texts, also in lists, tuples and mappings.
 
     >>> estimate_bytes([b"abc", {"a": "de"}, 1.0])
     5

@@ -1,8 +1,9 @@
-"""The ledger of a run's seconds: where its first process books what each of them was spent on, also up to a kill.
+"""Ledger of a run's time: its first process records the use of each second, even up to a kill.
 
-`goodput.jsonl` in the run's folder has a line for each interval of the run's life: which session it is of, from when to when, the
-steps taken at its end, and the seconds by kind, which add up to its length. The last line of the file is written over as its
-interval goes on, at most once a second: a process that is killed leaves all but its last moments.
+`goodput.jsonl` in the run's folder has a line for each interval of the run's life: its session, its beginning
+and end, the steps taken at its end, and the seconds by kind, which sum to its length. The last line of the
+file is overwritten while its interval continues, at most once a second: a process that is killed leaves all
+but its last moments.
 """
 
 import contextlib
@@ -18,10 +19,10 @@ from .energy import EnergyMeter
 from .goodput import FILE, ROLLED_BACK, life_scalars, read_intervals, summarize_life
 
 MIN_WRITE_SECONDS = 1.0
-"""The least time between two writings of an interval that goes on."""
+"""Minimum time between two writes of a continuing interval."""
 
 INTERVAL_SECONDS = 10.0
-"""An interval does not end before, but where a checkpoint was saved: steps inside of it count as equally long."""
+"""Minimum length of an interval, except at a saved checkpoint: steps inside it count as equally long."""
 
 _SAVED_SECONDS = 0.2
 _MOST_WORDS = 300
@@ -31,16 +32,17 @@ Put = Callable[..., Any]
 
 
 class Ledger:
-    """One session's bookings, by one thread. At any time it is in one kind of second; `switch` and `during` say which.
+    """Records of one session, by one thread. At any time one kind of time is active, set by `switch` and
+    `during`.
 
     Attributes:
-        word: How the session ends, as soon as that is known: "done", "stopped by SIGTERM".
+        word: How the session ends, once known: "done", "stopped by SIGTERM".
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     ledger = Ledger(Path(folder), time.time())
     ...     ledger.begin_steps(0)
-    ...     with ledger.during("evaluation"): time.sleep(0.01)
+    ...     with ledger.measure("evaluation"): time.sleep(0.01)
     ...     ledger.close("done")
     ...     ledger.scalars()["goodput/evaluation_seconds"] >= 0.01
     True
@@ -57,15 +59,17 @@ class Ledger:
         put: Put | None = None,
         energy: EnergyMeter | None = None,
     ):
-        """
+        """Begin a session.
+
         Args:
-            folder: The run's; None books nothing, as in all processes but the first.
-            began: When this session did, in seconds since the epoch.
-            attempt: Which start by the same supervisor this is: what lies between two of its starts was spent on the second.
-            goes_on: Whether the session before ended only to get a new layout, by the same supervisor.
-            compiled: The seconds that this process has spent on compiling.
-            put: Calls a function soon, and several in their order, so that a slow disk holds nothing up; by default at once.
-            energy: What tells the devices' energy.
+            folder: The run's folder; None records nothing, as in all processes except the first.
+            began: Start of this session, in seconds since the epoch.
+            attempt: Number of this start by the same supervisor: the time between two of its starts counts
+                for the second.
+            goes_on: True if the previous session ended only to get a new layout, by the same supervisor.
+            compiled: Returns the seconds that this process has spent on compiling.
+            put: Calls functions soon, in order, so that a slow disk blocks nothing; by default at once.
+            energy: Meter of the devices' energy.
 
         Raises:
             DataError: The ledger of earlier sessions can't be read.
@@ -78,11 +82,11 @@ class Ledger:
         failed = last is not None and (last.failed or goes_on)
         self._session = 1 if last is None else last.number + 1
         self._gap = "" if last is None else "restart" if failed and attempt > 1 else "idle"
-        # A clock that went back, or that of another host, must not let two sessions overlap.
+        # A clock that was set back, or that of another host, must not make two sessions overlap.
         self._from = began if last is None else max(began, last.ended)
         self._gap_seconds = 0.0 if last is None else self._from - last.ended
         self._past = life.seconds
-        # From here on by the clock that never goes back.
+        # From here on by the monotonic clock.
         self._zero = self._from - time.monotonic() + max(time.time() - self._from, 0.0)
         self._kind = "restart" if failed else "start"
         self._since = self._from
@@ -98,7 +102,7 @@ class Ledger:
         self._write()
 
     def switch(self, kind: str) -> str:
-        """Spend what follows on `kind`; returns what was before."""
+        """Count the time from now on as `kind`; return the previous kind."""
         self._book()
         before, self._kind = self._kind, kind
         if self._since - self._written >= MIN_WRITE_SECONDS:
@@ -107,7 +111,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Spend what is inside on `kind`."""
+        """Count the time inside the context as `kind`."""
         before = self.switch(kind)
         try:
             yield
@@ -116,15 +120,15 @@ class Ledger:
 
     @contextlib.contextmanager
     def measure_data_wait(self, finished: Callable[[], Any]) -> Iterator[None]:
-        """Spend on "data wait" the part of a wait for data in which the devices had nothing to do.
+        """Count as "data wait" the part of a wait for data in which the devices were idle.
 
         Args:
-            finished: Returns when the devices are done with what they were given. Another thread calls it.
+            finished: Returns when the devices have finished their work. Called by another thread.
         """
         done: list[float] = []
 
         def watch() -> None:
-            # What went wrong in the step is raised where its figures are read.
+            # Errors of the step are raised where its results are read.
             with contextlib.suppress(Exception):
                 finished()
             done.append(self._now())
@@ -138,7 +142,8 @@ class Ledger:
                 self.reassign(self._now() - max(done[0], begin), "data wait")
 
     def reassign(self, seconds: float, to: str) -> None:
-        """Book some of the present interval's seconds of the present kind as another: at most as many as there are."""
+        """Move seconds of the present kind in the present interval to another kind: at most as many as there
+        are."""
         self._book()
         moved = min(max(seconds, 0.0), self._open.get(self._kind, 0.0))
         for book in (self._open, self._own):
@@ -146,7 +151,8 @@ class Ledger:
             book[to] = book.get(to, 0.0) + moved
 
     def begin_steps(self, step: int) -> None:
-        """The session goes on after `step` steps: what an earlier one has done beyond them is lost work."""
+        """Begin the steps of the session, after `step` steps: an earlier session's work beyond them is
+        lost."""
         self._past = summarize_life(self._earlier, resumed_at=step).seconds
         self._step = step
         self.reassign(self._compiled() - self._compiled_before, "compile")
@@ -154,7 +160,8 @@ class Ledger:
         self._next()
 
     def roll_back(self) -> None:
-        """The run goes back to an earlier step, inside of this process: its session ends here, and another one begins."""
+        """End the session and begin another one, because the run returns to an earlier step in this
+        process."""
         self._book()
         self._write(ROLLED_BACK, last=True)
         self._wait()
@@ -168,18 +175,18 @@ class Ledger:
         self._write()
 
     def _wait(self) -> None:
-        """Wait until what was put is written; not for long, where a disk does not answer."""
+        """Wait until pending lines are written, with a timeout, in case a disk does not answer."""
         done = threading.Event()
         self._put(done.set)
         done.wait(_WRITE_SECONDS)
 
     @property
     def has_begun(self) -> bool:
-        """Whether the session has come to its steps."""
+        """Return True if the session has begun its steps."""
         return self._step is not None
 
     def record_step(self, step: int, *, saved: bool = False) -> None:
-        """`step` steps are taken: an interval ends, if it is long enough."""
+        """Record that `step` steps are taken: the interval ends, if it is long enough."""
         self._book()
         self._step = step
         if self._since - self._from >= (_SAVED_SECONDS if saved else INTERVAL_SECONDS):
@@ -188,7 +195,8 @@ class Ledger:
             self._write()
 
     def scalars(self) -> dict[str, float]:
-        """The seconds of the whole run so far, by kind, as its log names them, and the goodput."""
+        """Return the seconds of the whole run so far, by kind, under the names of its log, and the
+        goodput."""
         self._book()
         whole = {kind: seconds + self._own.get(kind, 0.0) for kind, seconds in self._past.items()}
         if self._gap:
@@ -196,10 +204,10 @@ class Ledger:
         return life_scalars(whole)
 
     def close(self, word: str = "") -> None:
-        """The session ends.
+        """End the session.
 
         Args:
-            word: How, where that is not what `word` says already.
+            word: How it ends, if not as stated by the attribute `word`.
         """
         self._book()
         self._write(" ".join((word or self.word or "ended").split())[:_MOST_WORDS], last=True)
@@ -238,7 +246,7 @@ class Ledger:
 
 
 class _File:
-    """Lines of which the last one is written over until it is final."""
+    """File of lines; the last line is overwritten until it is final."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -250,7 +258,7 @@ class _File:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._offset = os.fstat(self._descriptor).st_size
             if self._offset and os.pread(self._descriptor, 1, self._offset - 1) != b"\n":
-                # A line that a crash has cut short stays one.
+                # A line truncated by a crash remains a separate line.
                 self._offset += os.pwrite(self._descriptor, b"\n", self._offset)
         padded = line.ljust(self._room) + b"\n"
         os.pwrite(self._descriptor, padded, self._offset)

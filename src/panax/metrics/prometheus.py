@@ -1,4 +1,4 @@
-"""An endpoint for Prometheus: the newest value of everything that a run reports."""
+"""Endpoint for Prometheus: the newest value of everything that a run reports."""
 
 import dataclasses
 import math
@@ -12,21 +12,22 @@ from .services import import_service
 from .trackers import Tracker
 
 PORT = 9464
-"""The usual one of exporters that come with a program."""
+"""Default port, in the usual range of exporters."""
 
 _SPENT = re.compile(r"goodput/(\w+)_seconds")
 
 
 @dataclasses.dataclass
 class PrometheusTracker(Tracker):
-    """Answers a Prometheus server's questions, `http://ADDRESS:PORT/metrics`, as long as the run goes on.
+    """Endpoint with metrics for a Prometheus server, at `http://ADDRESS:PORT/metrics`, during the run.
 
-    `train/loss` is the gauge `panax_train_loss`, with the run's name as a label; the seconds of the run by what they were spent
-    on are `panax_run_seconds`, with the label `spent_on`; `panax_step` is the step of the newest report.
+    `train/loss` is the gauge `panax_train_loss`, with the run's name as a label; the seconds of the run by
+    kind are `panax_run_seconds`, with the label `spent_on`; `panax_step` is the step of the newest report.
 
     Attributes:
-        port: 0 for any that is free; `address_bound` has it.
-        address: Where it listens. The endpoint shows figures to whoever reaches it, and nothing else.
+        port: 0 for any free port; see `address_bound`.
+        address: Address to listen at. The endpoint shows figures to anyone who can reach it, and nothing
+            else.
     """
 
     port: int = PORT
@@ -43,7 +44,7 @@ class PrometheusTracker(Tracker):
 
     @classmethod
     def at(cls, place: str) -> "PrometheusTracker":
-        """Of a port, or an address and a port, as the command line takes them.
+        """Create a tracker from a port, or an address and a port, as on the command line.
 
         Raises:
             RecipeError: It is neither.
@@ -58,7 +59,7 @@ class PrometheusTracker(Tracker):
 
     @property
     def address_bound(self) -> tuple[str, int] | None:
-        """Where it listens; None while it does not."""
+        """Return the address and port at which it listens; None while it does not."""
         return None if self._server is None else self._server.server_address[:2]
 
     def about(self, run: RunFacts) -> None:
@@ -97,7 +98,7 @@ class PrometheusTracker(Tracker):
 
 
 def metric_name(name: str) -> str:
-    """A name that Prometheus takes.
+    """Convert a name to one that Prometheus accepts.
 
     >>> metric_name("speed/tokens_per_second"), metric_name("data/epochs/web 2")
     ('panax_speed_tokens_per_second', 'panax_data_epochs_web_2')

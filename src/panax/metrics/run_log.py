@@ -13,15 +13,16 @@ from .console import ConsoleTracker, open_console
 NAME = "log.txt"
 
 WIDTH = 140
-"""Columns of a report of a step."""
+"""Columns of a step's report."""
 
 
 class RunLog:
-    """The log of one session. Lines wait until the run's folder is this session's; a disk that takes none loses them.
+    """The log of one session. Lines wait until the run's folder belongs to this session; if the disk refuses
+    them, they are lost.
 
     Attributes:
-        say: Takes a run's notes.
-        tracker: Takes its reports.
+        say: Called with a run's notes.
+        tracker: Tracker of its reports.
     """
 
     def __init__(self) -> None:
@@ -42,13 +43,13 @@ class RunLog:
         self.tracker = tracker if isinstance(tracker, ConsoleTracker) else ConsoleTracker(console)
 
     def open(self, folder: Path) -> None:
-        """Write into a run's folder from now on, and what has waited first."""
+        """Write to a run's folder from now on, beginning with the waiting lines."""
         self._path = folder / NAME
         text, self._waiting = "".join(self._waiting), []
         self._append(text)
 
     def write(self, text: str) -> int:
-        """Take text, as a file does."""
+        """Write text, like a file."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S  ")
         marked = []
         for line in text.splitlines(keepends=True):
@@ -61,10 +62,10 @@ class RunLog:
         return len(text)
 
     def flush(self) -> None:
-        """Each line is written at once."""
+        """Do nothing: each line is written at once."""
 
     def isatty(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def _append(self, text: str) -> None:
@@ -76,7 +77,7 @@ class RunLog:
 
 
 def tee(first: Callable[[str], Any], second: Callable[[str], Any]) -> Callable[[str], None]:
-    """What gives a line to two places, to the second also where the first raises."""
+    """Return a function that sends a line to two functions, to the second even if the first raises."""
 
     def say(line: str) -> None:
         try:

@@ -1,4 +1,5 @@
-"""Other places for what a run reports: a CSV file, Weights & Biases, MLflow. The two services are imported when they are used."""
+"""Further destinations of a run's reports: a CSV file, Weights & Biases, MLflow. The two services are
+imported when they are used."""
 
 import contextlib
 import csv
@@ -24,14 +25,14 @@ from .histogram import Histogram
 from .trackers import Tracker
 
 MLFLOW_PARAMS = 100
-"""The most settings that MLflow takes at once."""
+"""Maximum number of settings that MLflow accepts at once."""
 
 
 def import_service(name: str, extra: str) -> Any:
-    """A library that is installed only where it is used.
+    """Import an optional library.
 
     Raises:
-        RecipeError: It is not installed; says how it is.
+        RecipeError: It is not installed; the message explains how to install it.
     """
     import importlib
 
@@ -42,7 +43,7 @@ def import_service(name: str, extra: str) -> Any:
 
 
 LOCK_SECONDS = 30.0
-"""How long a run waits for others that write to the same table."""
+"""Time that a run waits for others that write to the same table."""
 
 
 @dataclasses.dataclass
@@ -50,8 +51,8 @@ class CsvTracker(Tracker):
     """A table with a row for each report; a training report and an evaluation of one step are two rows.
 
     Attributes:
-        path: The file, which several runs may share: the column `run` tells them apart. Empty for `metrics.csv` in the run's
-            folder. A resumed run replaces its own rows of the steps that it takes again.
+        path: The file, which several runs may share, distinguished by the column `run`. Empty for
+            `metrics.csv` in the run's folder. A resumed run replaces its rows of the steps that it repeats.
     """
 
     path: str = ""
@@ -73,7 +74,7 @@ class CsvTracker(Tracker):
         numbers = {name: repr(float(value)) for name, value in values.items() if name not in ("run", "step")}
         row = {"run": self._run, "step": str(step), **numbers}
         with self._alone():
-            # Another run may have added columns since.
+            # Another run may have added columns meanwhile.
             self._columns = self._header() if self._file.exists() else []
             new = [name for name in row if name not in self._columns]
             if new:
@@ -86,13 +87,13 @@ class CsvTracker(Tracker):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other run reads or writes the table meanwhile.
+        """Lock the table against other runs.
 
         Raises:
-            OSError: Another one has held it for `LOCK_SECONDS`, or it can't be written.
+            OSError: Another run has held the lock for `LOCK_SECONDS`, or the table can't be written.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        if not self.path:  # in the run's own folder, which is locked
+        if not self.path:  # in the run's folder, which is locked
             yield
             return
         deadline = time.monotonic() + LOCK_SECONDS
@@ -112,7 +113,8 @@ class CsvTracker(Tracker):
             return next(csv.reader(file), [])
 
     def _rewrite(self, keep: Callable[[Mapping[str, str]], bool], new: Sequence[str] = ()) -> None:
-        """Write the rows to keep again, with more columns; a crash leaves the old table or the new one."""
+        """Rewrite the table with the rows to retain, and new columns; a crash leaves the old table or the new
+        one."""
         columns, rows = ["run", "step"], []
         if self._file.exists():
             with open(self._file, newline="", encoding="utf-8") as file:
@@ -134,12 +136,13 @@ class CsvTracker(Tracker):
 
 @dataclasses.dataclass
 class WandbTracker(Tracker):
-    """A run in Weights & Biases; a resumed run goes on in the same one.
+    """A run in Weights & Biases; a resumed run continues the same one.
 
     Attributes:
         project: The project's name.
-        entity: A user or a team; empty for the account's own.
-        mode: `online`, `offline` (a folder that `wandb sync` uploads), or empty for what the environment says.
+        entity: A user or a team; empty for the account's default.
+        mode: `online`, `offline` (a folder that `wandb sync` uploads), or empty for the environment's
+            setting.
     """
 
     project: str = "panax"
@@ -167,7 +170,7 @@ class WandbTracker(Tracker):
             mode=mode, dir=run.folder, config=dict(run.settings),
             settings=self._wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
-        # Steps that a resumed run takes again would otherwise be left out.
+        # Steps repeated by a resumed run would otherwise be dropped.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -197,21 +200,21 @@ class WandbTracker(Tracker):
 
 
 def _has_key(wandb: Any) -> bool:
-    """Whether Weights & Biases knows the user, without asking."""
+    """Return True if the user is logged in to Weights & Biases, without a prompt."""
     if "prompt" in inspect.signature(wandb.login).parameters:
         return wandb.login(prompt=False, verify=False)
-    # Its newer versions warn of this one; remove it when wandb>=0.31 is required.
+    # Newer versions warn about this; remove it when wandb>=0.31 is required.
     return bool(wandb.api.api_key)
 
 
 @dataclasses.dataclass
 class MlflowTracker(Tracker):
-    """A run in MLflow; a resumed run goes on in the same one.
+    """A run in MLflow; a resumed run continues the same one.
 
     Attributes:
-        experiment: The MLflow experiment, made where there is none of this name.
-        tracking_uri: The server's address, or a database file as `sqlite:///runs/mlflow.db`; empty for what the environment
-            says. A folder too, where $MLFLOW_ALLOW_FILE_STORE is true.
+        experiment: The MLflow experiment, created if it does not exist.
+        tracking_uri: The server's address, or a database file as `sqlite:///runs/mlflow.db`; empty for the
+            environment's setting. Also a folder, if $MLFLOW_ALLOW_FILE_STORE is true.
     """
 
     experiment: str = "panax"
@@ -228,7 +231,7 @@ class MlflowTracker(Tracker):
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri or None)
         found = client.get_experiment_by_name(self.experiment)
         place = client.create_experiment(self.experiment) if found is None else found.experiment_id
-        # The id is made of letters and digits: it needs no quoting.
+        # The id consists of letters and digits: it needs no quoting.
         before = client.search_runs([place], f"tags.`panax.run_id` = '{run.run_id}'", max_results=1)
         if before:
             self._run_id = before[0].info.run_id
@@ -267,7 +270,8 @@ class MlflowTracker(Tracker):
 
 
 def _plain(name: str) -> str:
-    """A name that MLflow takes: at most one folder, since its file store can't hold `a/b` beside `a/b/c`.
+    """Convert a name to one that MLflow accepts: at most one folder, since its file store can't hold both
+    `a/b` and `a/b/c`.
 
     >>> _plain("train/loss/cross entropy (mean)")
     'train/loss.cross entropy _mean_'

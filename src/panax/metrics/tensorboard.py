@@ -1,4 +1,5 @@
-"""TensorBoard's files: training and evaluation as two runs on the same charts, groups in a useful order, settings, texts."""
+"""TensorBoard's files: training and evaluation as two runs on the same charts, groups in a useful order,
+settings, texts."""
 
 import contextlib
 import os
@@ -19,13 +20,13 @@ from .histogram import Histogram
 from .trackers import Tracker
 
 TRAIN, EVALUATION = "train", "evaluation"
-"""The two runs that TensorBoard shows, a folder each."""
+"""The two runs that TensorBoard shows, each in a folder."""
 
 COUNT_UNITS = ("tokens", "images", "examples", "transitions", "clicks", "rows")
-"""How much a loss was taken over."""
+"""Names of the number of samples that a loss was computed over."""
 
 UPDATE_SCALARS = ("gradient_norm", "learning_rate", "parameter_norm", "skipped", *COUNT_UNITS)
-"""Scalars of a training step that say how it was made, not how good it is."""
+"""Scalars of a training step that describe its update, not its quality."""
 
 GROUPS = {
     "speed": "3 speed",
@@ -47,11 +48,12 @@ BOOKKEEPING_SETTINGS = (
     "trackers",
     "verify",
 )
-"""Settings that change nothing of what is learned: they are no columns of TensorBoard's table of hyperparameters."""
+"""Settings without influence on the result: they are not columns of TensorBoard's table of
+hyperparameters."""
 
 
 def run_and_tag(name: str) -> tuple[str, str]:
-    """Where TensorBoard shows the scalar of this name: its run, and its tag there. TensorBoard sorts groups by their names.
+    """Return the run and the tag of a scalar in TensorBoard. TensorBoard sorts groups by name.
 
     >>> run_and_tag("train/loss"), run_and_tag("evaluation/loss"), run_and_tag("mine/figure")
     (('train', '1 loss/loss'), ('evaluation', '1 loss/loss'), ('train', 'mine/figure'))
@@ -67,7 +69,7 @@ def run_and_tag(name: str) -> tuple[str, str]:
 
 
 def _is_its_whole(name: str, values: Mapping[str, float]) -> bool:
-    """True if a term is the only one of its loss, and so duplicates its curve.
+    """Return True if a term is the only one of its loss, and so duplicates its curve.
 
     >>> values = {"train/loss": 2.0, "train/loss/cross_entropy": 2.0}
     >>> [_is_its_whole(name, values) for name in values]
@@ -82,7 +84,8 @@ def _is_its_whole(name: str, values: Mapping[str, float]) -> bool:
 
 
 class _NoTorch:
-    """In one thread, torch is not found by an import; it takes seconds, and tensorboardX wants it for an annotation alone."""
+    """Import hook that hides torch in one thread; torch takes seconds to import, and tensorboardX only needs
+    it for an annotation."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -94,7 +97,7 @@ class _NoTorch:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Unless it is imported already."""
+    """Hide torch from imports, unless it is imported already."""
     finder = _NoTorch()
     sys.meta_path.insert(0, finder)  # pyright: ignore[reportArgumentType]
     try:
@@ -106,13 +109,14 @@ def _without_torch() -> Iterator[None]:
 class TensorBoardTracker(Tracker):
     """A run in TensorBoard, written without TensorFlow or torch.
 
-    tensorboardX's own writer hands events to a thread by a short queue: where that thread ends, as at a full disk, the queue
-    fills, and the next scalar waits for ever. So events are written here, in the caller's thread, which must not be the training
-    loop's.
+    tensorboardX's writer passes events to a thread by a short queue: if that thread ends, for example because
+    the disk is full, the queue fills, and the next scalar blocks forever. Therefore events are written here,
+    in the caller's thread, which must not be the training loop's.
     """
 
     def __init__(self, directory: Path, purge_step: int | None = None):
-        """
+        """Write to a directory.
+
         Args:
             purge_step: Hide what an earlier run logged from this step on, after a resume.
         """
@@ -146,7 +150,7 @@ class TensorBoardTracker(Tracker):
         self._image(step, name, image.shape, encode_png(image))
 
     def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
-        # TensorBoard hands an image's bytes to the browser, which plays an animated PNG.
+        # TensorBoard passes an image's bytes to the browser, which plays an animated PNG.
         self._image(step, name, frames.shape[1:], encode_animated_png(frames, seconds_per_frame))
 
     def _image(self, step: int, name: str, shape: tuple[int, ...], encoded: bytes) -> None:
@@ -158,7 +162,7 @@ class TensorBoardTracker(Tracker):
     def text(self, step: int, name: str, text: str) -> None:
         from tensorboardX.summary import text as summary_of
 
-        # TensorBoard shows Markdown: a fence keeps lines and indentation.
+        # TensorBoard renders Markdown: a fence preserves lines and indentation.
         fence = "`" * max(3, 1 + _longest_run(text, "`"))
         self._files[TRAIN].write(step, summary_of(name, f"{fence}\n{text}\n{fence}"))
 
@@ -179,11 +183,11 @@ class TensorBoardTracker(Tracker):
 
 
 FLUSH_SECONDS = 10.0
-"""The longest that an event waits to be seen."""
+"""Maximum time until an event is visible."""
 
 
 class _EventFile:
-    """One run's events, in a file that is opened by the first of them."""
+    """Events of one run, in a file that is opened by the first of them."""
 
     def __init__(self, directory: Path, purge_step: int | None):
         self._directory = directory
@@ -210,7 +214,7 @@ class _EventFile:
                 self._writer.flush()
                 self._flushed = time.monotonic()
         except OSError:
-            # A reader stops at half an event: what comes later goes to another file.
+            # A reader stops at an incomplete event: later ones go to another file.
             writer, self._writer = self._writer, None
             with contextlib.suppress(OSError):
                 if writer is not None:

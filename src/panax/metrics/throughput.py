@@ -1,4 +1,4 @@
-"""How fast a run is, against what its devices could do."""
+"""Speed of a run relative to the peak of its devices."""
 
 import dataclasses
 import functools
@@ -21,7 +21,8 @@ from ..system import json_reader
 from ..system.secure_dir import is_own_file
 
 PEAK_FLOPS = {
-    # Dense bfloat16 FLOP/s of one device, from the vendors' data sheets; the device kind as JAX names it, in lower case.
+    # Dense bfloat16 FLOP/s of one device, from the vendors' data sheets; the device kind is JAX's name in
+    # lower case.
     "h100": 989e12,
     "h200": 989e12,
     "b200": 2250e12,
@@ -44,11 +45,11 @@ LOOPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """What model FLOPs utilisation divides by.
+    """Denominator of model FLOPs utilisation.
 
     Attributes:
-        flops_per_second: Of all devices together.
-        source: In words, to be shown beside every figure that was divided by it.
+        flops_per_second: FLOP/s of all devices together.
+        source: Description, shown with every figure that was divided by it.
     """
 
     flops_per_second: float
@@ -56,7 +57,8 @@ class Peak:
 
 
 def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
-    """The peak of these JAX devices: of the data sheet; of CPUs what registers do, of others that of a large product."""
+    """Return the peak of these JAX devices: of the data sheet; for CPUs the rate on registers, for others
+    that of a large matmul."""
     kind = devices[0].device_kind.lower()
     for name in sorted(PEAK_FLOPS, key=len, reverse=True):
         if name in kind:
@@ -74,7 +76,7 @@ def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
         reason = "other programs use this machine"
     else:
         source = f"the most that this processor's threads multiply and add in {dtype}, on registers alone"
-        # A thread counts its own time, so another program takes nothing but the clock rate.
+        # A thread measures its own time, so another program only affects the clock rate.
         reason = "its clock is slower"
     lower = "" if measured > 0.8 * best else f"; {measured / 1e9:.0f} now: {reason}"
     return Peak(best, f"{best / 1e9:.0f} GFLOP/s, {source}{lower}")
@@ -82,16 +84,19 @@ def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
 
 @functools.cache
 def measure_loop(dtype: str) -> float | None:
-    """Measure the FLOP/s of multiplications and additions on registers alone, which no program exceeds; None without C files."""
+    """Measure the FLOP/s of multiplications and additions on registers alone, which no program exceeds; None
+    without C files."""
     program = peak_loop(dtype)
     return None if program is None else max(float(program()) for _ in range(LOOPS))
 
 
 @functools.cache
 def measure_matmul(dtype: str, size: int = 1536, rounds: int = 3) -> float:
-    """Measure the FLOP/s of the fastest of a few square matmuls with random entries, by the fastest kernel of this machine.
+    """Measure the FLOP/s of the fastest of a few square matmuls with random entries, with the fastest kernel
+    of this machine.
 
-    It takes most of a second, so a process measures once: the second run of a sweep or a notebook begins that much earlier.
+    It takes most of a second, so a process measures once: the second run of a sweep or a notebook starts that
+    much earlier.
     """
     device = jax.local_devices()[0]
     a = jax.device_put(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32), device)
@@ -116,7 +121,8 @@ def _rate(kernel: str, a: jax.Array, rounds: int) -> float:
 
 
 def _kept_best(name: str, measured: float) -> float:
-    """The best rate that was ever measured for a machine and dtype, this one included; kept in the cache of kernels."""
+    """Return the best rate ever measured for a machine and dtype, including this one; stored in the cache of
+    kernels."""
     try:
         file = kernels_folder() / f"peak-{name}.json"
         kept = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
@@ -124,11 +130,12 @@ def _kept_best(name: str, measured: float) -> float:
             write_atomically(file, json.dumps(measured).encode())
         return max(kept, measured) if math.isfinite(kept) else measured
     except (OSError, ValueError, TypeError):
-        return measured  # A cache that can't be used: what was measured now.
+        return measured  # without a usable cache, the rate measured now
 
 
 def memory_in_use_bytes() -> int:
-    """Bytes in use: the fullest device's, or the process's resident set where devices don't tell (CPU)."""
+    """Return the bytes in use: the fullest device's, or the process's resident set if devices don't report it
+    (CPU)."""
     in_use = [stats.get("bytes_in_use", 0) for device in jax.local_devices() if (stats := device.memory_stats())]
     if in_use:
         return max(in_use)

@@ -1,4 +1,4 @@
-"""Where what a run reports goes: the interface, a JSONL log, and several places as one."""
+"""Destinations of a run's reports: the interface, a JSONL log, and a combination of several."""
 
 import abc
 import contextlib
@@ -21,45 +21,45 @@ from .throughput import Peak
 
 
 class Tracker(abc.ABC):
-    """Takes what a run reports: scalars, text, pictures, histograms.
+    """Destination of a run's reports: scalars, text, pictures, histograms.
 
-    Only `record` must be written. One thread for each tracker calls its methods one after the other, so a slow one holds nothing
-    up. An exception in one is a warning, and training goes on.
+    Only `record` must be implemented. A separate thread for each tracker calls its methods in order, so a
+    slow one blocks nothing. An exception causes a warning, and training continues.
     """
 
     close_seconds: float = 10.0
-    """How long the end of a run waits for this tracker."""
+    """Time that the end of a run waits for this tracker."""
 
     def about(self, run: RunFacts) -> None:  # noqa: B027
-        """Take the run's name, id and settings; called once, before `begin`."""
+        """Receive the run's name, id and settings; called once, before `begin`."""
 
     def begin(self, first_step: int, num_steps: int, peak: Peak | None) -> None:  # noqa: B027
-        """Training begins at `first_step` of `num_steps`; `peak` is what model FLOPs utilisation divides by, if the task
-        says its FLOPs."""
+        """Begin training at `first_step` of `num_steps`; `peak` is the denominator of model FLOPs
+        utilisation, if the task reports its FLOPs."""
 
     @abc.abstractmethod
     def record(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of `step`, all under their final names, for example `train/loss`."""
+        """Record the values of `step`, all under their final names, for example `train/loss`."""
 
     def picture(self, step: int, name: str, image: Picture) -> None:  # noqa: B027
-        """Take a picture, if this is a place for pictures."""
+        """Record a picture, if pictures are supported."""
 
     def film(self, step: int, name: str, frames: Frames, seconds_per_frame: float) -> None:
-        """Take a film; by default as a picture of its frames side by side."""
+        """Record a film; by default as a picture of its frames side by side."""
         self.picture(step, name, contact_sheet(frames))
 
     def text(self, step: int, name: str, text: str) -> None:  # noqa: B027
-        """Take a text, such as a sample, if this is a place for texts."""
+        """Record a text, such as a sample, if texts are supported."""
 
     def histogram(self, step: int, name: str, histogram: Histogram) -> None:  # noqa: B027
-        """Take a histogram, if this is a place for histograms."""
+        """Record a histogram, if histograms are supported."""
 
     def close(self) -> None:  # noqa: B027
         """Flush; no more calls follow."""
 
 
 class JsonlTracker(Tracker):
-    """One JSON object a line, written at once: what a script reads, and what is left after a crash."""
+    """One JSON object per line, written at once: for scripts, and for the time after a crash."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -83,7 +83,7 @@ class JsonlTracker(Tracker):
             if written != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         except OSError:
-            # Half a line would spoil the next one.
+            # A partial line would spoil the next one.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), before)
             raise
@@ -94,7 +94,8 @@ class JsonlTracker(Tracker):
 
 
 class Trackers(Tracker):
-    """Several trackers as one, each called in its lane: whatever becomes of one, the caller is neither held up nor told."""
+    """Several trackers as one, each called by its reporter: the caller is never blocked, and not notified of
+    failures."""
 
     def __init__(self, trackers: Iterable[tuple[Tracker, BackgroundReporter]]):
         self._trackers = tuple(trackers)

@@ -171,9 +171,9 @@ def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTrans
                 if asks is None:
                     raise
                 raise RecipeError(
-                    f"Optax(transformation=...): {asks[1].partition('.')[0]} asks for {asks[2]}, and a step here "
+                    f"Optax(transformation=...): {asks[1].partition('.')[0]} needs {asks[2]}, and a step here "
                     "computes the loss "
-                    f"once and gives its `value` alone; take a transformation that does without a line search, such as optax.adam"
+                    f"once and gives only its `value`; use a transformation without a line search, such as optax.adam"
                 ) from error
 
     return optax.GradientTransformation(init, update)

@@ -20,7 +20,7 @@ class Parameter:
         meaning: The logical axes that determine its role; empty if equal to `axes`.
 
     >>> up = Parameter("blocks.w_up", (12, 8, 64, 256), "float32", ("layer", "expert", "embed", "ffn"))
-    >>> up.copies, up.own, up.matrix
+    >>> up.stack_dims, up.array_dims, up.matrix
     ((0, 1), (2, 3), ((2,), (3,)))
     """
 

@@ -55,7 +55,7 @@ class Schedule(Validated):
         """Return a suggestion for a value passed where a schedule is expected; None if there is none."""
         if isinstance(value, int | float):
             return f"write Schedule(peak={value})"
-        return "wrap the function of the step: OwnSchedule(function=...)" if callable(value) else None
+        return "wrap the function of the step: CustomSchedule(function=...)" if callable(value) else None
 
     def __post_init__(self) -> None:
         said = "optimizer.schedule"
@@ -73,7 +73,7 @@ class Schedule(Validated):
             if self.decay in _ENDLESS and getattr(self, name) != usual:
                 raise RecipeError(
                     f'{said}.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; '
-                    f"take cosine, linear or sqrt"
+                    f"use cosine, linear or sqrt"
                 )
         if self.decay == "inverse_sqrt" and not self.warmup_steps:
             raise RecipeError(
@@ -86,13 +86,13 @@ class Schedule(Validated):
             )
         if self.base_batch is not None and (self.per_batch == "same" or self.base_batch < 1):
             raise RecipeError(
-                f"{said}.base_batch={self.base_batch}; expected 1 row or more, and {said}.per_batch to say how the peak grows"
+                f"{said}.base_batch={self.base_batch}; expected 1 row or more, and {said}.per_batch for the growth of the peak"
             )
 
     def scale_to_batch(self, rows: int) -> "Schedule":
         """Scale the peak to batches of `rows` rows, by the rule of `per_batch`.
 
-        >>> Schedule(peak=1e-3, per_batch="sqrt", base_batch=64).for_batch(1024).peak
+        >>> Schedule(peak=1e-3, per_batch="sqrt", base_batch=64).scale_to_batch(1024).peak
         0.004
         """
         if self.base_batch is None:
@@ -105,7 +105,7 @@ class Schedule(Validated):
         """Build the function from step to learning rate, for a run of `num_steps`.
 
         Raises:
-            RecipeError: The peak depends on the batch size, and `for_batch` has not been called.
+            RecipeError: The peak depends on the batch size, and `scale_to_batch` has not been called.
 
         Warns:
             UserWarning: The run is too short for the warm-up, which is shortened.
@@ -117,7 +117,9 @@ class Schedule(Validated):
         [1.0, 1.0, 0.5, 0.0]
         """
         if self.base_batch is not None:
-            raise RecipeError("optimizer.schedule depends on the rows of a batch; give it these by for_batch(rows)")
+            raise RecipeError(
+                "optimizer.schedule depends on the rows of a batch; give it these by scale_to_batch(rows)"
+            )
         warmup = self.warmup_steps
         if self.decay not in _ENDLESS and warmup >= num_steps:
             warmup = num_steps // 10

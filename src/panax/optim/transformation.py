@@ -19,10 +19,10 @@ class Renewal(NamedTuple):
     Attributes:
         due: Return True if the renewal runs after the given step; steps are numbered from 1, and a skipped
             update counts too.
-        when: The schedule as text, such as "after every 10 steps".
-        renewed: Takes the state and the trainable parameters (only their shapes are read); returns the state
+        description: The schedule as text, such as "after every 10 steps".
+        renew: Takes the state and the trainable parameters (only their shapes are read); returns the state
             for the next step.
-        taken_over: Takes a step number and the state after that step; returns the state with arrays renewed
+        adopt_renewed: Takes a step number and the state after that step; returns the state with arrays renewed
             some steps ago moved to where updates read them. Copies no data.
     """
 
@@ -41,10 +41,10 @@ class Transformation(NamedTuple):
             parameters, and the new state.
         axes: Takes an (abstract) state and the trainable parameters; returns the logical axes of each state
             leaf.
-        averaged: Takes the updated parameters and the state; returns the parameter average to evaluate
+        average: Takes the updated parameters and the state; returns the parameter average to evaluate
             instead. None if the parameters themselves are evaluated.
         renewal: The periodic recomputation of part of the state; None if there is none.
-        skipped: Takes a state and a number of steps; returns the state with its schedule advanced by that
+        on_skipped_step: Takes a state and a number of steps; returns the state with its schedule advanced by that
             many steps without updates. None if unsupported.
         takes_loss: True if `update` also takes the batch's loss, as the keyword `value`.
     """

@@ -39,10 +39,10 @@ class RowRequest(NamedTuple):
     """A device's requests, and what the first round transfers.
 
     Attributes:
-        numbers: Requested row numbers, ascending, padded with the table's number of rows.
+        row_ids: Requested row numbers, ascending, padded with the table's number of rows.
         plan: Number of rows that each device requests from each.
         first: The first round.
-        arrived: Row numbers in this device's shard that the first round requests; padded with the shard's
+        arrived_row_ids: Row numbers in this device's shard that the first round requests; padded with the shard's
             number of rows.
     """
 

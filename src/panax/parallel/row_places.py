@@ -73,7 +73,7 @@ class LocalRowRequest(NamedTuple):
     """Rows that a device reads of a replicated table.
 
     Attributes:
-        numbers: Indices of the distinct rows, padded with the table's number of rows.
+        row_ids: Indices of the distinct rows, padded with the table's number of rows.
     """
 
     row_ids: Int[Array, " touched"]

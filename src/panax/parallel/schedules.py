@@ -276,7 +276,7 @@ def schedule_table(stages: int, micro_batches: int, chunks: int) -> str:
     """Format each schedule's ticks, bubble and peak of stored inputs as a Markdown table, computed from the
     executor's tables."""
     lines = [
-        "| schedule | ticks (forward, both, backward) | bubble | inputs kept | of which layers |",
+        "| schedule | ticks (forward, both, backward) | bubble | inputs kept | for layers |",
         "|---|---|---|---|---|",
     ]
     named: list[tuple[str, Pipeline]] = [

@@ -42,9 +42,9 @@ class RowAssignments(NamedTuple):
     Attributes:
         rows: Assigned rows of the shard, each once; padded with the shard's number of rows.
         keys: Their new keys.
-        given: Number of rows assigned, over all devices.
-        taken: Number of those taken from another key.
-        crowded: Number of keys without a row, because all rows of their blocks are in use: each reads another
+        num_assigned: Number of rows assigned, over all devices.
+        num_evicted: Number of those taken from another key.
+        num_crowded: Number of keys without a row, because all rows of their blocks are in use: each reads another
             key's row.
         before: The vocabulary's entries before the step.
     """
@@ -115,7 +115,7 @@ class VocabularyBlocks:
     """Static configuration of a table's vocabulary.
 
     Attributes:
-        lies: Sharding of the table; its columns are not sharded.
+        placement: Sharding of the table; its columns are not sharded.
         here: Blocks per shard.
         ways: Rows per block.
         idle_steps: As in `GrowingVocab`.
@@ -184,7 +184,7 @@ class VocabularyBlocks:
             last.at[place].set(step, mode="drop", unique_indices=True),
         )
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
-        with tag_comm("what a vocabulary gave out"):
+        with tag_comm("assigned ids of a vocabulary"):
             counts = all_reduce(counts, self.placement.rows)
         return asked.answers(reads), after, RowAssignments(place, mine, counts[0], counts[1], counts[2], before)
 

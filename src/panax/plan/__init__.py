@@ -1,4 +1,5 @@
-"""What a program costs before it runs: its communication, its memory, and targets that are not attached."""
+"""Cost of a program before it runs: its communication, its memory, and compilation targets that are not
+attached."""
 
 from typing import TYPE_CHECKING
 

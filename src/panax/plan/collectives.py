@@ -1,18 +1,20 @@
-"""The communication of a compiled program: what travels, over which mesh axes, how many bytes, how often.
+"""Communication of a compiled program: its collectives, their mesh axes, bytes and numbers of executions.
 
-Counted from the program's text, since nothing else tells: `cost_analysis()` counts a loop's body once and knows no axes. What
-has to be seen through, on jax 0.10:
+They are counted in the program's text, the only source: `cost_analysis()` counts a loop's body once and has
+no axes. Cases to handle, on jax 0.10:
 
-- a loop multiplies what is in it; TPU programs don't write down how often, see `Frame.trip_count`;
+- a loop multiplies its content; TPU programs do not contain the trip count, see `Frame.trip_count`;
 - an asynchronous collective is a start and a done, on TPU a chain of fusions that all repeat the operation;
-- the start of a collective has operands and results in one tuple;
-- on TPU, a reduce-scatter may be a fusion that calls a computation `all-reduce-scatter`, which holds an all-reduce;
+- the start of a collective returns operands and results in one tuple;
+- on TPU, a reduce-scatter may be a fusion that calls a computation `all-reduce-scatter`, which contains an
+all-reduce;
 - several collectives may be combined in one, over a tuple;
-- a ragged all-to-all shows its buffers, and not what it carries;
-- a loop of unknown length may not run at all: the later rounds of an expert exchange don't where loads are equal.
+- a ragged all-to-all shows its buffers, not the size of its data;
+- a loop of unknown length may not run at all: the later rounds of an expert exchange don't if loads are
+equal.
 
-XLA:CPU widens bfloat16 collectives to float32, and writes a reduce-scatter that it derived itself as an all-reduce and a slice:
-count bytes on programs for a GPU or TPU.
+XLA:CPU widens bfloat16 collectives to float32, and writes a reduce-scatter that it derived itself as an
+all-reduce and a slice: count bytes on programs for a GPU or TPU.
 """
 
 import dataclasses
@@ -40,19 +42,21 @@ class Collective:
 
     Attributes:
         kind: One of `KINDS`.
-        axes: The mesh axes that it runs over, in the mesh's order; `axis[4 of 8]` where groups hold only a part of an axis.
-        dtype: Of what travels; several, as `bf16+f32`, where operations were combined.
-        buffer_bytes: Of the whole array: what an all-gather gives, what a reduce-scatter takes, what is held on each device
-            for the others; of a ragged all-to-all, the larger of its two buffers.
-        wire_bytes: What a device sends in one execution, by a ring. Of a ragged all-to-all at most, on average over its devices:
-            the smaller of the buffers that it sends from and fills; just that where the smaller one is full and loads are equal.
+        axes: The mesh axes that it runs over, in the mesh's order; `axis[4 of 8]` if groups contain only a
+            part of an axis.
+        dtype: Dtype of the data sent; several, as `bf16+f32`, if operations were combined.
+        buffer_bytes: Bytes of the whole array: the output of an all-gather, the input of a reduce-scatter,
+            the data on each device for the others; of a ragged all-to-all, the larger of its two buffers.
+        wire_bytes: Bytes that a device sends in one execution, by a ring. For a ragged all-to-all an upper
+            bound, on average over its devices: the smaller of its send and receive buffers; exact if the
+            smaller one is full and loads are equal.
         times: Executions in one run of the program.
-        exact: False where `times` is not certain: in a loop of unknown length, counted once, or in a branch of a
+        exact: False if `times` is uncertain: in a loop of unknown length, counted once, or in a branch of a
             conditional, counted as if all branches were taken.
-        open_ended: In a loop of unknown length: `times` is for one turn of it, and totals leave it out.
-        where: The named scope that it comes from, with what the compiler made of it: `feed_forward (backward)`.
-        name: The instruction's.
-        shares: Of what travels, how much each type has, as (type, share); the shares add up to 1.
+        open_ended: In a loop of unknown length: `times` is for one iteration of it, and totals exclude it.
+        where: Its named scope, with the compiler's transformations: `feed_forward (backward)`.
+        name: Name of the instruction.
+        shares: Share of each dtype in the data sent, as (type, share); the shares add up to 1.
     """
 
     kind: str
@@ -69,11 +73,11 @@ class Collective:
 
     @property
     def total_wire_bytes(self) -> int:
-        """What a device sends in one run of the program."""
+        """Return the bytes that a device sends in one run of the program."""
         return self.wire_bytes * self.times
 
     def total_wire_bytes_as(self, dtype: str) -> float:
-        """The same, of one type alone, where operations on several types were combined."""
+        """Return the same for one dtype alone, if operations on several dtypes were combined."""
         return self.total_wire_bytes * dict(self.shares).get(dtype, 0.0)
 
 
@@ -83,8 +87,8 @@ class CollectiveTotal:
 
     Attributes:
         count: Executions in one run of the program, after the compiler has combined operations.
-        wire_bytes: What a device sends in one run of the program.
-        exact: Whether all of them are counted exactly.
+        wire_bytes: Bytes that a device sends in one run of the program.
+        exact: True if all of them are counted exactly.
     """
 
     kind: str
@@ -95,14 +99,14 @@ class CollectiveTotal:
 
 
 def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
-    """Every collective of a compiled program that leaves its device, in the order in which the program meets them.
+    """List every collective of a compiled program that leaves its device, in program order.
 
     Args:
-        text: What `compiled.as_text()` gives.
+        text: Output of `compiled.as_text()`.
         mesh_shape: Mesh axis to size, in the order of the mesh that the program was compiled for.
 
     Raises:
-        ValueError: The text is no program, or of a program for another number of devices.
+        ValueError: The text is not a program, or of a program for another number of devices.
     """
     module = HloModule.parse(text)
     partitions = re.search(r"\bnum_partitions=(\d+)", text[: text.find("\n\n")])
@@ -123,7 +127,7 @@ def count_collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collecti
 
 
 def summarize_collectives(collectives: Iterable[Collective]) -> list[CollectiveTotal]:
-    """Collectives added up by kind and axes, the most bytes first; without those in loops of unknown length."""
+    """Sum collectives by kind and axes, the most bytes first; without those in loops of unknown length."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in collectives:
         if collective.open_ended:
@@ -144,11 +148,11 @@ def summarize_collectives(collectives: Iterable[Collective]) -> list[CollectiveT
 
 @dataclasses.dataclass
 class _Reader:
-    """Goes through a program as it runs.
+    """Reader of a program in execution order.
 
     Attributes:
-        started: The chains of asynchronous operations of which the text shows the start.
-        seen: The chains that were met.
+        started: Chains of asynchronous operations with a start in the text.
+        seen: Chains encountered so far.
     """
 
     mesh_shape: Mapping[str, int]
@@ -158,13 +162,13 @@ class _Reader:
     def read(
         self, frame: Frame, times: int = 1, exact: bool = True, where: str = "", open_ended: bool = False
     ) -> Iterator[Collective]:
-        """What a computation sends.
+        """Yield the collectives of a computation.
 
         Args:
-            times: How often the computation runs.
-            exact: Whether that is certain.
-            where: What the computation is a part of, for operations that don't say.
-            open_ended: Whether it is within a loop of unknown length.
+            times: Number of executions of the computation.
+            exact: True if that is certain.
+            where: Scope of the computation, for operations without one.
+            open_ended: True if it is within a loop of unknown length.
         """
         scattered = frame.computation.name.startswith("all-reduce-scatter")
         for instruction in frame.instructions():
@@ -190,7 +194,8 @@ class _Reader:
                         yield from self.read(called, times, exact and opcode != "conditional", inside, open_ended)
 
     def _repeats(self, instruction: Instruction, computation: Computation) -> bool:
-        """Whether this is a later link of a chain: only the fusion that starts it sends, or the first where none is marked."""
+        """Return True for a later link of a chain: only the fusion that starts it sends, or the first if none
+        is marked."""
         chain = _chain(instruction)
         if not chain:
             return False
@@ -211,7 +216,7 @@ def _starts(computation: Computation) -> bool:
 def _collective(
     instruction: Instruction, computation: Computation, scattered: bool, mesh_shape: Mapping[str, int]
 ) -> Collective | None:
-    """One execution of an operation; None if it stays on its device."""
+    """Return one execution of an operation; None if it stays on its device."""
     kind = instruction.opcode.removesuffix("-start")
     result = _result(instruction, kind)
     groups = read_groups(instruction.attributes, math.prod(mesh_shape.values()))
@@ -250,20 +255,21 @@ def _shares(result: list[HloBuffer]) -> tuple[tuple[str, float], ...]:
 
 
 def _result(instruction: Instruction, kind: str) -> list[HloBuffer]:
-    """The arrays that a collective gives. Most starts give (operands, results, ...); that of an all-reduce results only."""
+    """Return the result arrays of a collective. Most starts return (operands, results, ...); that of an
+    all-reduce only results."""
     if instruction.opcode == kind or kind == "all-reduce":
         return buffers(instruction.shape)
     return buffers(elements(instruction.shape)[1])
 
 
 def _sizes(computation: Computation, name: str) -> int:
-    """Bytes of what an instruction gives; 0 if the text does not tell."""
+    """Return the bytes of an instruction's result; 0 if unknown."""
     source = computation.instructions.get(name)
     return 0 if source is None else sum(buffer.size_bytes for buffer in buffers(source.shape))
 
 
 def _on_the_wire(kind: str, whole: int, members: int) -> int:
-    """What each device of a ring sends, for an array of `whole` bytes."""
+    """Return the bytes that each device of a ring sends, for an array of `whole` bytes."""
     if kind in ("collective-permute", "collective-broadcast"):
         return whole
     return (2 if kind == "all-reduce" else 1) * whole * (members - 1) // members
@@ -276,7 +282,7 @@ _NOISE = re.compile(
 
 
 def _where(instruction: Instruction) -> str:
-    """The named scopes of an operation, without what jax adds to them, which becomes a word in brackets."""
+    """Return the named scopes of an operation, with jax's additions replaced by a word in parentheses."""
     found = re.search(r'op_name="([^"]*)"', instruction.attributes)
     path = found.group(1).split("/") if found else []
     scopes, backward = [], False

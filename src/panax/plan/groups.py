@@ -1,6 +1,7 @@
-"""Which mesh axes a collective runs over: from groups of partition numbers to names.
+"""Mesh axes of a collective: conversion of groups of partition numbers to axis names.
 
-A partition's number is the place of its device in `mesh.devices`, in row-major order, whatever the device's own id is.
+A partition's number is the index of its device in `mesh.devices`, in row-major order, independent of the
+device's id.
 """
 
 import itertools
@@ -21,7 +22,8 @@ _AXIS = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def read_groups(attributes: str, num_partitions: int) -> Groups:
-    """The groups that an instruction's attributes name, in whichever of XLA's ways; all partitions where they name none.
+    """Return the groups in an instruction's attributes, in any of XLA's formats; all partitions if there are
+    none.
 
     >>> read_groups("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
     [(0, 2), (1, 3)]
@@ -43,7 +45,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def _tiles(text: str) -> np.ndarray:
-    """`[2,4]<=[4,2]T(1,0)`: count up in the shape [4,2], transpose, and read as [2,4]; `[4,2]T(1,0)` leaves out the last."""
+    """Expand `[2,4]<=[4,2]T(1,0)`: count up in the shape [4,2], transpose, and reshape to [2,4];
+    `[4,2]T(1,0)` omits the last."""
     found = _TILES.search(text)
     assert found is not None
     shape = _numbers(found.group(1))
@@ -55,13 +58,14 @@ def _tiles(text: str) -> np.ndarray:
 
 
 def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
-    """Groups over axes of the compiler's own mesh, whose names and sizes need not be ours. `x:(2)4` is a part of axis x."""
+    """Return groups over axes of the compiler's mesh, with its own names and sizes. `x:(2)4` is a part of
+    axis x."""
     sizes = {name.strip("' "): int(size) for name, size in (axis.split("=") for axis in axes.split(","))}
     if not device_ids:
         numbers = np.arange(math.prod(sizes.values()))
     else:
         numbers = _tiles(device_ids).ravel() if "[" in device_ids else np.array(_numbers(device_ids))
-    # Each axis is cut where a named part begins and ends; then the named pieces are moved to the end.
+    # Each axis is divided at the bounds of its named parts; then the named pieces are moved to the end.
     chosen: list[_Piece] = []
     for part in filter(None, (part.strip() for part in over.split(","))):
         found = _AXIS.fullmatch(part)
@@ -86,7 +90,7 @@ def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
 
 
 class _Piece(NamedTuple):
-    """A part of an axis: what lies between two products of sizes, slowest first."""
+    """A part of an axis, between two products of sizes, slowest first."""
 
     axis: str
     start: int
@@ -94,9 +98,9 @@ class _Piece(NamedTuple):
 
 
 def group_axes(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which the members of a group differ, in the mesh's order.
+    """Return the mesh axes along which the members of a group differ, in the mesh's order.
 
-    A group that holds only some of an axis's places is written with both numbers: `fsdp[4 of 8]`.
+    A group with only some of an axis's indices is written with both numbers: `fsdp[4 of 8]`.
 
     >>> group_axes([(0, 2), (1, 3)], {"fsdp": 2, "tensor": 2})
     ('fsdp',)
@@ -115,7 +119,7 @@ def group_axes(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...]
 
 
 def permutation_axes(pairs: Sequence[tuple[int, ...]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which sources and targets of a permutation differ."""
+    """Return the mesh axes along which sources and targets of a permutation differ."""
     if not pairs:
         return ()
     sizes = tuple(mesh_shape.values())

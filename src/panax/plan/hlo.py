@@ -1,8 +1,8 @@
-"""The text of a compiled program, read far enough to know what runs in it and how often.
+"""Parser for the text of a compiled program, sufficient to find its operations and their trip counts.
 
-The text is what `compiled.as_text()` gives. It is the same language for every platform, with three habits that matter here: only
-CPU and GPU write down how often a loop runs, arrays may be wrapped in tuples, and computations are called from fusions,
-loops, conditionals and asynchronous starts alike.
+The text is the output of `compiled.as_text()`. The language is the same for every platform, with three
+peculiarities that matter here: only CPU and GPU programs contain trip counts, arrays may be wrapped in
+tuples, and computations are called from fusions, loops, conditionals and asynchronous starts alike.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class HloBuffer(NamedTuple):
     """An array in a program.
 
     Attributes:
-        dtype: As the program writes it: `bf16`, `f32`.
-        size_bytes: Without the padding of a layout.
+        dtype: Dtype in the program's notation: `bf16`, `f32`.
+        size_bytes: Size without the padding of a layout.
     """
 
     dtype: str
@@ -44,8 +44,8 @@ class Instruction:
     """One line of a program.
 
     Attributes:
-        shape: Its result's shape, as written.
-        inside: What stands between its parentheses, as written.
+        shape: The result's shape, as written.
+        inside: The text between its parentheses, as written.
         operands: The names in it.
         attributes: The rest of the line.
     """
@@ -64,14 +64,14 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Every computation that this instruction refers to."""
+        """Return the names of all computations that this instruction refers to."""
         names = _CALLED.findall(self.attributes)
         for several in _BRANCHES.findall(self.attributes):
             names += [name.strip().lstrip("%") for name in several.split(",") if name.strip()]
         return names
 
     def attribute(self, name: str) -> str:
-        """The value of `name=value` up to the next comma; empty where there is none."""
+        """Return the value of `name=value` up to the next comma; empty if there is none."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return found.group(1) if found else ""
 
@@ -91,7 +91,7 @@ class HloModule:
     """A parsed program.
 
     Attributes:
-        entry: The name of the computation that it begins with.
+        entry: Name of the entry computation.
     """
 
     computations: dict[str, Computation]
@@ -99,7 +99,7 @@ class HloModule:
 
     @classmethod
     def parse(cls, text: str) -> "HloModule":
-        """Read a program's text.
+        """Parse a program's text.
 
         Raises:
             ValueError: It has no entry computation.
@@ -144,7 +144,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, opening: int) -> int:
-    """The position after the parenthesis that closes the one at `opening`."""
+    """Return the position after the parenthesis that closes the one at `opening`."""
     depth = 0
     for found in re.finditer(r"[()]", text[opening:]):
         depth += 1 if found.group() == "(" else -1
@@ -154,7 +154,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def elements(shape: str) -> list[str]:
-    """The parts of a tuple's shape; an array is a tuple of one.
+    """Return the parts of a tuple's shape; an array is a tuple of one.
 
     >>> elements("((f32[2], f32[3]), f32[5]{0:T(8)})")
     ['(f32[2], f32[3])', 'f32[5]{0:T(8)}']
@@ -173,10 +173,10 @@ def elements(shape: str) -> list[str]:
 
 
 def buffers(shape: str) -> list[HloBuffer]:
-    """Every array in a shape, tuples opened.
+    """Return every array in a shape, with tuples flattened.
 
     Raises:
-        ValueError: Its dtype is not known.
+        ValueError: Its dtype is unknown.
 
     >>> buffers("(bf16[4,8]{1,0}, f32[])")
     [HloBuffer(dtype='bf16', size_bytes=64), HloBuffer(dtype='f32', size_bytes=4)]
@@ -185,7 +185,7 @@ def buffers(shape: str) -> list[HloBuffer]:
     for dtype, dims in _ARRAY.findall(re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", shape)):
         if dtype not in BITS:
             raise ValueError(
-                f"a program holds an array of {dtype}, of which the size is not known; {suggest_name(dtype, BITS)}"
+                f"a program holds an array of {dtype}, which has an unknown size; {suggest_name(dtype, BITS)}"
             )
         bits = BITS[dtype]
         for size in filter(None, dims.replace("<=", "").split(",")):
@@ -196,11 +196,11 @@ def buffers(shape: str) -> list[HloBuffer]:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """A computation as it is run from one place.
+    """A computation as called from one instruction.
 
     Attributes:
-        arguments: The names that its parameters stand for, in the frame of the caller.
-        loop: The loop of which it is the body or the condition: its one parameter is what the loop carries.
+        arguments: The names of its arguments, in the frame of the caller.
+        loop: The loop that has it as body or condition: its single parameter is the loop's carry.
     """
 
     module: HloModule
@@ -216,7 +216,7 @@ class Frame:
         return iter(self.computation.instructions.values())
 
     def trip_count(self, loop: Instruction) -> int | None:
-        """How often a loop in this computation runs its body; None if the text does not tell."""
+        """Return how often a loop in this computation runs its body; None if unknown."""
         known = _TRIPS.search(loop.attributes)
         if known:
             return int(known.group(1))
@@ -239,14 +239,14 @@ class Frame:
 
 
 class _Value(NamedTuple):
-    """A number that is known up to one thing that the loop carries: `carried + constant`."""
+    """A number that is known up to one element of the loop's carry: `carried + constant`."""
 
     carried: int | None
     constant: int
 
 
 def _count(start: int, step: int, bound: int, direction: str) -> int | None:
-    """Values that a loop's variable takes before the comparison fails."""
+    """Count the values that a loop's variable takes before the comparison fails."""
     if direction in ("LE", "GE"):
         bound += 1 if direction == "LE" else -1
     rising = direction in ("LT", "LE") or (direction == "NE" and step > 0)
@@ -256,7 +256,7 @@ def _count(start: int, step: int, bound: int, direction: str) -> int | None:
 
 
 def _comparison(frame: Frame) -> tuple[_Value, _Value, str] | None:
-    """Both sides and the direction of the comparison that a condition returns."""
+    """Return both sides and the direction of the comparison that a condition returns."""
     root = frame.computation.root
     while root is not None and root.opcode != "compare":
         if root.opcode in ("fusion", "call") and root.called:
@@ -276,7 +276,7 @@ _SAME = ("copy", "bitcast", "convert", "reshape", "copy-done", "optimization-bar
 
 
 def _value(frame: Frame, name: str) -> _Value | None:
-    """What an instruction's number is, if the text tells."""
+    """Return the value of an instruction's number, if known."""
     instruction = frame.computation.instructions.get(name)
     if instruction is None:
         return None
@@ -307,7 +307,7 @@ def _value(frame: Frame, name: str) -> _Value | None:
 
 
 def _element(frame: Frame, name: str, index: int) -> _Value | None:
-    """What one element of a tuple is."""
+    """Return the value of one element of a tuple."""
     instruction = frame.computation.instructions.get(name)
     if instruction is None:
         return None
@@ -330,7 +330,7 @@ def _element(frame: Frame, name: str, index: int) -> _Value | None:
 
 
 def _unchanged(frame: Frame, loop: Instruction, index: int) -> bool:
-    """Whether a loop carries an element along as it is: where constants are moved to."""
+    """Return True if a loop carries an element unchanged, as for constants hoisted out of it."""
     body = frame.module.computations[loop.attribute("body")]
     passed = body.root
     if passed is None or passed.opcode != "tuple":

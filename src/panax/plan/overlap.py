@@ -1,8 +1,9 @@
-"""What a compiled program multiplies while a collective is under way: how far its schedule hides what it sends.
+"""Overlap of a compiled program's collectives with its matrix multiplications: how far its schedule hides
+communication.
 
-The text of a scheduled program has its instructions in the order in which they begin. An asynchronous collective is under way
-from its start to its done; the matrix products between the two, those of loops and fusions included, are what it may hide behind.
-A collective that is written as one instruction has nothing beside it.
+The text of a scheduled program has its instructions in the order in which they begin. An asynchronous
+collective runs from its start to its done; the matrix multiplications between the two, including those of
+loops and fusions, can hide it. A collective written as one instruction overlaps with nothing.
 """
 
 import dataclasses
@@ -19,33 +20,34 @@ _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class OverlapReport:
-    """A collective, and what is multiplied beside one execution of it.
+    """A collective, and the matrix multiplications that overlap with one execution of it.
 
     Attributes:
-        flops: Of matrix products between its start and its end, on each device.
+        flops: FLOPs of matrix multiplications between its start and its end, on each device.
     """
 
     collective: Collective
     flops: float
 
     def hidden_share(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """The bytes of one execution that are sent while something is multiplied, at these rates.
+        """Return the bytes of one execution that are sent during matrix multiplications, at these rates.
 
         >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")
-        >>> OverlapReport(sent, 30.0).hidden(1.0, 2.0), OverlapReport(sent, 80.0).hidden(1.0, 2.0)
+        >>> OverlapReport(sent, 30.0).hidden_share(1.0, 2.0), OverlapReport(sent, 80.0).hidden_share(1.0, 2.0)
         (60.0, 100.0)
         """
         return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)
 
 
 def has_async_schedule(text: str) -> bool:
-    """Whether a program says of its collectives when they start and when they are done; one for TPUs shows chains of fusions, one
-    for CPUs waits for each."""
+    """Return True if a program's text shows when collectives start and when they are done; a program for TPUs
+    shows chains of fusions, one for CPUs waits for each."""
     return "-start(" in text and "chain_id=" not in text
 
 
 def overlapped_flops(text: str, mesh_shape: Mapping[str, int]) -> list[OverlapReport]:
-    """Every collective of a compiled program, as `count_collectives` has it, with what its schedule puts beside it.
+    """List every collective of a compiled program, as `count_collectives` does, with the work that overlaps
+    with it in the schedule.
 
     Raises:
         ValueError: As `count_collectives`; or the program is not scheduled.
@@ -60,14 +62,14 @@ def overlapped_flops(text: str, mesh_shape: Mapping[str, int]) -> list[OverlapRe
 
 
 class _Counting:
-    """Counts the FLOPs of a program's matrix products."""
+    """Counter of the FLOPs of a program's matrix multiplications."""
 
     def __init__(self, module: HloModule):
         self.module = module
         self._of: dict[str, float] = {}
 
     def between(self, computation: Computation) -> dict[str, float]:
-        """By the name of a collective's start, FLOPs until its done."""
+        """Return the FLOPs between each collective's start and its done, by the name of the start."""
         instructions = list(computation.instructions.values())
         ends = {one.operands[0]: place for place, one in enumerate(instructions) if one.opcode.endswith("-done")}
         found = {}
@@ -88,10 +90,10 @@ class _Counting:
         return sum((self.of(name) for name in one.called), 0.0)
 
     def of(self, name: str) -> float:
-        """FLOPs of one run of a computation."""
+        """Return the FLOPs of one run of a computation."""
         if name not in self._of:
             computation = self.module.computations.get(name)
-            # A computation calls none that calls it.
+            # A computation does not call one that calls it.
             self._of[name] = 0.0
             if computation is not None:
                 self._of[name] = sum(self.of_instruction(one, computation) for one in computation.instructions.values())

@@ -1,4 +1,4 @@
-"""What a plan says, as lines for a person."""
+"""Results of a plan as lines for the user."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from .walk.walk import StepCost
 
 
 def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
-    """What a compiled step takes: compilation, memory, communication.
+    """Format the cost of a compiled step: compilation, memory, communication.
 
     Args:
-        limit: Bytes that each device has; None if not known.
-        name: What it was compiled for.
+        limit: Memory of each device in bytes; None if unknown.
+        name: Name of the target.
     """
     memory = plan.memory
     of = f" of {size(limit)}" if limit else ""
@@ -37,10 +37,10 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
 
 
 def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
-    """What a traced step takes: memory, work, and what it sends for what.
+    """Format the cost of a traced step: memory, work, and communication by purpose.
 
     Args:
-        limit: Bytes that each device has; None if not known.
+        limit: Memory of each device in bytes; None if unknown.
     """
     of = f" of {size(limit)}" if limit else ""
     least = "at least " if cost.unknown else ""
@@ -54,11 +54,11 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
 
 
 def rare_lines(name: str, cost: StepCost, when: str) -> list[str]:
-    """What a program takes that does not run with each step.
+    """Format the cost of a program that does not run with each step.
 
     Args:
-        name: Of what it does.
-        when: It runs, in words.
+        name: Name of its task.
+        when: Text for the times at which it runs.
     """
     return [
         f"{name:14} {when}, in another program: {cost.work.flops:.3g} FLOPs on each device, "
@@ -81,8 +81,8 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
 
 
 def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
-    """What the schedule multiplies while arrays are under way, by mesh axes."""
-    rows = [("hidden over", "sent", "of it beside products", "of so many FLOPs")]
+    """Format the overlap of communication with matrix multiplications in the schedule, by mesh axes."""
+    rows = [("hidden over", "sent", "overlapped by matmuls", "of FLOPs")]
     for axes in dict.fromkeys(one.collective.axes for one in beside):
         members = [one for one in beside if one.collective.axes == axes and not one.collective.open_ended]
         sent = sum(one.collective.total_wire_bytes for one in members)
@@ -94,7 +94,8 @@ def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
 
 
 def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
-    """Rows to experts and back; and what is in loops of unknown length, which may not run at all."""
+    """Format the exchange of rows with experts, and the content of loops of unknown length, which may not run
+    at all."""
     lines = []
     exchanges = [collective for collective in collectives if collective.kind == "ragged-all-to-all"]
     first = [collective for collective in exchanges if not collective.open_ended]
@@ -107,14 +108,14 @@ def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
     later = [collective for collective in collectives if collective.open_ended]
     if later:
         lines.append(
-            f"besides        {size(sum(c.total_wire_bytes for c in later))} for one turn of each loop of unknown length: "
+            f"in addition    {size(sum(c.total_wire_bytes for c in later))} for one turn of each loop of unknown length: "
             f"the later rounds of an expert exchange, which don't run at equal loads"
         )
     return lines
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Rows as lines of columns, the first `left` of them flush left and the others flush right.
+    """Format rows as aligned columns, the first `left` of them flush left and the others flush right.
 
     >>> align_columns([("a", "10"), ("bcd", "2")], left=1)
     ['a    10', 'bcd   2']
@@ -129,7 +130,7 @@ def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 
 def size(count: int) -> str:
-    """A number of bytes in the unit that fits it.
+    """Format a number of bytes in a suitable unit.
 
     >>> size(3 * 2**20)
     '3.0 MiB'
@@ -141,7 +142,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that fits it.
+    """Format a time in a suitable unit.
 
     >>> duration(0.00021), duration(0.012), duration(3.2), duration(600.0)
     ('210 µs', '12 ms', '3.2 s', '10 min')

@@ -1,4 +1,4 @@
-"""What one training step will take: compiled for devices that are attached, or that are not, and never run."""
+"""Cost of one training step: compiled for attached devices, or for others, and never run."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ class ProgramMemory:
         arguments: The state and the batch.
         outputs: The next state and the scalars.
         temporaries: Activations, gradients, gathered weights.
-        reused: Outputs that lie where an argument lay.
+        reused: Outputs that reuse an argument's memory.
     """
 
     arguments: int
@@ -37,7 +37,7 @@ class ProgramMemory:
 
     @classmethod
     def of(cls, compiled: Any) -> "ProgramMemory":
-        """Of a compiled program. What it keeps in the host's memory is not counted."""
+        """Read the memory of a compiled program. Host memory is not counted."""
         read = compiled.memory_analysis()
         return cls(
             arguments=read.argument_size_in_bytes,
@@ -53,9 +53,10 @@ class StepPlan:
 
     Attributes:
         collectives: Its communication.
-        beside: The same, with what its schedule multiplies while they are under way; none where the schedule does not tell.
-        memory: On each device.
-        compile_seconds: For tracing and compiling.
+        overlap: The same, with the matrix multiplications that overlap with each; empty if the schedule does
+            not show it.
+        memory: Memory on each device.
+        compile_seconds: Time of tracing and compiling.
     """
 
     collectives: list[Collective]
@@ -65,14 +66,14 @@ class StepPlan:
 
 
 class ProgramTooLargeError(Exception):
-    """The compiler itself found that a program does not fit its target's memory; the message is the compiler's."""
+    """The compiler finds that a program does not fit its target's memory; the message is the compiler's."""
 
 
 def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
-    """Compile a training step for the shapes of `batch` (abstract or real) and read what it will do.
+    """Compile a training step for the shapes of `batch` (abstract or real) and compute its cost.
 
     Raises:
-        TooLarge: The compiler refuses the program, as that for TPUs does.
+        ProgramTooLargeError: The compiler rejects the program, as the one for TPUs does.
     """
     start = time.perf_counter()
     try:
@@ -92,7 +93,8 @@ def plan_step(step: CompiledStep, batch: dict[str, Any]) -> StepPlan:
 
 @contextlib.contextmanager
 def disable_compilation_cache() -> Iterator[None]:
-    """Compile without writing to the persistent compilation cache: programs for absent devices can't be read back from it."""
+    """Compile without writing to the persistent compilation cache: programs for absent devices can't be read
+    back from it."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))
@@ -103,6 +105,6 @@ def disable_compilation_cache() -> Iterator[None]:
 
 
 def text_batch(data: TextData) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a batch of text, the longest where lengths vary, without opening the corpus."""
+    """Return the shapes of a batch of text, the longest if lengths vary, without opening the corpus."""
     shape = (data.batch_size, data.sequence_length)
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in TEXT_LEAVES.items()}

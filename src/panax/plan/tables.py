@@ -1,7 +1,5 @@
-"""What tables take of each device and step, by formula: bytes, distinct rows, and what is sent for them.
-
-`docs/communication.md` derives the formulas; `tests/aot/test_tables.py` compares them with traced and compiled programs.
-"""
+"""Cost of embedding tables on each device and in each step, by formula: bytes, distinct rows, and
+communication."""
 
 import dataclasses
 import math
@@ -26,17 +24,19 @@ KEY_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class TableCost:
-    """A table in one step, on each device.
+    """Cost of a table in one step, on each device.
 
     Attributes:
-        rows: Of the whole table; with `width` numbers each.
-        lies: Where it rests.
+        rows: Rows of the whole table, with `width` values each.
+        placement: Its sharding.
         sizes: Mesh axis to size.
-        ids: Row numbers that a device's examples ask for.
-        found: Distinct ones among those of a real batch, on the device that has most; None where only shapes are known.
-        means: Whether its optimizer takes means of whole rows.
-        table_bytes: Of the table and what its optimizer keeps, on a device.
-        told: Where rows are given out to keys, the axes along which all devices are told all keys; None where ids are fixed.
+        ids: Number of row indices in a device's examples.
+        found: Number of distinct ones in a real batch, on the device with the most; None if only shapes are
+            known.
+        means: True if its optimizer uses means of whole rows.
+        table_bytes: Bytes of the table and its optimizer state, on a device.
+        told: If rows are assigned to keys, the axes along which all devices receive all keys; None if ids are
+            fixed.
     """
 
     name: str
@@ -52,21 +52,23 @@ class TableCost:
 
     @property
     def distinct_rows(self) -> int:
-        """The most rows that a device needs, for which there is room."""
+        """Return the maximum number of rows that a device needs, which it has room for."""
         return min(self.ids, self.rows)
 
     @property
     def requested_rows(self) -> int:
-        """The most that it asks for itself: devices that need the same rows ask for a part each."""
+        """Return the maximum number of rows that it requests itself: devices that need the same rows request
+        a part each."""
         return -(-self.distinct_rows // self._size(self.placement.request_axes))
 
     @property
     def is_dense(self) -> bool:
-        """Whether all rows have gradients: no more than what would be gathered."""
+        """Return True if all rows have gradients: no more than would be gathered."""
         return not self.placement.rows and self.rows <= self.ids * self._size(self.placement.reduce_axes)
 
     def sent_bytes(self) -> dict[tuple[str, MeshAxes], int]:
-        """Bytes that a device sends in a step in which one round delivers everything, by kind and mesh axes."""
+        """Return the bytes that a device sends in a step in which one round delivers everything, by kind and
+        mesh axes."""
         ledger: dict[tuple[str, MeshAxes], int] = {}
 
         def add(kind: str, axes: MeshAxes, size: int) -> None:
@@ -95,13 +97,13 @@ class TableCost:
         if self.told is not None:
             everyone = self.ids * self._size(self.told)
             add("all-gather", self.told, KEY_BYTES * everyone)
-            # Whose rows they are, and how many were given, taken and shared.
+            # The owners of the rows, and how many were assigned, taken and shared.
             add("all-reduce", lies.rows, INT32 * (everyone + 3))
         return ledger
 
     @property
     def touched_rows(self) -> int:
-        """The most rows that a device changes in one round."""
+        """Return the maximum number of rows that a device changes in one round."""
         if self.is_dense:
             return self.rows
         ways, met = self._size(self.placement.rows), self._size(self.placement.reduce_axes)
@@ -120,7 +122,8 @@ class TableCost:
         add("all-reduce", lies.sum_axes, own * columns * self.distinct_rows)
         add("reduce-scatter", lies.columns, own * columns * self.distinct_rows)
         add("all-gather", lies.reduce_axes, self.touched_rows * (own + INT32))
-        # Whose rows are how many, and whether all fit in one round: when rows are gathered, and when they are changed.
+        # The numbers of rows of each owner, and if all fit in one round: when rows are gathered, and when
+        # they are changed.
         add("all-gather", lies.rows, 2 * 2 * INT32 * ways * ways)
         add("all-reduce", lies.rows, 2 * INT32 * ways)
         add("all-reduce", lies.reduce_axes, 2 * INT32 * ways)
@@ -134,10 +137,10 @@ def _in_order(axes: MeshAxes, sizes: Mapping[str, int]) -> MeshAxes:
 
 
 def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]:
-    """What each table of a program takes; nothing of one that has none.
+    """Compute the cost of each table of a program; empty if it has none.
 
     Args:
-        batch: A global batch, abstract or real: of a real one distinct rows are counted.
+        batch: A global batch, abstract or real: for a real one, distinct rows are counted.
     """
     program, placement = step.program, step.placement
     if program.tables is None:
@@ -146,7 +149,7 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
     real = all(isinstance(leaf, np.ndarray) for leaf in batch.values())
     shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in batch.items()}
     if program.growing is not None:
-        # Which rows keys have is decided in a step.
+        # The rows of keys are determined during a step.
         real, shapes = False, program.growing.shapes(shapes)
     with placement.activate():
         ways = math.prod(placement.sizes[axis] for axis in token_axes())
@@ -170,13 +173,13 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
 
 
 def _most_distinct(ids: np.ndarray, ways: int) -> int:
-    """Distinct numbers, -1 left out, of the device that has most of them."""
+    """Count distinct ids, without -1, on the device with the most."""
     parts = ids.reshape(ways, -1) if len(ids) % ways == 0 else ids.reshape(1, -1)
     return max(len(np.unique(part[part >= 0])) for part in parts)
 
 
 def table_lines(costs: list[TableCost]) -> list[str]:
-    """What `panax inspect` says of tables."""
+    """Format the tables' part of `panax inspect`."""
     lines = []
     for cost in costs:
         where = "·".join(cost.placement.rows) or "every device"

@@ -1,4 +1,4 @@
-"""Before a run: is every device, link, disk, clock and library as it should be, and what can they do?"""
+"""Checks before a run: health and speed of every device, link, disk, clock and library."""
 
 from .collectives import CollectiveUse, summarize_uses
 from .judging import HardwareFinding, find_problems

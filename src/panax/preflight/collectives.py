@@ -1,4 +1,4 @@
-"""What the collectives of a step do over each mesh axis: their latency and their bandwidth."""
+"""Latency and bandwidth of a step's collectives over each mesh axis."""
 
 import dataclasses
 import math
@@ -17,19 +17,19 @@ from ..plan.walk.traffic import Traffic
 from .devices import time_executions
 
 FIRST_BYTES = 2**18
-"""Sent first; how long that takes says how much more can be sent in time."""
+"""Size of the first message; its time shows how much more can be sent in time."""
 
 LARGEST_BYTES = {"cpu": 2**22}
 _LARGEST_ELSEWHERE = 2**28
 
 SECONDS = 0.15
-"""At most, for one execution of a large collective, by what the first one took."""
+"""Maximum seconds of one execution of a large collective, estimated from the first one."""
 
 DEFAULT_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
-"""Where no recipe says what is sent."""
+"""Collectives to measure if no recipe defines them."""
 
 _MEASURED_AS = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "all-gather"}
-"""Kinds that don't run everywhere, and the one whose way through the network is theirs."""
+"""Kinds that don't run everywhere, with the kind that takes the same way through the network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class CollectiveUse:
     """A kind of collective over some mesh axes that a run will use.
 
     Attributes:
-        kind: As in `plan.collectives.KINDS`.
-        sent_bytes: What each device sends in one execution, about.
+        kind: A kind of `plan.collectives.KINDS`.
+        sent_bytes: Approximate bytes sent by each device in one execution.
     """
 
     kind: str
@@ -48,11 +48,11 @@ class CollectiveUse:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveFigures:
-    """As one process saw it.
+    """Figures of one collective, as one process measured them.
 
     Attributes:
-        sent_bytes: What each device sent in a large one.
-        small_seconds: The fastest that sends next to nothing.
+        sent_bytes: Bytes sent by each device in a large one.
+        small_seconds: The fastest execution that sends next to nothing.
         large_seconds: The fastest large one.
     """
 
@@ -65,7 +65,8 @@ class CollectiveFigures:
 
 
 def summarize_uses(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
-    """What a step sends, by kind and axes; the size is that of the messages which carry most of the bytes."""
+    """Return the collectives of a step, by kind and axes; the size is that of the messages that carry most of
+    the bytes."""
     found: dict[tuple[str, MeshAxes], list[Traffic]] = {}
     for one in traffic:
         found.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
@@ -76,7 +77,7 @@ def summarize_uses(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
 
 
 def default_uses(sizes: Mapping[str, int]) -> list[CollectiveUse]:
-    """The usual collectives over each axis above size 1."""
+    """Return the usual collectives over each axis above size 1."""
     return [CollectiveUse(kind, (axis,), 2**24) for axis, size in sizes.items() if size > 1 for kind in DEFAULT_KINDS]
 
 
@@ -97,13 +98,13 @@ def measure_collective(mesh: Mesh, use: CollectiveUse) -> CollectiveFigures:
 
 
 def _timed(mesh: Mesh, use: CollectiveUse, sent: int) -> tuple[float, int]:
-    """(the seconds of the fastest of several, the bytes that a device sends)."""
+    """Return (the seconds of the fastest of several executions, the bytes that a device sends)."""
     program, x, sent = collective_program(mesh, dataclasses.replace(use, sent_bytes=sent))
     return min(time_executions(program, x)), sent
 
 
 def collective_program(mesh: Mesh, use: CollectiveUse) -> tuple[Callable[[jax.Array], jax.Array], jax.Array, int]:
-    """A program that is one collective, what it takes, and the bytes that a device sends in it."""
+    """Return a program that is one collective, its argument, and the bytes that a device sends in it."""
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     elements = _elements(use.kind, ways, use.sent_bytes)
     spec = P(mesh.axis_names)
@@ -120,7 +121,7 @@ def collective_program(mesh: Mesh, use: CollectiveUse) -> tuple[Callable[[jax.Ar
 
 
 def filled_array(mesh: Mesh, elements: int) -> jax.Array:
-    """An array with so many numbers on each device of a mesh."""
+    """Return an array of zeros with `elements` elements on each device of a mesh."""
     sharding = NamedSharding(mesh, P(mesh.axis_names))
     part = np.zeros(elements, np.float32)
     return jax.make_array_from_callback((mesh.size * elements,), sharding, lambda _: part)
@@ -140,7 +141,8 @@ def _collective(kind: str, axes: MeshAxes, ways: int, x: jax.Array) -> jax.Array
 
 
 def _elements(kind: str, ways: int, sent: int) -> int:
-    """Numbers of four bytes on each device, of which it sends so many bytes; a multiple of `ways` where they are divided."""
+    """Return the number of 4-byte elements on each device for `sent` sent bytes; a multiple of `ways` if they
+    are divided."""
     if kind == "collective-permute":
         return max(1, sent // 4)
     if kind == "all-gather":
@@ -150,7 +152,7 @@ def _elements(kind: str, ways: int, sent: int) -> int:
 
 
 def _sent(kind: str, ways: int, block_bytes: int) -> int:
-    """What a device sends of a block, counted as a ring sends it: see `plan.traffic`."""
+    """Return the bytes that a device sends of a block, counted for a ring: see `plan.traffic`."""
     if kind == "collective-permute":
         return block_bytes
     if kind == "all-gather":
@@ -159,10 +161,10 @@ def _sent(kind: str, ways: int, block_bytes: int) -> int:
 
 
 def slowest_figures(figures: Sequence[Sequence[Any]]) -> list[CollectiveFigures]:
-    """Of each collective what the slowest process saw: a step waits for it.
+    """Return, for each collective, the figures of the slowest process: a step waits for it.
 
     Args:
-        figures: Of each process, the same collectives in the same order.
+        figures: Figures of each process, with the same collectives in the same order.
     """
     return [
         dataclasses.replace(

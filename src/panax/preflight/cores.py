@@ -1,4 +1,4 @@
-"""Who else uses this host's cores: other programs, and other machines on the same hardware."""
+"""Use of this host's cores by others: other programs, and other machines on the same hardware."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from .versions import host_name
 
 NAMED_CORES = 0.1
-"""A program that uses less of a core is not named."""
+"""Share of a core below which a program is not named."""
 
 _STAT = Path("/proc/stat")
 
@@ -18,13 +18,13 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclasses.dataclass(frozen=True)
 class CoreTimes:
-    """What the system has counted until now, in seconds.
+    """The system's CPU counters at a moment, in seconds.
 
     Attributes:
-        busy: Of all cores together, all programs; None where the system does not tell.
-        stolen: What the hypervisor gave to other machines.
-        own: Of this process.
-        programs: Process number to (name, seconds) of each process that is seen.
+        busy: Time of all cores together, used by all programs; None if the system does not report it.
+        stolen: Time that the hypervisor gave to other machines.
+        own: Time of this process.
+        programs: Process number to (name, seconds) of each visible process.
     """
 
     at: float
@@ -37,13 +37,13 @@ class CoreTimes:
 
 @dataclasses.dataclass(frozen=True)
 class CoreUsage:
-    """Between two moments, as one process saw it.
+    """Use of cores between two moments, as one process saw it.
 
     Attributes:
-        machine: The kernel that counted; containers with names of their own may share one.
-        seconds: Between them.
-        busy: Of the host's cores, by all programs, in seconds of a core; None where the system does not tell.
-        own: Of that, this process's.
+        machine: The kernel that counted; containers with different names may share one.
+        seconds: Seconds between the moments.
+        busy: Core-seconds of the host used by all programs; None if the system does not report it.
+        own: This process's part of that.
         programs: The busiest ones (process number, name, seconds), at most ten.
     """
 
@@ -58,7 +58,7 @@ class CoreUsage:
 
 
 def read_core_times() -> CoreTimes:
-    """Look now."""
+    """Read the system's counters now."""
     import psutil
 
     busy, stolen = _busy_and_stolen()
@@ -71,7 +71,7 @@ def read_core_times() -> CoreTimes:
 
 
 def measure_usage(before: CoreTimes, after: CoreTimes) -> CoreUsage:
-    """What was used between two moments."""
+    """Compute the use between two moments."""
     used = []
     for pid, (name, seconds) in after.programs.items():
         name_before, seconds_before = before.programs.get(pid, (name, 0.0))
@@ -92,10 +92,11 @@ def measure_usage(before: CoreTimes, after: CoreTimes) -> CoreUsage:
 
 
 def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
-    """How many cores of a machine others took, and the programs that took most, each with its cores, as far as they are seen.
+    """Return the cores of a machine that others used, and the programs that used most, each with its cores,
+    if visible.
 
     Args:
-        here: What each of the job's processes on that machine saw.
+        here: Usage as seen by each of the job's processes on that machine.
 
     >>> mine = CoreUsage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
     >>> busy_cores([mine])
@@ -104,7 +105,7 @@ def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
     known = [each for each in here if each.busy is not None and each.seconds > 0]
     if not known:
         return 0.0, ""
-    # They look at about the same time; the one that looked longest saw what all of them did.
+    # All measure at about the same time; the one that measured longest covers the others.
     widest = max(known, key=lambda each: each.seconds)
     own = sum(each.own for each in here)
     others = max(0.0, (widest.busy or 0.0) - own)
@@ -125,13 +126,14 @@ def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
 
 
 def _machine() -> str:
-    """A name of the kernel that runs, the same in all of its containers."""
+    """Return a name of the running kernel, the same in all of its containers."""
     file = Path("/proc/sys/kernel/random/boot_id")
     return file.read_text(encoding="ascii").strip() if file.exists() else host_name()
 
 
 def _busy_and_stolen() -> tuple[float | None, float]:
-    """Seconds that all cores have worked, and that the hypervisor has taken; None where the system does not tell."""
+    """Return seconds that all cores have worked, and that the hypervisor has taken; None if the system does
+    not report it."""
     if not _STAT.exists():
         return None, 0.0
     numbers = [int(each) for each in _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]]

@@ -1,4 +1,4 @@
-"""What each device does: the rate of its matrix multiplications and the bandwidth of its memory."""
+"""Speed of each device: the rate of its matrix multiplications and the bandwidth of its memory."""
 
 import dataclasses
 import time
@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 
 REPEATS = 7
-"""Of each measurement; the fastest counts. On two busy cores the fastest of 7 came within 10 % of the fastest of 50."""
+"""Number of executions of each measurement; the fastest counts. On two busy cores the fastest of 7 came
+within 10 % of the fastest of 50."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSize:
-    """How large the work is that is timed.
+    """Size of the work that is timed.
 
     Attributes:
-        rows: Of the square matrices.
-        dtype: Of their entries.
+        rows: Rows of the square matrices.
+        dtype: Dtype of their elements.
         chain: Multiplications in one program, so that starting it does not count.
-        memory_bytes: Of the array that is copied, far above any cache.
+        memory_bytes: Size of the array that is copied, far above any cache.
     """
 
     rows: int
@@ -36,13 +37,13 @@ ACCELERATOR = BenchmarkSize(8192, "bfloat16", 8, 2**30)
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFigures:
-    """Of one device.
+    """Figures of one device.
 
     Attributes:
         index: JAX's number of it.
-        matrix_flops: FLOP/s, the fastest.
-        memory_bandwidth: Bytes a second, read and written, the fastest.
-        slowest_ratio: Of the time of the slowest multiplication to that of the fastest.
+        matrix_flops: The highest rate, in FLOP/s.
+        memory_bandwidth: The highest bandwidth, read and written, in bytes per second.
+        slowest_ratio: Time of the slowest multiplication relative to the fastest.
     """
 
     index: int
@@ -56,7 +57,8 @@ def size_for(platform: str) -> BenchmarkSize:
 
 
 def select_devices() -> list[Any]:
-    """This process's devices that are measured: all of them, but one where they are simulated and share the host's cores."""
+    """Return this process's devices to measure: all of them, but only one if they are simulated and share the
+    host's cores."""
     local = jax.local_devices()
     return local[:1] if local[0].platform == "cpu" else local
 
@@ -75,14 +77,14 @@ def measure_device(device: Any) -> DeviceFigures:
         times = time_executions(jax.jit(multiplied), a)
         flops = 2 * size.rows**3 * size.chain / min(times)
         ratio = max(times) / min(times)
-        # In place: new memory would be given by the system page by page, which costs more than the copy.
+        # In place: the system would allocate new memory page by page, which costs more than the copy.
         x = jnp.zeros((size.memory_bytes // 4,), jnp.float32)
         copies = time_in_place(jax.jit(lambda x: x + 1, donate_argnums=0), x)
     return DeviceFigures(device.id, flops, 2 * size.memory_bytes / min(copies), ratio)
 
 
 def time_executions(program: Callable[..., Any], *arguments: Any, repeats: int = REPEATS) -> list[float]:
-    """How long each of several executions takes, after one that compiles and one that warms up."""
+    """Time several executions, after one that compiles and one that warms up."""
     for _ in range(2):
         jax.block_until_ready(program(*arguments))
     found = []
@@ -94,7 +96,7 @@ def time_executions(program: Callable[..., Any], *arguments: Any, repeats: int =
 
 
 def time_in_place(program: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[float]:
-    """The same, each execution with the result of the one before."""
+    """Time several executions like `time_executions`, each with the result of the one before."""
     found = []
     for _ in range(2 + REPEATS):
         start = time.perf_counter()

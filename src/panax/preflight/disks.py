@@ -1,4 +1,4 @@
-"""How fast a folder or a store takes bytes, and gives them back. What is written is removed again, and nothing else is."""
+"""Write and read speed of a folder or a store. Its own files are removed again, and nothing else is."""
 
 import contextlib
 import dataclasses
@@ -13,10 +13,10 @@ from ..stores import Store, is_remote, open_store
 from ..system.files import expand_user
 
 FIRST_BYTES = 4 * 2**20
-"""Written first: where that is slow, no more is."""
+"""Size of the first file: if that is slow, no more is written."""
 
 LARGEST_BYTES = 64 * 2**20
-"""The most that one host writes to a place at a time, and in all together with the first file."""
+"""Maximum that one host writes to a location at a time; with the first file, the total."""
 
 _SLOW_SECONDS = 0.4
 
@@ -25,7 +25,7 @@ _PREFIX = "panax-check-"
 
 @dataclasses.dataclass(frozen=True)
 class DiskFigures:
-    """Of one place as one process measured it; bytes a second."""
+    """Figures of one location as one process measured them, in bytes per second."""
 
     place: str
     written_bytes: int
@@ -34,10 +34,11 @@ class DiskFigures:
 
 
 def measure_disk(place: str) -> DiskFigures:
-    """Write a file durably, read it, and remove it: 4 MiB, then 64 MiB where that went fast.
+    """Write a file durably, read it, and remove it: 4 MiB, then 64 MiB if that was fast.
 
     Args:
-        place: A folder, or a store's address. Of a folder that is not there, the nearest one above it that is.
+        place: A folder, or a store's address. For a folder that does not exist, the nearest one above it that
+            does.
 
     Raises:
         StoreError: It can't be written or read.
@@ -51,7 +52,7 @@ def measure_disk(place: str) -> DiskFigures:
 
 
 def _written_and_read(store: Store, place: str, size: int) -> DiskFigures:
-    # A name that nobody else has chosen. Bytes that nothing can compress, in whole pages, as checkpoints are written.
+    # A unique name. Bytes that nothing can compress, in whole pages, as checkpoints are written.
     path = f"{_PREFIX}{uuid.uuid4().hex}/bytes"
     data, target = mmap.mmap(-1, size), mmap.mmap(-1, size)
     data.write(os.urandom(size))
@@ -64,7 +65,7 @@ def _written_and_read(store: Store, place: str, size: int) -> DiskFigures:
         store.read_into(path, 0, memoryview(target))
         read = time.perf_counter() - start
     except BaseException:
-        # The error that ended it says more than one of removing what may not be there.
+        # The original error is more useful than one of removing a file that may not exist.
         with contextlib.suppress(StoreError):
             store.delete([path])
         raise
@@ -73,7 +74,8 @@ def _written_and_read(store: Store, place: str, size: int) -> DiskFigures:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there: the same disk, on which it would be made."""
+    """Return the folder, or the nearest one above it that exists: the same disk, on which it would be
+    made."""
     folder = folder.absolute()
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -81,7 +83,8 @@ def _existing(folder: Path) -> Path:
 
 
 def _forget(store: Store, path: str) -> None:
-    """Have the system forget its copy of a file in memory, so that the disk is read; where it can't, memory is what is read."""
+    """Drop a file from the system's page cache, so that the disk is read; if that is not possible, memory is
+    read."""
     file = expand_user(store.url) / path
     if not is_remote(store.url) and hasattr(os, "posix_fadvise"):
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

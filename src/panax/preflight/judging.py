@@ -1,9 +1,9 @@
-"""What is wrong with the hardware: plain functions from a profile's figures to findings.
+"""Detection of hardware faults: plain functions from a profile's figures to findings.
 
-Like is compared with like: each device with the other devices, each link with the other links of its kind, each host with the
-other hosts. What the others do is the upper quartile of them (of latencies the lower): with three hosts, one that is slow makes
-four of six links slow, and their median would be slow too. Without a comparison a figure is named only where no working cluster
-has it.
+Like is compared with like: each device with the other devices, each link with the other links of its kind,
+each host with the other hosts. The reference is the upper quartile of the others (for latencies the lower):
+with three hosts, one slow host makes four of six links slow, and their median would be slow too. Without a
+comparison a figure is reported only if no working cluster has it.
 """
 
 import dataclasses
@@ -16,27 +16,29 @@ from ..plan.search.targets import CHIPS
 from .versions import find_outliers
 
 DEVICE_RATIO, CPU_RATIO = 1.25, 2.5
-"""A device is slow if the others are so many times faster. Of three processes on two cores, healthy ones were within 1.9."""
+"""Factor by which the others must be faster for a device to be slow. Of three processes on two cores, healthy
+ones were within 1.9."""
 
 LINK_RATIO, CPU_LINK_RATIO = 2.0, 8.0
-"""The same of a link's bandwidth: between accelerators, and between processes on CPUs. Healthy links between three processes on
-two cores were within 4.2, where the one that sends may wait for a core."""
+"""The same for a link's bandwidth: between accelerators, and between processes on CPUs. Healthy links between
+three processes on two cores were within 4.2, since the sender may wait for a core."""
 
 LATENCY_RATIO, LATENCY_SECONDS = 4.0, 2e-3
-"""A link's latency is high if it is so many times that of the others, and so much above it: a time slice of a busy core. Healthy
-ones were within 1.9, at 0.1 ms."""
+"""Factor and difference by which a link's latency must exceed that of the others to be high: a time slice of
+a busy core. Healthy ones were within 1.9, at 0.1 ms."""
 
 LEAST_BANDWIDTH, MOST_LATENCY = 12.5e6, 10e-3
 """100 Mbit/s, and 10 ms: no network that joins the hosts of one job is slower."""
 
 PEAK_SHARE = 0.4
-"""A device that does less of its data sheet's rate in large multiplications is slow, though all of them are."""
+"""Share of its data sheet's rate in large multiplications below which a device is slow, even if all are."""
 
 CLOCK_SECONDS = 0.1
-"""Clocks that NTP keeps are within 10 ms."""
+"""Difference above which a clock is reported: clocks that NTP sets are within 10 ms."""
 
 DISK_RATIO, LEAST_DISK = 4.0, 20e6
-"""A disk is slow if the other hosts' are so many times faster, or below 20 MB/s: a single hard disk writes 100."""
+"""A disk is slow if the other hosts' are faster by this factor, or below 20 MB/s: a single hard disk writes
+100."""
 
 STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
 """Others may use half a core, or this share of the host's cores: its own services and monitoring."""
@@ -44,12 +46,12 @@ STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
 
 @dataclasses.dataclass(frozen=True)
 class HardwareFinding:
-    """Something that is wrong.
+    """A problem that was found.
 
     Attributes:
         kind: link, device, cores, clock, disk or version.
         where: The host, process, device or link.
-        said: What was measured there, and what was expected.
+        said: The measured and the expected value.
         advice: What to do.
     """
 
@@ -63,7 +65,7 @@ class HardwareFinding:
 
 
 def find_problems(profile: HardwareProfile) -> list[HardwareFinding]:
-    """All that is wrong, what matters most first."""
+    """Return all problems, the most important first."""
     return [
         *find_slow_links(profile),
         *find_slow_devices(profile),
@@ -75,7 +77,8 @@ def find_problems(profile: HardwareProfile) -> list[HardwareFinding]:
 
 
 def process_name(profile: HardwareProfile, index: int) -> str:
-    """How a process is called: by its host where that has no other, by its number where there is one host."""
+    """Return a process's name in messages: by its host if that runs no other process, otherwise by its
+    number."""
     hosts = {each.index: each.host for each in profile.processes}
     if len(hosts) == 1:
         return f"host {hosts[index]}"
@@ -85,7 +88,7 @@ def process_name(profile: HardwareProfile, index: int) -> str:
 
 
 def typical(others: Iterable[float], *, best: Callable[..., float] = max) -> float | None:
-    """What others do: the quartile on the better side; None where there are none.
+    """Return the reference value of others: the quartile on the better side; None if there are none.
 
     >>> typical([1.0, 8.0, 9.0, 10.0]), typical([3.0], best=min), typical([])
     (9.0, 3.0, None)
@@ -98,7 +101,8 @@ def typical(others: Iterable[float], *, best: Callable[..., float] = max) -> flo
 
 
 def find_slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Links that are slow beside the others of their kind; a host all of whose links are slow is named instead of them."""
+    """Find links that are slow compared with others of their kind; if all links of a host are slow, the host
+    is reported instead."""
     found = []
     for between_hosts in (True, False):
         links = [
@@ -119,7 +123,8 @@ def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkR
     problems = []
     if bandwidth is not None and link.bandwidth * ratio < bandwidth:
         problems.append(
-            f"{format_rate(link.bandwidth)}, where other links carry {format_rate(bandwidth)}, {bandwidth / link.bandwidth:.0f} times more"
+            f"{format_rate(link.bandwidth)}, where other links carry {format_rate(bandwidth)}, "
+            f"{bandwidth / link.bandwidth:.0f} times more"
         )
     elif link.bandwidth < LEAST_BANDWIDTH:
         problems.append(
@@ -164,8 +169,8 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
 
 
 _NETWORK = (
-    "look at the network card, cable and switch port between them (ethtool, ibstat, nvidia-smi topo -m), and at what else "
-    "uses them, or leave a host out"
+    "look at the network card, cable and switch port between them (ethtool, ibstat, nvidia-smi topo -m), and at their "
+    "other users, or remove a host"
 )
 
 
@@ -184,7 +189,8 @@ def _end(profile: HardwareProfile, place: int) -> str:
 
 
 def find_slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Devices whose multiplications or memory are slow beside the others', or beside their data sheet."""
+    """Find devices with multiplications or memory that are slow compared with others', or with a data
+    sheet."""
     found = []
     ratio = CPU_RATIO if profile.platform == "cpu" else DEVICE_RATIO
     peak = next((chip.peak_flops for kind, chip in CHIPS.items() if kind in profile.device_kind.lower()), None)
@@ -219,11 +225,11 @@ def _device(profile: HardwareProfile, device: DeviceRates) -> str:
 def _device_advice(profile: HardwareProfile) -> str:
     if profile.platform == "cpu":
         return "see what else runs there (top), how many cores the process may use (taskset -p, cgroups), and the clock rate"
-    return "look at its temperature, power limit, clocks and errors (nvidia-smi -q, dmesg), or leave the host out"
+    return "look at its temperature, power limit, clocks and errors (nvidia-smi -q, dmesg), or remove the host"
 
 
 def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Hosts whose cores others use."""
+    """Find hosts with cores that others use."""
     found, seen = [], set()
     for each in profile.processes:
         limit = max(STOLEN_CORES, STOLEN_SHARE * each.cores)
@@ -238,7 +244,7 @@ def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
 
 
 def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Places where one host, or all of them, write or read slowly."""
+    """Find locations to which one host, or all of them, write or read slowly."""
     found = []
     for disk in profile.disks:
         others = [each for each in profile.disks if each.place == disk.place and each is not disk]
@@ -264,7 +270,7 @@ def _time_of(disk: DiskRates, bandwidth: float) -> str:
 
 
 def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Processes whose clock is not that of the others."""
+    """Find processes with a clock that differs from the others'."""
     offsets = {each.index: each.clock_offset_seconds for each in profile.processes}
     if len(offsets) < 2:
         return []
@@ -278,15 +284,13 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
         apart = second.clock_offset_seconds - first.clock_offset_seconds
         if abs(apart) > CLOCK_SECONDS + second.clock_error_seconds:
             where = f"{process_name(profile, first.index)} and {process_name(profile, second.index)}"
-            said = (
-                f"the second one's clock is {_ahead(apart, second)} the first one's, and two can't tell which is right"
-            )
+            said = f"the second one's clock is {_ahead(apart, second)} the first one's, and with two the correct one is unknown"
             return [HardwareFinding("clock", where, said, advice)]
         return []
     for each in profile.processes:
         off = each.clock_offset_seconds - middle
         if abs(off) > CLOCK_SECONDS + each.clock_error_seconds:
-            # All processes of a host have its clock.
+            # All processes of a host share its clock.
             key = (each.host, round(off / CLOCK_SECONDS))
             if key not in seen:
                 said = f"its clock is {_ahead(off, each)} the others'"
@@ -301,7 +305,7 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
 
 
 def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Versions and settings that are not the same everywhere."""
+    """Find versions and settings that are not the same everywhere."""
     found = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
     for name in names:
@@ -325,11 +329,11 @@ def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:
     return shown if len(processes) <= 4 else f"{shown} and {len(processes) - 4} more"
 
 
-# --- figures in words
+# --- formatted figures
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Bytes a second in the unit that fits.
+    """Format bytes per second in a suitable unit.
 
     >>> format_rate(12.5e6), format_rate(450e9)
     ('12.5 MB/s', '450 GB/s')
@@ -338,7 +342,7 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_flop_rate(flops: float) -> str:
-    """The same for a device's work.
+    """Format the rate of a device's work in a suitable unit.
 
     >>> format_flop_rate(989e12)
     '989 TFLOP/s'

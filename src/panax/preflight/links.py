@@ -1,8 +1,9 @@
-"""Which link is slow: each device sends to its neighbours along each mesh axis, there and back.
+"""Search for slow links: each device sends to its neighbours along each mesh axis, there and back.
 
-An axis of n devices has n pairs of neighbours in a ring, each with two directions. They exchange in rounds: in one round a
-process takes part in one exchange at most, so that its clock times that exchange alone, and exchanges that share no process run
-at the same time. The number of rounds depends on how many neighbours a process has, not on how many processes there are.
+An axis of n devices has n pairs of neighbours in a ring, each with two directions. They exchange in rounds:
+in one round a process takes part in one exchange at most, so that its clock times that exchange alone, and
+exchanges that share no process run at the same time. The number of rounds depends on how many neighbours a
+process has, not on how many processes there are.
 """
 
 import dataclasses
@@ -23,17 +24,19 @@ from .collectives import filled_array
 REPEATS = 20
 
 SIZES = {"cpu": (2**18, 2**21)}
-"""Bytes of the large message, tried in this order, by platform: the last for which the slowest link is quick enough."""
+"""Sizes of the large message in bytes, tried in this order, by platform: the last for which the slowest link
+is fast enough."""
 
 _SIZES_ELSEWHERE = (2**18, 2**22, 2**26)
 
 SECONDS = 0.02
-"""Of the slowest link: where an exchange takes longer, no larger message is sent."""
+"""Time of the slowest link above which no larger message is sent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Two devices that are neighbours along some mesh axes, by their places in the mesh's order; one direction."""
+    """One direction between two devices that are neighbours along some mesh axes, by their indices in the
+    mesh's order."""
 
     source: int
     target: int
@@ -42,11 +45,11 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class LinkFigures:
-    """Of one direction of one link, as the process that sends saw it.
+    """Figures of one direction of one link, as the sending process measured them.
 
     Attributes:
-        small_seconds: Half of the fastest small message there and back.
-        large_seconds: The fastest large message there, with a small one back.
+        small_seconds: Half the time of the fastest small message there and back.
+        large_seconds: Time of the fastest large message there, with a small one back.
     """
 
     source: int
@@ -60,12 +63,13 @@ class LinkFigures:
 def neighbor_links(
     shape: Sequence[tuple[str, int]], processes: Sequence[int], *, between_processes: bool
 ) -> list[Link]:
-    """The neighbours along each axis of a mesh, once for each pair of devices, or of processes.
+    """Return the neighbours along each axis of a mesh, once for each pair of devices, or of processes.
 
     Args:
         shape: The mesh axes with their sizes.
-        processes: Of each device, in the mesh's order.
-        between_processes: Leave out neighbours in one process, and count a pair of processes once, as for simulated devices.
+        processes: The process of each device, in the mesh's order.
+        between_processes: Skip neighbours in one process, and count a pair of processes once, as for
+            simulated devices.
 
     >>> [(link.source, link.target) for link in neighbor_links([("fsdp", 3)], [0, 1, 2], between_processes=True)]
     [(0, 1), (1, 2), (2, 0)]
@@ -89,7 +93,7 @@ def neighbor_links(
 
 
 def schedule_rounds(links: Sequence[Link], processes: Sequence[int]) -> list[list[Link]]:
-    """The links in rounds, in each of which a process has one at most.
+    """Divide the links into rounds, in each of which a process has one at most.
 
     >>> ring = [Link(0, 1, ()), Link(1, 2, ()), Link(2, 3, ()), Link(3, 0, ())]
     >>> [[(link.source, link.target) for link in each] for each in schedule_rounds(ring, [0, 1, 2, 3])]
@@ -109,7 +113,7 @@ def schedule_rounds(links: Sequence[Link], processes: Sequence[int]) -> list[lis
 
 
 def measure_links(mesh: Mesh) -> list[LinkFigures]:
-    """What this process saw of the links from its devices; all processes of the mesh call this together."""
+    """Measure the links from this process's devices; all processes of the mesh call this together."""
     devices = mesh.devices.ravel()
     processes = [device.process_index for device in devices]
     simulated = devices[0].platform == "cpu"
@@ -138,7 +142,7 @@ def measure_links(mesh: Mesh) -> list[LinkFigures]:
 
 
 def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
-    """The seconds of the fastest exchange of the link that begins in this process; None where none does."""
+    """Return the seconds of the fastest exchange of the link that begins in this process, if any."""
     program, x = exchange_program(flat, links, size)
     program(x).block_until_ready()
     best = math.inf
@@ -153,7 +157,8 @@ def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
 def exchange_program(
     flat: Mesh, links: Sequence[Link], size: int
 ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """A program in which the links of one round carry so many bytes there and four back, and what it takes.
+    """Return a program in which the links of one round carry `size` bytes there and four back, and its
+    argument.
 
     Args:
         flat: All devices along the one axis `device`, in the mesh's order.

@@ -1,4 +1,5 @@
-"""All measurements, one after the other, in every process at the same time; their figures become one profile in all of them."""
+"""All measurements, one after the other, in every process at the same time; each process gets one profile of
+all figures."""
 
 import dataclasses
 import datetime
@@ -35,7 +36,7 @@ LogFn = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What one process measured."""
+    """Measurements of one process."""
 
     host: str
     passages: list[tuple[float, float]]
@@ -69,22 +70,23 @@ class _Found:
 def measure(
     mesh: Mesh, uses: Sequence[CollectiveUse] | None, places: Sequence[str], version: str, say: LogFn
 ) -> tuple[HardwareProfile, list[HardwareFinding]]:
-    """Measure the devices of a mesh, what is between them, and some places; every process of the job calls this together.
+    """Measure the devices of a mesh, the links between them, and some locations; every process of the job
+    calls this together.
 
     Args:
         uses: The collectives to measure; None for the usual ones.
-        places: Folders and stores, each of which one process of every host writes to.
-        version: Panax's.
+        places: Folders and stores, to each of which one process of every host writes.
+        version: Panax's version.
 
     Returns:
-        The same profile in every process, and the places that can't be written.
+        The same profile in every process, and the locations that can't be written.
     """
     start = time.perf_counter()
     host, index = host_name(), jax.process_index()
     hosts = gather_texts(host)
     say("clocks and versions")
     passed, versions = record_passages(), local_versions(version, jax.local_devices()[0])
-    # Together: what one process does before the others begin would count as another program's.
+    # Together: work of one process before the others begin would count as another program's.
     gather_ints(0)
     before = read_core_times()
     say("devices")
@@ -176,7 +178,7 @@ def _collective(figures: CollectiveFigures) -> CollectiveRates:
 
 
 def _beyond(large: float, small: float) -> float:
-    """What the bytes of a large message took; where that is hardly more than latency, at least half of it."""
+    """Return the time for the bytes of a large message; at least half of it, if most is latency."""
     return max(large - small, large / 2)
 
 

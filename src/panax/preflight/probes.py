@@ -1,4 +1,4 @@
-"""Quick measurements while a run trains, of what a pre-flight check has measured before it: programs are compiled once."""
+"""Quick versions of a pre-flight check's measurements while a run trains, with programs compiled once."""
 
 import dataclasses
 import math
@@ -15,11 +15,12 @@ from .devices import BenchmarkSize, select_devices
 from .links import exchange_program, neighbor_links, schedule_rounds
 
 REPEATS = 2
-"""Of each measurement, of which the fastest counts, after one by which all processes have come."""
+"""Number of executions of each measurement, of which the fastest counts, after one that synchronizes all
+processes."""
 
 MATMULS_PER_BURST = 4
-"""Matrix multiplications that are timed together: about 5 ms on a core, longer than a time slice, so that a core that is shared
-with another program is seen."""
+"""Matrix multiplications that are timed together: about 5 ms on a core, longer than a time slice, so that a
+core that is shared with another program is detected."""
 
 SIZES = {"cpu": BenchmarkSize(384, "float32", 1, 0)}
 _SIZE_ELSEWHERE = BenchmarkSize(4096, "bfloat16", 4, 0)
@@ -29,7 +30,7 @@ _SENT_ELSEWHERE = 2**24
 
 
 class MatrixProbe:
-    """Matrix multiplications on this process's own devices, with nobody else."""
+    """Matrix multiplications on this process's own devices, without other processes."""
 
     def __init__(self) -> None:
         devices = select_devices()
@@ -48,7 +49,7 @@ class MatrixProbe:
         self()
 
     def __call__(self) -> float:
-        """The seconds of a multiplication on the slowest device, from one burst of them."""
+        """Return the seconds of a multiplication on the slowest device, from one burst of them."""
         found = 0.0
         for a in self._given:
             start = time.perf_counter()
@@ -60,11 +61,11 @@ class MatrixProbe:
 
 @dataclasses.dataclass(frozen=True)
 class AxisUse:
-    """What is measured of a mesh axis.
+    """The measurement of a mesh axis.
 
     Attributes:
-        kind: Of the collective.
-        expected_seconds: By a hardware profile; None without one.
+        kind: Kind of the collective.
+        expected_seconds: Expected time from a hardware profile; None without one.
     """
 
     axis: str
@@ -73,7 +74,7 @@ class AxisUse:
 
 
 def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
-    """What to measure of each axis that crosses processes; with a profile the kind that it knows best."""
+    """Return the measurement of each axis that crosses processes, of the kind that a profile knows best."""
     sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
     found = []
     for axis in axes_across_processes(mesh):
@@ -85,19 +86,20 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
 
 
 def axes_across_processes(mesh: Mesh) -> list[str]:
-    """The mesh axes along which devices of several processes are neighbours."""
+    """Return the mesh axes along which devices of several processes are neighbours."""
     return [axis for axis in mesh.axis_names if any(len(set(row)) > 1 for row in _rows(mesh, axis))]
 
 
 def axis_peers(mesh: Mesh, axis: str, process: int | None = None) -> list[int]:
-    """The processes that a process meets in collectives over an axis, itself included; by default this one."""
+    """Return the processes that take part in collectives over an axis with a process, itself included; by
+    default this one."""
     process = jax.process_index() if process is None else process
     rows = _rows(mesh, axis)
     return sorted({each for row in rows if process in row for each in row})
 
 
 def _rows(mesh: Mesh, axis: str) -> list[list[int]]:
-    """The processes of each group of devices along an axis."""
+    """Return the processes of each group of devices along an axis."""
     along = mesh.devices.swapaxes(mesh.axis_names.index(axis), -1).reshape(-1, mesh.shape[axis])
     return [[device.process_index for device in row] for row in along]
 
@@ -114,13 +116,13 @@ class AxisProbe:
         self()
 
     def __call__(self) -> float:
-        """The seconds of the fastest execution."""
+        """Return the seconds of the fastest execution."""
         jax.block_until_ready(self._program(self._given))
         return _fastest(self._program, self._given)
 
 
 class LinkProbe:
-    """Messages between neighbours along each mesh axis, there and back: tells which link of a slow axis it is."""
+    """Messages between neighbours along each mesh axis, there and back: shows the slow link of an axis."""
 
     def __init__(self, mesh: Mesh):
         devices = mesh.devices.ravel()
@@ -137,7 +139,8 @@ class LinkProbe:
         self()
 
     def __call__(self) -> dict[int, float]:
-        """Process to the seconds that a message from this one to it took; all processes of the mesh call this together."""
+        """Measure the seconds of a message from this process to each other; all processes of the mesh call
+        this together."""
         found: dict[int, float] = {}
         for target, program, given in self._rounds:
             jax.block_until_ready(program(given))
@@ -161,10 +164,10 @@ def _fastest(program: Callable[[jax.Array], jax.Array], given: jax.Array) -> flo
 
 
 def is_same_hosts(profile: HardwareProfile, hosts: Sequence[str], mesh: Mapping[str, int]) -> bool:
-    """Whether a profile was measured by these processes' hosts, in this mesh.
+    """Return True if a profile was measured by these processes' hosts, in this mesh.
 
     Args:
-        hosts: Of each process.
+        hosts: The host of each process.
     """
     theirs = [each.host for each in sorted(profile.processes, key=lambda each: each.index)]
 

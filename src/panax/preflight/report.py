@@ -1,4 +1,4 @@
-"""What a pre-flight check ends with: figures as short tables, what is wrong, and where the profile is kept."""
+"""Result of a pre-flight check: figures as short tables, findings, and the file with the profile."""
 
 import dataclasses
 import json
@@ -12,19 +12,19 @@ from .full import FullCheck, part_lines
 from .judging import HardwareFinding, format_flop_rate, format_rate, process_name
 
 MAX_ROWS = 8
-"""Of a table; of more devices, links or disks the slowest are shown."""
+"""Maximum number of rows of a table; of more devices, links or disks the slowest are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """What a check measured and found.
+    """Figures and findings of a check.
 
     Attributes:
         profile: All figures.
-        findings: What is wrong; empty on healthy hardware.
-        kept: The file that has the profile; None where none was written by this process.
-        full: What a full check ran besides; None where none was asked for.
-        page: The file that has the full check.
+        findings: The problems; empty on healthy hardware.
+        kept: The file with the profile; None if this process has written none.
+        full: The result of a full check; None if none was requested.
+        page: The file with the full check.
     """
 
     profile: HardwareProfile
@@ -42,7 +42,7 @@ class Preflight:
         return "\n".join([*format_figures(self.profile), *format_findings(self), *full])
 
     def to_json(self) -> str:
-        """Findings and profile, for programs."""
+        """Return findings and profile as JSON."""
         found = [dataclasses.asdict(each) for each in self.findings]
         whole = {"healthy": self.healthy, "findings": found, "kept": str(self.kept) if self.kept else None}
         if self.full is not None:
@@ -56,7 +56,7 @@ class Preflight:
 
 
 def format_figures(profile: HardwareProfile) -> list[str]:
-    """The figures, a table for each kind of thing."""
+    """Format the figures, with a table for each kind of component."""
     return [
         *_head(profile),
         *_devices(profile),
@@ -68,7 +68,7 @@ def format_figures(profile: HardwareProfile) -> list[str]:
 
 
 def format_findings(result: Preflight) -> list[str]:
-    """What is wrong, a paragraph each, or that nothing is."""
+    """Format the findings, a paragraph each, or a line that there are none."""
     if not result.findings:
         return ["", "healthy: no finding"]
     count = len(result.findings)

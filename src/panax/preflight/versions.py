@@ -1,4 +1,4 @@
-"""What a process runs: libraries, driver, kernel, processor."""
+"""Versions that a process runs: libraries, driver, kernel, processor."""
 
 import importlib.metadata
 import os
@@ -12,32 +12,32 @@ from typing import Any
 from ..system.cpu_info import describe_processor
 
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "obstore")
-"""What every run computes with, in the order in which it is said."""
+"""Libraries that every run computes with, in the order in which they are reported."""
 
 PLUGINS = re.compile(r"(jax[-_](cuda|rocm).*|libtpu|nvidia[-_](nccl|cudnn|cublas|cuda[-_]runtime).*)", re.IGNORECASE)
 """Distributions that bring a platform to JAX."""
 
 SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NCCL_PROTO", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-"""Environment variables that change what a program does on a device."""
+"""Environment variables that change a program's behavior on a device."""
 
 
 def host_name() -> str:
-    """This host's name, by which findings call it."""
+    """Return this host's name, as in findings."""
     return socket.gethostname()
 
 
 def local_versions(panax_version: str, device: Any) -> dict[str, str]:
-    """Name to version of all that should be the same in each process.
+    """Return name to version of everything that should be the same in each process.
 
     Args:
-        device: One of JAX's.
+        device: A JAX device.
     """
     found = {"panax": panax_version, "python": platform.python_version()}
     found |= {name: _version_of(name) for name in LIBRARIES}
     for each in importlib.metadata.distributions():
         name = str(each.metadata["Name"] or "").lower()
         if PLUGINS.fullmatch(name):
-            # Of two of one name the first is imported.
+            # Of two with one name the first is imported.
             found.setdefault(name, each.version)
     found["device"] = str(device.device_kind)
     found["backend"] = " ".join(str(device.client.platform_version).split())[:120]
@@ -57,7 +57,7 @@ def _version_of(name: str) -> str:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's driver; empty where there is none."""
+    """Return the version of NVIDIA's driver; empty if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if not file.exists():
         return ""
@@ -66,7 +66,8 @@ def _driver() -> str:
 
 
 def find_outliers(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
-    """What most processes have, and the others' values with their processes; the former is None where no value is most common.
+    """Return the most common value, and the others with their processes; the former is None if no value is
+    most common.
 
     >>> find_outliers({0: "1", 1: "2", 2: "1"})
     ('1', {'2': [1]})

@@ -61,7 +61,7 @@ def preset(
 
     Args:
         name: As `panax recipes` lists it.
-        data: Paths, as `panax.data.corpus_of` takes them (of an image model one folder of images), or anything that
+        data: Paths, as `panax.data.make_corpus` takes them (of an image model one folder of images), or anything that
             `Experiment.data` takes. None: to be given later; training without is an error.
         init: As `Experiment.init` takes it. The tokenizer of `hf:DIR` is its tokenizer.json; without weights one is trained on
             the data.

@@ -1,4 +1,4 @@
-"""The place where everything meets: an experiment, and the loop that trains it."""
+"""Experiments and their runs: `Experiment` and the training loop, which uses all other packages."""
 
 from .data_override import replace_data
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig

@@ -1,4 +1,4 @@
-"""`--mesh auto`, in a run: the choice is made before anything is placed, and said in a line."""
+"""`--mesh auto` in a run: the mesh is chosen before anything is allocated, and reported in one line."""
 
 import dataclasses
 import os
@@ -27,15 +27,17 @@ def resolve_auto_mesh(
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> tuple[Experiment, Task]:
-    """The experiment and its task with mesh, micro-batches and rematerialisation chosen, where the mesh is `auto`.
+    """Choose mesh, micro-batches and rematerialization if the mesh is `auto`; return the experiment and its
+    task.
 
     Args:
-        task: With what the recipe left open filled in.
-        batch: Gives the shapes of a global batch; asked only where there is something to choose.
-        memory_bytes: Of each device, where it can't be asked.
-        fast_domain: Devices that the fast network joins; by default as the target's traits say.
+        task: The task, with the settings that the recipe left open filled in.
+        batch: Returns the shapes of a global batch; called only if there is something to choose.
+        memory_bytes: Memory of each device, if the devices can't report it.
+        fast_domain: Number of devices joined by the fast network; by default from the target's traits.
 
     Raises:
+        LayoutError: Nothing fits, or XLA partitions the task's program.
         LayoutError: Nothing fits, or XLA partitions the task's program.
     """
     if not experiment.mesh.auto or experiment.debug:
@@ -69,7 +71,7 @@ def resolve_auto_mesh(
 
 
 def _memory(devices: list[Any]) -> int:
-    """Of each device; simulated ones share the host's."""
+    """Return the memory of each device, in bytes; simulated devices share the host's."""
     if device_target(devices[0]).traits.own_memory:
         limit = (devices[0].memory_stats() or {}).get("bytes_limit")
         if limit:

@@ -1,4 +1,4 @@
-"""What stands where a preset's data will be: the experiment can be looked at, and not trained."""
+"""Placeholder for the data of a preset: the experiment can be inspected, but not trained."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from .experiment import Experiment
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoData(Validated):
-    """Where a preset's data will be.
+    """A placeholder for a preset's data.
 
     Attributes:
-        preset: Its name.
-        kind: What it takes, in words.
+        preset: Name of the preset.
+        kind: The data that it takes, as text.
     """
 
     preset: str
@@ -36,7 +36,7 @@ class NoData(Validated):
         return experiment
 
     def missing_data_error(self) -> DataError:
-        """What to raise where data is needed."""
+        """Return the error to raise when data is needed."""
         return DataError(
             f"the preset {self.preset} comes without data; give {self.kind}: --data PATH, or "
             f"panax.preset({self.preset!r}, data=PATH)"
@@ -44,6 +44,6 @@ class NoData(Validated):
 
 
 def find_missing_data(experiment: Experiment) -> NoData | None:
-    """What stands in the place of an experiment's data; None where it has some."""
+    """Return the placeholder in an experiment without data; None if it has data."""
     inside = getattr(experiment.data, "corpus", None) or getattr(experiment.data, "examples", None)
     return inside if isinstance(inside, NoData) else None

@@ -1,4 +1,5 @@
-"""Compiling while the state is drawn or read: for data whose batches have shapes that are known before one is."""
+"""Compilation while the state is initialized or restored, for data with batch shapes that are known before a
+batch is read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from .preparation import PreparedRun, batch_shapes
 
 
 def compile_ahead(prepared: PreparedRun, steps_left: int) -> None:
-    """Begin to compile what the run is to need, unless it has no step left or its shapes are not known."""
+    """Start compiling the programs that the run will need, unless no step is left or shapes are unknown."""
     shapes = expected_shapes(prepared) if steps_left > 0 else None
     if shapes is None or not isinstance(prepared.step, CompiledStep):
         return
@@ -20,7 +21,10 @@ def compile_ahead(prepared: PreparedRun, steps_left: int) -> None:
 
 
 def expected_shapes(prepared: PreparedRun) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
-    """Those of a training batch and of an evaluation's, None where there is no evaluation; None where only reading tells."""
+    """Return (shapes of a training batch, shapes of a held-out batch or None without evaluation).
+
+    Returns None if the shapes are known only once data is read.
+    """
     experiment, data = prepared.experiment, prepared.data
     several = data.shapes > 1 or experiment.batch_ramp.parts or experiment.comms.islands.count > 1
     if several or experiment.overfit_batches:
@@ -28,10 +32,10 @@ def expected_shapes(prepared: PreparedRun) -> tuple[Mapping[str, Any], Mapping[s
     evaluates = data.held_out is not None and experiment.evaluate.every > 0
     if isinstance(experiment.data, TextData):
         shapes = text_batch(experiment.data)
-        # Other held-out data has shapes of its own.
+        # Other held-out data may have different shapes.
         return shapes, shapes if evaluates and experiment.held_out is None else None
     if isinstance(prepared.task, CollectingTask):
-        # Numbers of rows, which no file is read for.
+        # Row indices: no file is read for these.
         held_out = data.held_out if evaluates else None
         return batch_shapes(experiment, data.train), None if held_out is None else batch_shapes(experiment, held_out)
     return None

@@ -1,4 +1,4 @@
-"""An experiment on other texts than its recipe's: what `--data PATH...` does."""
+"""An experiment with other texts than its recipe's: the implementation of `--data PATH...`."""
 
 import dataclasses
 from pathlib import Path
@@ -9,12 +9,13 @@ from .experiment import Experiment
 
 
 def replace_data(experiment: Experiment, *paths: str | Path) -> Experiment:
-    """The experiment with the texts (or tokens) in these files, folders or globs as its corpus; see `panax.data.corpus_of`.
+    """Replace an experiment's corpus by the texts (or tokens) in these files, folders or globs; see
+    `panax.data.make_corpus`.
 
-    Its other settings stay, but that tokens take no tokenizer that would be trained on a corpus.
+    Its other settings stay, except that tokens get no tokenizer that would be trained on a corpus.
 
     Raises:
-        RecipeError: It does not train on text.
+        RecipeError: The experiment does not train on text.
         DataError: A path can't be read.
     """
     data = experiment.data

@@ -1,4 +1,4 @@
-"""`Experiment`: everything that a run is, as one frozen value."""
+"""`Experiment`: all settings of a run, as one frozen value."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ from ..train import StepConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Validated):
-    """How the model is judged on held-out data.
+    """Evaluation on held-out data.
 
     Attributes:
         every: Steps between two evaluations; 0 evaluates at the end only.
@@ -41,11 +41,12 @@ class EvaluateConfig(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewindConfig(Validated):
-    """When a run goes back to an earlier checkpoint, to leave out batches that it can't train on.
+    """Rollback to an earlier checkpoint, to skip batches that the run can't train on.
 
     Attributes:
-        after: So many skipped updates in a row make the run go back; fewer than `step.max_skipped`. 0: never.
-        most: A run goes back at most so often; then `step.max_skipped` ends it.
+        after: Number of skipped updates in a row after which the run rolls back; fewer than
+            `step.max_skipped`. 0: never.
+        most: Maximum number of rollbacks; then `step.max_skipped` ends the run.
     """
 
     after: int = 0
@@ -58,11 +59,11 @@ class RewindConfig(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyConfig(Validated):
-    """How often a step is taken a second time on other devices, to find silent data corruption.
+    """Repetition of steps on other devices, to find silent data corruption.
 
     Attributes:
         every: Steps between two that are checked; the first step after a start is checked as well. 0: never.
-        most: A run goes back from a corrupted step at most so often; the next one ends it.
+        most: Maximum number of rollbacks from corrupted steps; the next corrupted step ends the run.
     """
 
     every: int = 0
@@ -75,10 +76,12 @@ class VerifyConfig(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig(Validated):
-    """How often a run of several processes measures its devices and its network while it trains, for the supervisor to compare.
+    """Measurement of devices and network while a run of several processes trains, for the supervisor to
+    compare.
 
     Attributes:
-        every: Steps between two probes. -1: every 10 steps, or so rarely that they take at most 1 % of the time. 0: never.
+        every: Steps between two probes. -1: every 10 steps, or so rarely that they take at most 1 % of the
+            time. 0: never.
     """
 
     every: int = -1
@@ -92,37 +95,42 @@ class ProbeConfig(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Experiment(Validated):
-    """What is trained, on what, how, and where it is kept.
+    """All settings of a run: the task, its data, the optimizer, the mesh, and the folder of its checkpoints
+    and logs.
 
     Attributes:
-        name: The run's folder is `runs/name` unless `directory` says otherwise; the task's name by default.
+        name: The run's folder is `runs/name` unless `directory` is set; the task's name by default.
         task: The model with its objective.
-        data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable of batches. A task
-            that collects its own (`panax.core.CollectingTask`) takes none: the numbers of its rows stand here.
-        held_out: What to be judged on, where `data` does not hold something out itself: `TextData`, `ExampleData`, a finite
-            source or an iterable of batches. It takes the tokenizer, the classes and the counted ids of `data`.
-        optimizer: Of all parameters that are not tables.
-        table_optimizer: Of the model's tables, which see only the rows that a batch asks for; None for `RowWiseAdagrad()` where
-            it has tables.
+        data: `TextData`, `ExampleData`, any `panax.core.Source`, a torch `DataLoader`, or a Python iterable
+            of batches. A task that generates its data (`panax.core.CollectingTask`) takes none: its row
+            indices are stored here.
+        held_out: Evaluation data, if `data` does not hold out any itself: `TextData`, `ExampleData`, a finite
+            source or an iterable of batches. It uses the tokenizer, the classes and the counted ids of
+            `data`.
+        optimizer: Optimizer of all parameters that are not tables.
+        table_optimizer: Optimizer of the model's tables, which see only the rows that a batch looks up; None
+            for `RowWiseAdagrad()` if it has tables.
         num_steps: Steps of the whole run, interruptions included.
-        seed: Of initialisation and of each step's random bits; `data.seed` is of the order of the data.
-        kernels: Which kernel does which work; by default the fastest that can, which the run says.
-        hooks: Called between steps, in this order; they may log, ask for an evaluation or a save, or stop the run.
-        trackers: More places for what a run reports, beside the console, `metrics.jsonl` and TensorBoard.
-        rewind: When the run goes back to an earlier checkpoint, since updates can't be applied.
+        seed: Seed of initialization and of each step's random bits; `data.seed` is that of the data order.
+        kernels: Choice of kernels; by default the fastest that applies, which the run reports.
+        hooks: Called between steps, in this order; they may log, request an evaluation or a save, or stop the
+            run.
+        trackers: Additional trackers, after the console, `metrics.jsonl` and TensorBoard.
+        rewind: When the run rolls back to an earlier checkpoint because updates can't be applied.
         verify: How often a step is checked on other devices.
         probe: How often devices and network are measured while a supervised run of several processes trains.
         batch_ramp: How the global batch grows over the first steps.
-        skip_batches: Numbers of batches that are left out, from 1 in the data's order: where none is left out, batch n is that of
-            step n. `rewinds.jsonl` in a run's folder has the numbers that it has left out itself.
-        frozen: Prefixes of parameter names that are not trained.
-        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`, a checkpoint's own
-            folder or address, or a run's (its best one). Empty draws them from `seed`.
-        directory: Where checkpoints and logs go. Running the same command again resumes from there.
+        skip_batches: Numbers of batches to skip, from 1 in the data's order: if none is skipped, batch n is
+            that of step n. `rewinds.jsonl` in a run's folder lists those that its rollbacks have skipped.
+        frozen: Prefixes of names of parameters that are not trained.
+        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`,
+            the folder or address of a checkpoint, or of a run (its best checkpoint). Empty: initialize from
+            `seed`.
+        directory: Folder of checkpoints and logs. Running the same command again resumes from there.
         log_every: Steps between two reports.
         profile: Write a profile of three steps from this one on; 0 for none.
-        overfit_batches: Train on this many first batches alone, again and again, and evaluate on them: a model that can't learn
-            them by heart has a mistake in it. 0 for all the data.
+        overfit_batches: Train on this many first batches alone, again and again, and evaluate on them: a
+            model that can't memorize them has a bug. 0 for all the data.
         debug: Run un-jitted on one device: breakpoints, prints and NaN checks work inside the model.
     """
 
@@ -171,13 +179,13 @@ class Experiment(Validated):
             value = getattr(self, field)
             if inspect.isroutine(value) or inspect.isclass(value):
                 raise RecipeError(
-                    f"{field} is the {'class' if inspect.isclass(value) else 'function'} {value.__name__}; expected what it "
-                    f"gives: write {value.__name__}(...)"
+                    f"{field} is the {'class' if inspect.isclass(value) else 'function'} {value.__name__}; expected its result: "
+                    f"write {value.__name__}(...)"
                 )
             if isinstance(value, str | os.PathLike):
                 raise RecipeError(
                     f"{field}={str(value)!r} is a path; expected data: for texts write "
-                    f"TextData(corpus=panax.data.corpus_of({str(value)!r}))"
+                    f"TextData(corpus=panax.data.make_corpus({str(value)!r}))"
                 )
         if self.num_steps < 1:
             raise RecipeError(f"num_steps={self.num_steps}; expected 1 or more")
@@ -196,23 +204,23 @@ class Experiment(Validated):
         if self.comms.local_steps > 1 and self.verify.every:
             raise RecipeError(
                 f"verify.every={self.verify.every} repeats steps of parameters that all devices share; with "
-                f"comms.local_steps={self.comms.local_steps} replicas have their own: leave one of them out"
+                f"comms.local_steps={self.comms.local_steps} replicas have separate ones: remove one of them"
             )
         if self.comms.delayed and self.rewind.after:
             raise RecipeError(
-                f"rewind.after={self.rewind.after} leaves out the batches of updates that were skipped; with comms.delayed=True "
-                f"an update is of the batch before: set rewind.after=0, or leave comms.delayed out"
+                f"rewind.after={self.rewind.after} skips the batches of updates that were skipped; with comms.delayed=True "
+                f"an update is of the batch before: set rewind.after=0, or remove comms.delayed"
             )
         if self.debug and self.verify.every:
             raise RecipeError(
-                f"verify.every={self.verify.every} repeats steps on other devices, and debug runs on one; leave one of them out"
+                f"verify.every={self.verify.every} repeats steps on other devices, and debug runs on one; remove one of them"
             )
         if min(self.skip_batches, default=1) < 1:
             raise RecipeError(
                 f"skip_batches={self.skip_batches}; expected numbers from 1 on: batch n is that of step n"
             )
         if self.batch_ramp.parts and self.overfit_batches:
-            raise RecipeError("batch_ramp divides batches, and overfit_batches counts them: leave one of them out")
+            raise RecipeError("batch_ramp divides batches, and overfit_batches counts them: remove one of them")
         if self.batch_ramp.end >= self.num_steps:
             raise RecipeError(
                 f"batch_ramp lasts {self.batch_ramp.end} steps, and the run has {self.num_steps}; expected fewer, so that some "
@@ -235,14 +243,14 @@ class Experiment(Validated):
             )
 
     def _take_row_numbers(self, task: CollectingTask) -> None:
-        """Put the numbers of a task's own rows where data would be."""
+        """Set `data` and `held_out` to the indices of the rows that the task generates."""
         if not (isinstance(self.data, RowNumbers) or (isinstance(self.data, TextData) and self.data == TextData())):
             raise RecipeError(
-                f"data is {describe_type(self.data)}, and {type(task).__name__} collects its own: leave data out"
+                f"data is {describe_type(self.data)}, and {type(task).__name__} collects its own: remove data"
             )
         if not (self.held_out is None or isinstance(self.held_out, RowNumbers)):
             raise RecipeError(
-                f"held_out is {describe_type(self.held_out)}, and {type(task).__name__} is evaluated by episodes: leave it out"
+                f"held_out is {describe_type(self.held_out)}, and {type(task).__name__} is evaluated by episodes: remove it"
             )
         if self.batch_ramp.parts or self.overfit_batches:
             raise RecipeError(f"batch_ramp and overfit_batches are of data, and {type(task).__name__} collects its own")
@@ -254,13 +262,15 @@ class Experiment(Validated):
 
     @property
     def folder(self) -> str:
-        """Where this run's checkpoints and logs are; a run that debugs or overfits has another one than the run itself."""
+        """Return the folder of checkpoints and logs; separate for `debug` and `overfit_batches`."""
         kind = f"{'-debug' if self.debug else ''}{'-overfit' if self.overfit_batches else ''}"
         return self.directory or f"runs/{self.name}{kind}"
 
     def dry_run_copy(self, folder: str) -> "Experiment":
-        """Two steps of everything, an evaluation and a checkpoint after each, in a folder that is not the run's own; of whole
-        batches, which need the most memory."""
+        """Return a trial run of two steps, with an evaluation and a checkpoint after each, in `folder`.
+
+        Its batches are whole, which need the most memory.
+        """
         return dataclasses.replace(
             self,
             batch_ramp=BatchRamp(),

@@ -1,4 +1,4 @@
-"""Batches drawn and sent to the devices ahead of the loop, by one background thread: the loop waits only for late data."""
+"""Batches read and sent to devices ahead of the loop, by a background thread: it waits only for late data."""
 
 import functools
 import warnings
@@ -17,11 +17,12 @@ from ..data.loading.pad_rows import pad_batches
 from ..train.sending import HeldRows, Sender
 
 PREFETCH_BATCHES = 2
-"""How many batches lie on the devices besides the one that is trained on."""
+"""Number of batches on the devices in addition to the one being trained on."""
 
 
 class DeviceBatch(NamedTuple):
-    """One global batch on the devices, where the source stands after it, and its place in the source's order, from 1."""
+    """A global batch on the devices, the position of the source after it, and its number in the source's
+    order, from 1."""
 
     batch: dict[str, jax.Array]
     position: Position
@@ -38,19 +39,20 @@ def prefetch_to_device(
     left_out: Collection[int] = (),
     evaluates: bool = False,
 ) -> PrefetchIterator[DeviceBatch]:
-    """Iterate over a source's batches, each already on its way to the devices when it is asked for.
+    """Iterate over a source's batches, each already on its way to the devices when it is requested.
 
     In a job of many processes, a `RowSource` makes only the rows that this process's devices hold.
 
     Args:
-        position: Where to go on; None: from the beginning.
-        most: How many batches to draw; None: all.
-        drawn: How many batches lie before `position`.
-        left_out: The numbers of batches that are drawn, and not given.
-        evaluates: The data is finite and its last batch may be short: one that the mesh can't hold is left out with a warning.
+        position: Where to resume; None: from the beginning.
+        most: Maximum number of batches; None: all.
+        drawn: Number of batches before `position`.
+        left_out: Numbers of batches that are read but skipped.
+        evaluates: The data is finite and its last batch may be short: one that the mesh can't hold is skipped
+            with a warning.
 
     Raises:
-        DataError: The position is of another source. What goes wrong later is raised where its batch would have come,
+        DataError: The position is of another source. Later errors are raised when their batch is requested,
             with the traceback of the thread.
     """
     if (
@@ -61,7 +63,7 @@ def prefetch_to_device(
         batches = _by_stage(source, step, position)
     else:
         batches = _of_size(source, step, position)
-    # Of other sources a step takes a copy, as they may fill the same memory again.
+    # Other sources may reuse the same memory, so that the step has to copy.
     put = functools.partial(step.put, owned=True) if getattr(source, "owns_memory", False) else step.put
     taken = islice(batches, most)
     sent = _sent_to_evaluate(taken, put) if evaluates else _sent(taken, put, drawn, left_out)
@@ -69,7 +71,7 @@ def prefetch_to_device(
 
 
 class _Drawn(NamedTuple):
-    """A batch, where the source stands after it, and which rows of a global batch it is; None: all."""
+    """A batch, the source's position after it, and the rows of a global batch that it holds; None: all."""
 
     batch: Mapping[str, np.ndarray]
     position: Position
@@ -77,7 +79,7 @@ class _Drawn(NamedTuple):
 
 
 def _of_size(source: Source, step: Sender, position: Position | None) -> Iterator[_Drawn]:
-    """The batches of a source; of a `RowSource` the rows that this process holds, which are of one size."""
+    """Iterate over the batches of a source; of a `RowSource`, over this process's rows, of one size."""
     source = pad_batches(source, step.row_multiple)
     held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
     if held is None:
@@ -89,7 +91,7 @@ def _of_size(source: Source, step: Sender, position: Position | None) -> Iterato
 
 
 def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_Drawn]:
-    """The batches of a ramp, of which this process holds other rows where the size changes."""
+    """Iterate over the batches of a ramp, of which this process holds other rows when the size changes."""
     first = _of_size(source.next_stage(position), step, position)
 
     def chained(stage: Iterator[_Drawn], at: Position | None) -> Iterator[_Drawn]:
@@ -98,7 +100,7 @@ def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> 
             for each in stage:
                 at = each.position
                 yield each
-            # A stage that has all its steps is followed by larger batches; else the data has ended.
+            # A stage that had all its steps is followed by larger batches; otherwise the data has ended.
             if source.parts_at(at) == parts:
                 return
             stage = _of_size(source.next_stage(at), step, at)
@@ -115,7 +117,7 @@ def _sent(
 
 
 def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]]) -> Iterator[DeviceBatch]:
-    """The batches of an evaluation; a last one that is too short for the mesh is named as missing."""
+    """Send the batches of an evaluation; skip a last one that is too short for the mesh, with a warning."""
     usual = counted = 0
     for number, (batch, position, held) in enumerate(batches, start=1):
         rows = len(next(iter(batch.values())))
@@ -125,8 +127,8 @@ def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, ja
             if rows >= usual:
                 raise
             warnings.warn(
-                f"the evaluation is over {counted} of {counted + rows} held-out rows: the last batch has {rows}, where others "
-                f"have {usual}, and is left out, since the devices can't share it ({error}). Give batches whose last one "
+                f"the evaluation covers {counted} of {counted + rows} held-out rows: the last batch has {rows}, others "
+                f"have {usual}, and it is skipped, since the devices can't share it ({error}). Give batches with a last one that "
                 f"divides too",
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""`fit` and `open_run`: from an experiment to a run with its folder, checkpoints, reports and signals."""
+"""`fit` and `open_run`: a run of an experiment, with its folder, checkpoints, reports and signals."""
 
 import contextlib
 import functools
@@ -51,22 +51,22 @@ def fit(
     trackers: tuple[Tracker, ...] = (),
     devices: Any = None,
 ) -> Result:
-    """Train as the experiment says, from the last checkpoint in its folder, if that is of the same experiment.
+    """Train an experiment, from the last checkpoint in its folder if that is of the same experiment.
 
     Args:
-        fresh: Train from step 0; what an earlier run left in the folder is set aside.
+        fresh: Train from step 0; files of an earlier run in the folder are set aside.
         accept_changes: Resume from a run of other settings or data, with its state and today's settings.
-        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is removed afterwards:
-            does it run?
-        quiet: Show nothing. Else a terminal shows a bar and lines, a notebook a line that changes.
-        say: Takes what a person should know, a line at a time, and nothing else is shown. It is called by a thread that reports
-            alone.
-        trackers: More places for what the run reports, besides the experiment's own, the JSONL log and TensorBoard.
+        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is
+            removed afterwards: does it run?
+        quiet: Show nothing. By default a terminal shows a bar and lines, a notebook a line that changes.
+        say: Called with each message for the user, a line at a time; nothing else is shown. It is called by a
+            separate reporting thread.
+        trackers: Additional trackers, after the experiment's, the JSONL log and TensorBoard.
         devices: JAX devices to use; None for all of them.
 
     Raises:
-        PanaxError: Something outside the program is wrong; the message says what to do. A folder that holds another run's
-            checkpoints is a CheckpointError that lists what differs.
+        PanaxError: Something outside the program is wrong; the message states what to do. If the folder holds
+            another run's checkpoints, it is a CheckpointError that lists the differences.
     """
     check_experiment(experiment, "fit")
     if fresh and accept_changes:
@@ -104,7 +104,8 @@ def open_run(
     trackers: tuple[Tracker, ...] = (),
     devices: Any = None,
 ) -> Iterator[Run]:
-    """A run whose loop the caller writes, with everything that `fit` has: checkpoints, data position, reports, hooks, signals.
+    """Open a run with a custom loop and everything that `fit` has: checkpoints, data position, reports,
+    hooks, signals.
 
         with panax.open_run(experiment) as run:
             for batch in run:
@@ -112,14 +113,15 @@ def open_run(
                 run.after_step(scalars)
         print(run.result)
 
-    The run resumes from the last checkpoint in the experiment's folder. Leaving the block well evaluates and saves, as after a
-    `break`; an exception leaves the last checkpoint as it is. Arguments and errors are those of `fit`.
+    The run resumes from the last checkpoint in the experiment's folder. Leaving the block normally evaluates
+    and saves, also after a `break`; an exception leaves the last checkpoint as it is. Arguments and errors
+    are those of `fit`.
     """  # fmt: skip
     check_experiment(experiment, "open_run")
     if fresh and accept_changes:
         raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
     if quiet and say is not None:
-        raise RecipeError("quiet shows nothing, say takes what there is to show: give one of them")
+        raise RecipeError("quiet shows nothing, and say receives each line: give one of them")
     if isinstance(trackers, Tracker):
         raise RecipeError(f"trackers is {describe_type(trackers)}; expected a tuple: trackers=(tracker,)")
     if say is None and quiet:
@@ -127,7 +129,7 @@ def open_run(
     elif say is None:
         say, progress = open_console()
         trackers = (progress, *trackers)
-    # Of a launched run, the supervisor keeps what each process says.
+    # In a launched run, the supervisor stores the output of each process.
     log = None if heartbeat().is_supervised else RunLog()
     if log is not None:
         say, trackers = tee(say, log.say), (*trackers, log.tracker)
@@ -192,7 +194,7 @@ def _end_of(result: Result, num_steps: int) -> str:
 
 @contextlib.contextmanager
 def _logged(log: RunLog | None, folder: str, said: LogFn) -> Iterator[None]:
-    """While a run goes on, which has its folder: what is said of it is in its log, and what ends it."""
+    """Open the log of a run in its folder while the run lasts, and log the error that ends it."""
     if log is None or not is_process_zero():
         yield
         return
@@ -206,7 +208,12 @@ def _logged(log: RunLog | None, folder: str, said: LogFn) -> Iterator[None]:
 
 
 def check_experiment(experiment: Any, function: str) -> None:
-    """Refuse what is not an experiment with data, by the name of the function that takes it."""
+    """Check that `experiment` is an `Experiment` with data; errors name the function that was called.
+
+    Raises:
+        RecipeError: It is something else.
+        DataError: It has no data yet.
+    """
     if not isinstance(experiment, Experiment):
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
         hint = Task.hint_for(experiment)
@@ -218,4 +225,4 @@ def check_experiment(experiment: Any, function: str) -> None:
 
 
 def _unsaid(line: str) -> None:
-    """Where nothing is shown: on other processes than the first one, and by choice."""
+    """Discard a message: on all processes but the first, and if `quiet`."""

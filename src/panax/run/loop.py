@@ -1,4 +1,4 @@
-"""`Run`: the training loop. Short on purpose: everything it calls is a value, or a room of its own."""
+"""`Run`: the training loop. Short on purpose: everything it calls is a value, or a module of its own."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,20 +32,21 @@ from .result import Result
 from .start import RunStart
 
 RESERVED_NAMES = frozenset({"step", "run"})
-"""Names that the lines of a log have already."""
+"""Names that every line of a log has already."""
 
 
 class Run:
-    """A run that goes on: its batches, and what is done after each step. `fit` is this, with the experiment's own step:
+    """A run in progress: its batches, and the work after each step. `fit` is this loop, with the experiment's
+    own step:
 
         for batch in run:
             run.after_step(run.take_step(batch))
 
     Attributes:
-        state: Parameters, optimizer state and the rest. A loop that takes its own steps sets it.
+        state: Parameters, optimizer state and the rest. A loop that takes custom steps sets it.
         step: Steps taken.
-        batch: The last one drawn, on the devices.
-        result: How the run ended; None until it has.
+        batch: The last batch, on the devices.
+        result: How the run ended; None until then.
     """  # fmt: skip
 
     def __init__(
@@ -77,7 +78,7 @@ class Run:
         return self.prepared.experiment
 
     def _begin(self, start: RunStart) -> None:
-        """Go on from a state, with the hooks as they were there."""
+        """Continue from a state, with the hooks as they were then."""
         self.state, self.step = start.state, start.step
         self._position = self._drawn = start.position
         self._number = start.progress.drawn
@@ -89,9 +90,10 @@ class Run:
             self._take_wishes(self._hooked.wishes.all_reduce())
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """The batches of the steps that are left; `after_step` is to be called after each.
+        """Yield the batches of the remaining steps; `after_step` is to be called after each.
 
-        Where updates can't be applied, the run may go back: `step` and `state` are then those of before.
+        If updates can't be applied, the run may roll back: `step` and `state` are then those of an earlier
+        checkpoint.
         """
         while True:
             self._report.ledger.begin_steps(self.step)
@@ -104,12 +106,12 @@ class Run:
                 self._goes_back = self._rewinding.is_due
             if not self._goes_back:
                 return
-            # Room for the state that is restored.
+            # Free the memory for the state that is restored.
             del self.state
             self._begin(self._rewinding.roll_back(self.step))
 
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
-        """Those up to the end, or to where the run goes back."""
+        """Yield the batches up to the end, or to a rollback."""
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
         left_out = self._rewinding.skipped_batches
         with contextlib.closing(
@@ -126,8 +128,8 @@ class Run:
                     if drawn is None:
                         raise DataError(
                             f"the data ended after {self.step} of {self.experiment.num_steps} steps"
-                            + (f", and {len(left_out)} batches were left out" if left_out else "")
-                            + "; give more, or fewer steps"
+                            + (f", with {len(left_out)} batches skipped" if left_out else "")
+                            + "; provide more data or lower num_steps"
                         )
                 self.batch, self._drawn, self._number = drawn
                 if (before := self.step) == first:
@@ -140,10 +142,11 @@ class Run:
 
     @contextlib.contextmanager
     def _saved_first(self, what: str) -> Iterator[None]:
-        """What a loader, its worker or held-out data raises inside, `sys.exit` included, ends the run after a save.
+        """Save, then re-raise, if a data loader, its worker or held-out data raises inside, `sys.exit`
+        included.
 
-        Of many processes another one may not have failed, and would not enter the save's collectives: the last checkpoint is what
-        there is then. A second Ctrl-C ends the run at once.
+        With many processes another one may not have failed, and would not enter the save's collectives: the
+        last checkpoint has to do then. A second Ctrl-C ends the run at once.
         """
         try:
             yield
@@ -170,17 +173,17 @@ class Run:
             )
 
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
-        """Take the experiment's own step; returns its scalars before the devices are done."""
+        """Take the experiment's own step; return its scalars before the devices are done."""
         with self._report.clock.measure("dispatch"):
             self.state, scalars = self._verifying.run_step(self.state, batch, self.step + 1)
         self._report.record_compilation()
         return scalars
 
     def after_step(self, scalars: Scalars) -> None:
-        """Count the step, and do what is due after it: report, call hooks, evaluate, save.
+        """Count the step, and do everything that is due after it: report, call hooks, evaluate, save.
 
         Args:
-            scalars: What the step yields, by name; they are read while the next step runs.
+            scalars: Scalars of the step, by name; they are read while the next step runs.
         """
         self.step += 1
         self._interrupt.has_news = True
@@ -189,7 +192,7 @@ class Run:
         self._rewinding.record_batch(self.step, self._number)
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)
-        # Asked here alone, where every process has read the same scalars: a hook may read more in one of them.
+        # Read here only, where every process has read the same scalars: a hook may read more in one of them.
         self._goes_back = self._rewinding.is_due
         if self._goes_back:
             return
@@ -202,17 +205,17 @@ class Run:
         if (is_step_due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
             with self._saved_first("the evaluation"):
                 wishes.save |= self._judge().save
-            # Before another step overwrites the parameters that were judged.
+            # Before another step overwrites the parameters that were evaluated.
             wishes.save |= self._keeper.record_evaluation(self.step, self._evaluation)
         if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.wait_for_devices():
-            # What is saved is sound: the step's own scalars are read before.
+            # Only a sound state is saved: the step's scalars are read and checked first.
             self._report.flush()
             with self._report.clock.measure("save"), self._report.ledger.measure("checkpoint wait"):
                 self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
             self._report.ledger.record_step(self.step, saved=True)
 
     def finish(self) -> Result:
-        """Evaluate, unless the run was cut off; save; tell how it ended."""
+        """Evaluate, unless the run was cut off; save; return how it ended."""
         if self._goes_back:
             # The caller has left the loop at a step that does not count.
             del self.state
@@ -231,7 +234,7 @@ class Run:
         self._hooked.call("at_end", self)
         self._report.record_data_usage(self.step, self._position)
         self._hooked.raise_failure(checkpoint, self._failed)
-        # With all its steps a run is done, whatever came meanwhile.
+        # With all its steps a run is done, whatever was requested meanwhile.
         stopped, signal = "", None
         if self.step < self.experiment.num_steps:
             stopped = self._stopped
@@ -243,7 +246,7 @@ class Run:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the other islands have met without this one, which joins them at a later step."""
+        """Return True if the other islands have met without this one, which joins them at a later step."""
         return self._island is not None and self._island.ahead is not None
 
     def _caught_up(self) -> RunStart:
@@ -267,7 +270,8 @@ class Run:
         return self.step >= self.experiment.num_steps or bool(self._stopped) or self._failed
 
     def _called(self, method: str, agree: bool, *arguments: Any) -> HookRequests:
-        """Call the hooks, and take what they asked for; of many processes, where all of them agree on it."""
+        """Call the hooks, and act on their requests; with many processes, only at steps at which all of them
+        agree on these."""
         if not self._hooked:
             return HookRequests()
         with self._report.clock.measure("hooks"):
@@ -288,22 +292,23 @@ class Run:
                 self.prepared, self.state, self.step, self._report, self._interrupt.should_stop
             )
             if not self._evaluation and self._interrupt.signal is not None:
-                self.say(f"the evaluation of step {self.step} is left: {self._interrupt.signal.name} came")
+                self.say(f"the evaluation of step {self.step} is abandoned: {self._interrupt.signal.name} received")
             self._report.record_compilation()
             return self._called("after_evaluation", True, self._evaluation) if self._evaluation else HookRequests()
 
     def _judge_at_end(self) -> None:
-        """Evaluate the last state; if that fails, save it first: the steps since the last save are not lost with it."""
+        """Evaluate the last state; if that fails, save it first: the steps since the last save are not lost
+        with it."""
         try:
             self._judge()
         except Exception as error:
-            # Of many processes another one may not have failed, and would not enter the save's collectives.
+            # With many processes another one may not have failed, and would not enter the save's collectives.
             if jax.process_count() == 1 or isinstance(error, LayoutError):
                 saved = self._keeper.at_end(self.state, self.step, self._position, {})
                 self.say(f"the last evaluation failed; step {self.step} is saved: {saved}")
             raise
 
-    # What a hook sees and may ask for; see `panax.hooks.RunView`.
+    # The hooks' view of the run and their requests; see `panax.hooks.RunView`.
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -315,7 +320,7 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        # Of many processes it is set where they have agreed on a step.
+        # With many processes it is set once they have agreed on a step.
         return self._interrupt.signal is not None
 
     def read(self) -> Mapping[str, float]:
@@ -325,8 +330,8 @@ class Run:
     def log(self, values: Mapping[str, float]) -> None:
         if taken := RESERVED_NAMES & values.keys():
             raise RecipeError(
-                f"run.log: {', '.join(sorted(taken))} is a name of the log's own, which says of what step a line is; use another "
-                f"one, as mine/{min(taken)}"
+                f"run.log: {', '.join(sorted(taken))} is reserved for the log's step; use another "
+                f"name, such as mine/{min(taken)}"
             )
         self._report.trackers.record(self.step, {name: float(value) for name, value in values.items()})
 
@@ -360,7 +365,7 @@ class Run:
 
 
 class _Left(Exception):
-    """An evaluation that is not finished, since the run is to stop."""
+    """An evaluation that is cut short, since the run is to stop."""
 
 
 def evaluate_held_out(
@@ -370,10 +375,10 @@ def evaluate_held_out(
     report: RunReporter,
     stops: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, float]:
-    """Evaluate on the held-out data; empty where there is none, or the run is to stop meanwhile.
+    """Evaluate on the held-out data; empty without any, or if the run is to stop meanwhile.
 
     Args:
-        stops: Asked before each batch, by every process of the job: whether the run is to stop.
+        stops: Called before each batch, by every process of the job: returns True if the run is to stop.
     """
     if prepared.data.held_out is None:
         return {}

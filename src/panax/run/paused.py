@@ -1,7 +1,8 @@
-"""What a launched job pauses while it has fewer processes than it was launched with: what one replica or one device can't do.
+"""Features that a launched job pauses while it has fewer processes than at launch: those that one replica or
+device can't do.
 
-Compressed sums, delayed updates and local steps need replicas, and steps are repeated on other devices. With one of them left the
-job goes on without, says so, and takes them up again when its nodes are back.
+Compressed sums, delayed updates and local steps need replicas, and repeated steps need other devices. With
+one of them left the job continues without, reports it, and resumes them when its nodes are back.
 """
 
 import dataclasses
@@ -19,17 +20,18 @@ from ..train.compiled import CompiledStep
 from ..train.program import Program
 
 PROCESSES_VARIABLE = "PANAX_WHOLE"
-"""The environment variable that says how many processes the whole job has."""
+"""Environment variable with the number of processes of the whole job."""
 
 
 def count_missing_processes() -> int:
-    """How many processes fewer there are than the job was launched with; 0 where none is missing, or nothing was launched."""
+    """Return the number of processes missing from the job as launched; 0 if none is missing, or nothing was
+    launched."""
     whole = os.environ.get(PROCESSES_VARIABLE, "")
     return max(int(whole) - jax.process_count(), 0) if whole.isdecimal() else 0
 
 
 def pause_comms(program: Program, placement: Placement, say: Callable[[str], None]) -> Program:
-    """The program, with plain sums of gradients where the replicas that its settings need are missing."""
+    """Return the program, with plain sums of gradients if the replicas that its settings need are missing."""
     comms = program.comms
     over = ("replica",) if comms.local_steps > 1 else comms.over
     if comms.is_plain or not count_missing_processes() or over == (AUTO,):
@@ -38,17 +40,18 @@ def pause_comms(program: Program, placement: Placement, say: Callable[[str], Non
 
 
 def drop_comms(program: Program, say: Callable[[str], None]) -> Program:
-    """The program with plain sums of gradients, which is told."""
+    """Return the program with plain sums of gradients, and report the change."""
     comms = program.comms
     asked = f"comms.local_steps={comms.local_steps}" if comms.local_steps > 1 else comms.active_setting
     say(
-        f"{asked} pauses: of the job's processes {count_missing_processes()} are missing, and one replica is left. Gradients are added "
+        f"{asked} pauses: of the job's processes {count_missing_processes()} are missing, and one replica is left. "
+        "Gradients are added "
         f"up in float32 in every step until they are back"
     )
     return dataclasses.replace(program, comms=Comms())
 
 
 def effective_verify_every(every: int, step: Any) -> int:
-    """`verify.every`, or 0 while so many processes are missing that there is no second device."""
+    """Return `verify.every`, or 0 while so few processes are left that there is no second device."""
     alone = isinstance(step, CompiledStep) and step.placement.devices.size < 2
     return 0 if alone and count_missing_processes() else every

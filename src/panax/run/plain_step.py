@@ -1,4 +1,4 @@
-"""A step for a Python loop of one's own: no recipe, no folder, no checkpoints; the loop is the user's."""
+"""A step for custom training loops: no recipe, no folder, no checkpoints; the loop is the user's."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,21 +33,21 @@ class PlainStep:
         self._count = 0
 
     def init(self, seed: int = 0) -> TrainState:
-        """The first state, drawn or taken from the model straight into its shards."""
+        """Return the first state, initialized or taken from the model straight into its shards."""
         return self.compiled.init(seed)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Scalars]:
         """Take one step; returns before the devices are done.
 
         Args:
-            batch: The whole global batch, in any form that `compile_step` took the example in.
+            batch: The whole global batch, in any form that `compile_step` accepts as its example.
 
         Returns:
             The next state, and scalars on the devices: `loss`, each loss and metric by name, `gradient_norm`, `learning_rate`.
 
         Raises:
             TrainingError: The batch has another shape than the first one.
-            DataError: The step before found its batch to be wrong, and was not applied; see `raise_faults`.
+            DataError: The step before found its batch to be invalid, and was not applied; see `raise_faults`.
         """
         sent = self.compiled.put(self._own(batch), owned=True)
         state, scalars = self.compiled(state, sent)
@@ -57,13 +57,14 @@ class PlainStep:
             for name, x in scalars.items()
             if isinstance(x, DataChecks) or name in ("learning_rate", "parameter_norm")
         }
-        # Those of the step before: to read this one's would be to wait for it.
+        # Those of the step before: reading this one's would wait for it.
         self.raise_faults()
         self._unread = [(self._count, read)]
         return state, {name: value for name, value in scalars.items() if not isinstance(value, DataChecks)}
 
     def raise_faults(self) -> None:
-        """Wait for the last step, and raise if it found its batch to be wrong. The next step and `evaluate` do so, too.
+        """Wait for the last step, and raise if it found its batch to be invalid. The next step and `evaluate`
+        do so, too.
 
         Raises:
             DataError: An index was out of range, or an integer too large, in the last step; it was not applied.
@@ -77,7 +78,7 @@ class PlainStep:
             check_finite_update(number, scalars)
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
-        """Losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
+        """Compute losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
         self.raise_faults()
         sent = (self.compiled.put(self._own(batch), owned=True) for batch in batches)
         return evaluate_sent(self.compiled, state, sent)
@@ -102,24 +103,25 @@ def compile_step(
     comms: Comms | None = None,
     table_optimizer: RowOptimizer | None = None,
 ) -> PlainStep:
-    """A training step for a custom loop.
+    """Compile a training step for a custom loop.
 
     Args:
-        example: A batch as the loop will give: a mapping, a tuple or a list of arrays, or one array.
-        optimizer: By default AdamW with its usual settings.
+        example: A batch in the form that the loop will use: a mapping, a tuple or a list of arrays, or one
+            array.
+        optimizer: By default AdamW with its default settings.
         mesh: By default one replica on every device.
         config: Micro-batches, clipping and the guard against updates that are not finite.
-        frozen: Prefixes of parameter names that are not trained.
-        num_steps: What the learning rate's decay ends with.
-        axes: The logical axes of each leaf of a batch; by default rows alone are split.
+        frozen: Prefixes of names of parameters that are not trained.
+        num_steps: Step at which the learning rate's decay ends.
+        axes: The logical axes of each leaf of a batch; by default only rows are split.
         devices: JAX devices to use; None for all of them.
-        kernels: Which kernel does which work; by default the fastest that can.
-        comms: How gradients are added up over the slow network; by default in float32.
-        table_optimizer: Of tables; by default `RowWiseAdagrad` where the task has any.
+        kernels: Choice of kernels; by default the fastest that applies.
+        comms: How gradients are reduced over the slow network; by default in float32.
+        table_optimizer: Optimizer of tables; by default `RowWiseAdagrad` if the task has any.
 
     Raises:
         LayoutError: The task does not fit the mesh.
-        DataError: The example is no batch.
+        DataError: The example is not a batch.
     """
     for name, value, kind in (("task", task, Task), ("optimizer", optimizer, Optimizer)):
         if not isinstance(value, kind) and not (name == "optimizer" and value is None):

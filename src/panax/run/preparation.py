@@ -1,4 +1,4 @@
-"""From an experiment to everything that its loop needs: data opened, state abstract, mesh laid out, step ready to compile."""
+"""Preparation of a run: data opened, state abstract, mesh laid out, step ready to compile."""
 
 import dataclasses
 import math
@@ -42,12 +42,13 @@ LogFn = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class OpenedData:
-    """Sources, and what a task may take from them.
+    """Sources, and the facts that a task may take from them.
 
     Attributes:
-        shapes: How many different batch shapes `train` may give.
-        unigram_entropy: Nats per held-out token of a model that knows only frequencies: what a loss must fall below.
-        bytes_per_target: Bytes of text for each held-out token; None where data is not text.
+        shapes: Number of different batch shapes that `train` may have.
+        unigram_entropy: Nats per held-out token of a model of token frequencies alone: the value that a loss
+            must fall below.
+        bytes_per_target: Bytes of text for each held-out token; None if the data is not text.
     """
 
     train: Source
@@ -59,7 +60,7 @@ class OpenedData:
     bytes_per_target: float | None = None
 
     def add_bits_per_byte(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
-        """Held-out figures, with the cross-entropy in bits per byte of text too: the measure that no tokenizer changes."""
+        """Add the cross-entropy in bits per byte to held-out figures: it does not depend on the tokenizer."""
         nats = evaluation.get("loss/cross_entropy")
         if nats is None or not self.bytes_per_target:
             return evaluation
@@ -68,10 +69,10 @@ class OpenedData:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedRun:
-    """A run that has not begun: nothing is compiled, no parameter is allocated.
+    """A run that has not started: nothing is compiled, no parameter is allocated.
 
     Attributes:
-        folder: The run's, whatever the current folder is later.
+        folder: The run's folder, as an absolute path.
     """
 
     experiment: Experiment
@@ -85,10 +86,10 @@ class PreparedRun:
 
 
 def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
-    """Open the experiment's data, whatever it was given as.
+    """Open the experiment's data, in whatever form it was given.
 
     Raises:
-        DataError: It can't be read, or holds nothing.
+        DataError: It can't be read, or is empty.
     """
     opened = _opened(experiment, say)
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)
@@ -97,7 +98,7 @@ def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
         return opened
     say(f"training on the first {experiment.overfit_batches} batches alone, and evaluating on them")
     first = FirstBatches(opened.train, experiment.overfit_batches)
-    # What is known of the held-out text is not of these batches.
+    # Statistics of the held-out text are not those of these batches.
     return dataclasses.replace(
         opened, train=first, held_out=first.without_repeats, unigram_entropy=None, bytes_per_target=None
     )
@@ -139,8 +140,8 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
 
 
 def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> OpenedData:
-    """The data with what the experiment holds out, in which numbers mean what they mean in training."""
-    from .whole_data import open_full  # which opens what is here
+    """Add the experiment's held-out data, with ids that mean the same as in training."""
+    from .whole_data import open_full  # imports this module
 
     data = experiment.held_out
     if not isinstance(data, TextData | ExampleData):
@@ -160,10 +161,10 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> Op
 
 
 def to_source(data: Any, epochs: int | None = None) -> Source:
-    """A source as it is; any other iterable wrapped as one.
+    """Return a source as it is; wrap any other iterable as one.
 
     Args:
-        epochs: Of data that a model is evaluated on: its short last batch counts too. None: of data to train on.
+        epochs: Number of epochs of evaluation data: its short last batch counts too. None: for training data.
     """
     if isinstance(data, IterableSource):
         return data if epochs is None else data.with_short_batch()
@@ -184,10 +185,11 @@ def to_source(data: Any, epochs: int | None = None) -> Source:
 def prepare(
     experiment: Experiment, say: LogFn = lambda line: None, devices: Any = None, *, compute_dtype: str = ""
 ) -> PreparedRun:
-    """Derive a run from an experiment. Raises whatever is wrong with it before anything is compiled.
+    """Prepare the run of an experiment, and raise any error in it before anything is compiled.
 
     Args:
-        compute_dtype: What a task computes in that leaves it to the devices; by default what these are fast in.
+        compute_dtype: Compute dtype of a task that leaves it to the devices; by default the one in which they
+            are fast.
     """
     check_platform()
     choose_by_timing(devices=devices)
@@ -225,7 +227,7 @@ def prepare(
 
 
 def _with_ramp(data: OpenedData, ramp: BatchRamp, say: LogFn) -> OpenedData:
-    """The data with the ramp of its global batch, which is told; each size of a batch is one more shape."""
+    """Apply the ramp of the global batch to the data, and report it; each batch size is one more shape."""
     if not ramp.parts:
         return data
     sizes = ", ".join(f"a {count}th" if count > 2 else "a half" for count in ramp.parts)
@@ -236,7 +238,7 @@ def _with_ramp(data: OpenedData, ramp: BatchRamp, say: LogFn) -> OpenedData:
 
 
 def _shared(data: OpenedData, islands: Islands) -> OpenedData:
-    """Of an island its own rows of each batch; it is judged on all that is held out."""
+    """Return the data of an island: its rows of each training batch, but all of the held-out data."""
     if islands.count == 1:
         return data
     held_out = None if data.held_out is None else BatchShard(data.held_out, 0, 1)
@@ -244,7 +246,7 @@ def _shared(data: OpenedData, islands: Islands) -> OpenedData:
 
 
 def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
-    """The shapes of a global batch: of text without reading any, else those of the source's first batch."""
+    """Return the shapes of a global batch: of text without reading any, otherwise of the first batch."""
     if isinstance(experiment.data, TextData):
         return text_batch(experiment.data)
     first = (
@@ -256,10 +258,10 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
 
 
 def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: LogFn) -> Experiment:
-    """The experiment with the learning rate that its rule gives for its batches, which is told.
+    """Apply the learning-rate rule for the batch size to an experiment, and report the result.
 
     Args:
-        shapes: Gives those of a batch; not called without a rule.
+        shapes: Returns the shapes of a batch; not called without a rule.
     """
     changed: dict[str, Any] = {}
     for name, what in (("optimizer", "learning rate"), ("table_optimizer", "of tables")):
@@ -273,12 +275,12 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
             f"{what:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
             f"{root}{rows:,} / {schedule.base_batch:,}"
         )
-        changed[name] = optimizer.for_batch(rows)
+        changed[name] = optimizer.scale_to_batch(rows)
     return dataclasses.replace(experiment, **changed) if changed else experiment
 
 
 def make_program(experiment: Experiment, task: Task) -> Program:
-    """The step's program for a task whose open settings are filled in."""
+    """Create the step's program for a task with all open settings filled in."""
     return Program.create(
         task.debug_variant() if experiment.debug else task,
         experiment.optimizer,

@@ -1,4 +1,4 @@
-"""`Result`: how a run ended."""
+"""`Result`: the outcome of a run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,13 +15,14 @@ from .reporting.history import read_history, to_dataframe
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Result:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        state: The last step's.
+        state: The state after the last step.
         step: Steps taken, earlier runs of the same command included.
-        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut off.
-        checkpoint: Where the last checkpoint is.
+        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut
+            off.
+        checkpoint: Address of the last checkpoint.
         interrupted_by: The signal's name, if one ended the run early.
         stopped: Why a hook ended the run early; empty if none did.
     """
@@ -36,14 +37,15 @@ class Result:
 
     @property
     def history(self) -> Any:
-        """What the run has logged, earlier runs of the same command included: a pandas DataFrame, or rows without pandas."""
+        """Return the run's metrics, earlier runs of the same command included: a pandas DataFrame, or rows
+        without pandas."""
         return to_dataframe(read_history(self.prepared.folder))
 
     def plot(self, *names: str) -> Chart:
-        """A chart of what the run has logged, by default of its training and held-out loss; a notebook shows it.
+        """Plot metrics of the run, by default its training and held-out loss; a notebook shows the chart.
 
         Raises:
-            RecipeError: The run has logged nothing of that name.
+            RecipeError: The run has not logged anything of that name.
         """
         rows = read_history(self.prepared.folder)
         known = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
@@ -61,7 +63,7 @@ class Result:
         return f"Result(step {self.step}{held_out}{cut}, {self.checkpoint})"
 
     def generate(self, prompt: str, **settings: Any) -> str:
-        """What the trained model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+        """Generate text after `prompt` with the trained model; settings as for `panax.run.generate_text`.
 
         Raises:
             RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
@@ -72,5 +74,5 @@ class Result:
         )
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
-        """How good the trained model is on its held-out data, or on other data; arguments and errors as of `panax.evaluate`."""
+        """Evaluate the trained model on its held-out data, or on other data; see `panax.evaluate`."""
         return evaluate_result(self.prepared, self.state, data, batches)

@@ -1,4 +1,4 @@
-"""Settings that must fit each other or the held-out data, compared before the first step."""
+"""Checks, before the first step, that settings fit each other and the held-out data."""
 
 import contextlib
 import math
@@ -18,15 +18,17 @@ from .experiment import Experiment
 from .preparation import PreparedRun
 
 SMALL_RATE = 1e-4
-"""At which an update of Adam's size is below half a bit of a bfloat16 weight of usual size (0.03 and more)."""
+"""Learning rate at which an update of Adam's size is below half a bit of a bfloat16 weight of usual size
+(0.03 and more)."""
 
 
 def check_held_out(prepared: PreparedRun) -> None:
-    """Check that the devices and the task can take the first held-out batch: the evaluation may be hours away.
+    """Check that the devices and the task can take the first held-out batch: the evaluation may be hours
+    away.
 
     Raises:
-        LayoutError: Its rows don't divide over the devices.
-        DataError: Its leaves are not those of the training data, or hold what the task does not allow.
+        LayoutError: Its rows can't be divided over the devices.
+        DataError: Its leaves are not those of the training data, or hold values that the task does not allow.
     """
     source = prepared.data.held_out
     if source is None or isinstance(prepared.task, CollectingTask):
@@ -41,7 +43,7 @@ def check_held_out(prepared: PreparedRun) -> None:
 
 
 def interval_notes(experiment: Experiment) -> Iterator[str]:
-    """Lines about intervals that don't fit each other, so that one of them has less effect than it seems to."""
+    """Yield a line for each pair of intervals that don't fit, so that one has less effect than expected."""
     saves = experiment.checkpoint
     every, kept, copies = saves.every, saves.keep_every, saves.memory.every
     if kept and not every:
@@ -72,7 +74,7 @@ def interval_notes(experiment: Experiment) -> Iterator[str]:
 
 
 def precision_notes(prepared: PreparedRun) -> Iterator[str]:
-    """A line about updates that are too small for the parameters' own bits, and so are lost."""
+    """Yield a line if updates are too small for the precision of the parameters, and so are lost."""
     optimizer = prepared.experiment.optimizer
     rounds_to_nearest = getattr(optimizer, "rounding", None) == "nearest"
     peak = getattr(optimizer.schedule, "peak", None)
@@ -85,7 +87,7 @@ def precision_notes(prepared: PreparedRun) -> Iterator[str]:
 
 
 def _first_batch(source: Source) -> Mapping[str, np.ndarray]:
-    """The first batch of a source, which is not lost; of rows that are made one by one, the first row, repeated."""
+    """Return the first batch of a source, without consuming it; for single rows, the first one, repeated."""
     first = getattr(source, "first_batch", None)
     if first is not None:
         return first()
@@ -96,7 +98,7 @@ def _first_batch(source: Source) -> Mapping[str, np.ndarray]:
     with contextlib.closing(batches) if hasattr(batches, "close") else contextlib.nullcontext():
         drawn = next(batches, None)
     if drawn is None:
-        raise DataError("the held-out data gives no batch; give it more, or leave held_out out")
+        raise DataError("the held-out data gives no batch; give it more, or remove held_out")
     if not isinstance(source, RowSource):
         return drawn.batch
     rows = source.batch_size

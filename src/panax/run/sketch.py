@@ -1,4 +1,5 @@
-"""An experiment's step with the shapes of its batches, as far as they are known without reading a corpus."""
+"""Sketch of an experiment's step with the shapes of its batches, as far as they are known without reading a
+corpus."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from .tools.slow_axes import resolve_slow_axes
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """What a run would train, and with which step.
+    """The task of a run, with its step and the shapes of its batches.
 
     Attributes:
-        task: With what the recipe left open filled in.
-        step: Not compiled.
-        batch: Shapes of a training batch.
-        sequence_length: Of a row of text; None for other data.
+        task: The task, with the settings that the recipe left open filled in.
+        step: The step, not compiled.
+        batch: Returns the shapes of a training batch.
+        sequence_length: Length of a row of text; None for other data.
     """
 
     experiment: Experiment
@@ -45,13 +46,15 @@ def sketch_step(
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> Sketch:
-    """An experiment's step on some devices. Text is not tokenised, since its batches' shapes are known, and a vocabulary is the
-    task's or the tokenizer's.
+    """Sketch an experiment's step on some devices.
+
+    Text is not tokenised, since its batches' shapes are known; the vocabulary is the task's or the
+    tokenizer's.
 
     Args:
-        devices: Attached ones, or those of a target.
-        memory_bytes: Of each device, where it can't be asked.
-        fast_domain: Devices that the fast network joins; by default as the target's traits say.
+        devices: Attached devices, or those of a target.
+        memory_bytes: Memory of each device, if the devices can't report it.
+        fast_domain: Number of devices joined by the fast network; by default from the target's traits.
 
     Raises:
         PanaxError: The experiment does not fit the devices, or its data can't be opened.

@@ -1,4 +1,4 @@
-"""How a run begins: its folder, its lock, and the state it goes on from."""
+"""Start of a run: its folder, its lock, and the state it continues from."""
 
 import contextlib
 import dataclasses
@@ -46,15 +46,15 @@ CLASSES = "classes.json"
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """Where a run begins.
+    """The state and position from which a run begins.
 
     Attributes:
         step: Steps taken before.
-        position: Of the data; None for its beginning.
-        stored: The step whose checkpoint the store has of this state; None where it has none.
-        hooks: What the checkpoint keeps of the run's hooks, by their names.
-        drawn: How far the run has come in its data.
-        source: What the state was read from.
+        position: Position in the data; None for its beginning.
+        stored_step: The step of the store's checkpoint with this state; None if there is none.
+        hooks: The state of the run's hooks in the checkpoint, by their names.
+        progress: Progress of the run in its data.
+        source: The source of the state.
         best: The best evaluation up to this state; None if there was none.
     """
 
@@ -69,27 +69,29 @@ class RunStart:
 
 
 def checkpoint_location(experiment: Experiment) -> str:
-    """The folder or address of a run's checkpoints."""
+    """Return the folder or address of a run's checkpoints."""
     return experiment.checkpoint.directory or str(Path(experiment.folder) / "checkpoints")
 
 
 def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: LogFn = lambda line: None) -> str:
-    """Decide and say which kernels are used where only timing tells; a resumed run keeps its own on a machine of the same kind.
+    """Decide and report which kernels are used when only timing can decide; a resumed run reuses its choice
+    on a machine of the same kind.
 
-    Returns the dtype that the run has computed in so far if its task leaves that to the devices; "" where nothing is recorded.
+    Returns the dtype that the run has computed in so far if its task leaves that to the devices; "" if
+    nothing is recorded.
 
     Every process of the job calls it, before anything is traced.
 
     Args:
-        detail: Takes what was measured.
+        detail: Called with the measurements.
 
     Raises:
-        StoreError: The place of the checkpoints can't be read.
+        StoreError: The location of the checkpoints can't be read.
     """
     recorded = {"kernels": "", "compute_dtype": ""}
     with raise_on_all_processes():
         if is_process_zero() and not fresh:
-            # A record that is none is said and written again where the place is claimed.
+            # An invalid record is reported and rewritten when the location is claimed.
             with contextlib.suppress(CheckpointError):
                 found = read_record(open_store(checkpoint_location(experiment)))
                 if found is not None:
@@ -107,15 +109,16 @@ def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: L
 
 @contextlib.contextmanager
 def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> Iterator[Checkpointer]:
-    """Make the run's folder, lock it and its checkpoints against a second job, and hand out its checkpointer.
+    """Make the run's folder, lock it and its checkpoints against a second job, and yield its checkpointer.
 
     In a job of many processes the first one holds the locks.
 
     Args:
-        fresh: Set aside what an earlier run left.
+        fresh: Set aside the files of an earlier run.
 
     Raises:
-        CheckpointError: The folder can't be written, or another job trains in it or writes to the same checkpoints.
+        CheckpointError: The folder can't be written, or another job trains in it or writes to the same
+            checkpoints.
     """
     experiment = prepared.experiment
     folder, config = Path(experiment.folder), experiment.checkpoint
@@ -139,12 +142,12 @@ def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> It
         except BaseException:
             checkpointer.close()
             raise
-        # What ended the run is the error to show; a save that failed besides is not.
+        # The exception that ended the run is the one to show, not that of a save that failed as well.
         checkpointer.finish()
 
 
 def reject_symlinks(folder: Path) -> None:
-    """See that the run's own files are its own: what is written through a link overwrites what somebody else has there.
+    """Check that the run's own files are not links, through which a write would overwrite other data.
 
     Raises:
         CheckpointError: One is a link.
@@ -159,7 +162,8 @@ def reject_symlinks(folder: Path) -> None:
 
 @contextlib.contextmanager
 def open_memory(prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn) -> Iterator[MemoryTier | None]:
-    """The copies of this run in the memory of hosts, if it keeps any; removed when it ends well: the store has all then."""
+    """Open the copies of this run in the memory of hosts, if it has any; removed when it ends well: the store
+    has all then."""
     config = prepared.experiment.checkpoint.memory
     if not config.every:
         yield None
@@ -194,7 +198,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def build_attachments(prepared: PreparedRun) -> dict[str, str]:
-    """What every checkpoint carries besides arrays, so that it can be used alone."""
+    """Return the files that every checkpoint has in addition to arrays, so that it can be used alone."""
     files = {
         SETTINGS: json.dumps(serialize_config(prepared.experiment), indent=1),
         MODEL: json.dumps(serialize_config(prepared.task), indent=1),
@@ -220,14 +224,16 @@ def find_start(
     *,
     accept_changes: bool = False,
 ) -> RunStart:
-    """Restore the newest whole state, from the memory of hosts or from the store, or draw (or load) the first state.
+    """Restore the newest whole state, from the memory of hosts or from the store, or initialize (or load) the
+    first state.
 
     Args:
-        accept_changes: Resume a run whose settings or data were others.
+        accept_changes: Resume a run that had other settings or data.
 
     Raises:
         DataError: The data has changed, and that is not accepted.
-        CheckpointError: The checkpoint is of another model or run, the store can't be read, or all checkpoints are damaged.
+        CheckpointError: The checkpoint is of another model or run, the store can't be read, or all
+            checkpoints are damaged.
     """
     rewinds = read_rollbacks(checkpointer.store)
     found = restore_newest(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
@@ -238,13 +244,13 @@ def find_start(
 
 
 def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
-    """Do what a rewind that was cut short may have left undone, and say what is left out."""
+    """Complete a rollback that was cut short, and report the skipped batches."""
     rewinds = drawn.rewinds
     removed = checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, rewinds))
     if removed:
-        say(f"checkpoints of what the run went back from are removed: steps {', '.join(map(str, removed))}")
+        say(f"checkpoints of the steps that were taken back are removed: steps {', '.join(map(str, removed))}")
     if drawn.skipped_batches:
-        say(f"rewinds so far: {len(rewinds)}; they leave out {format_batch_numbers(sorted(drawn.skipped_batches))}")
+        say(f"rewinds so far: {len(rewinds)}; they skip {format_batch_numbers(sorted(drawn.skipped_batches))}")
     if is_process_zero():
         try:
             append_rollback_log(Path(prepared.folder), rewinds)
@@ -262,10 +268,11 @@ def restore_newest(
     at_most: int | None = None,
     accept_changes: bool = False,
 ) -> RunStart | None:
-    """Restore the newest whole state, from the memory of hosts or from the store; None where there is none.
+    """Restore the newest whole state, from the memory of hosts or from the store; None if there is none.
 
     Args:
-        rewinds: Of the run so far: a state that has trained on what they leave out is passed over. None: as checkpoints say.
+        rewinds: Rollbacks of the run so far: a state that has trained on batches they skip is passed over.
+            None: those in the checkpoints.
         at_most: Pass over states after this step.
 
     Raises:
@@ -279,7 +286,7 @@ def restore_newest(
     def known(start: RunStart) -> RunStart:
         if rewinds is None:
             return start
-        return dataclasses.replace(start, drawn=dataclasses.replace(start.progress, rewinds=tuple(rewinds)))
+        return dataclasses.replace(start, progress=dataclasses.replace(start.progress, rewinds=tuple(rewinds)))
 
     remembered = None if memory is None else memory.newest(is_usable)
     for checkpoint in checkpointer.newest_first():
@@ -301,7 +308,7 @@ def restore_newest(
 def start_fresh(
     prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn, rewinds: Sequence[Rollback] = ()
 ) -> RunStart:
-    """Draw (or load) the first state, with the data from its beginning.
+    """Initialize (or load) the first state, with the data from its beginning.
 
     Raises:
         CheckpointError: There are checkpoints, and all are damaged.
@@ -317,7 +324,7 @@ def start_fresh(
 def start_from_checkpoint(
     prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn, accept_changes: bool = False
 ) -> RunStart:
-    """Where a checkpoint ends, saying what has changed since."""
+    """Return the state of a checkpoint as a start, and report changes since."""
     with raise_on_all_processes():
         check_same_run(prepared.experiment, checkpoint, accept_changes=accept_changes, say=say)
     report_versions(checkpoint, say)
@@ -328,7 +335,7 @@ def start_from_checkpoint(
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
     drawn = DataProgress.from_manifest(checkpoint.manifest)
-    # Of other data, the same numbers are other batches.
+    # With other data, the same numbers are other batches.
     changed = position is None and checkpoint.manifest.host["data"] is not None
     return RunStart(
         state,
@@ -345,16 +352,17 @@ def start_from_checkpoint(
 def start_from_memory(
     prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn, accept_changes: bool = False
 ) -> RunStart | None:
-    """Where the copy in memory ends; None, saying so, where it can't be used: the store is there."""
+    """Return the state of the copy in memory as a start; None, with a warning, if it can't be used: the store
+    remains."""
     try:
-        return dataclasses.replace(start_from_checkpoint(prepared, checkpoint, say, accept_changes), stored=None)
+        return dataclasses.replace(start_from_checkpoint(prepared, checkpoint, say, accept_changes), stored_step=None)
     except CheckpointError as error:
         say(f"warning: the copy of step {checkpoint.manifest.step} in memory is not used: {error}")
         return None
 
 
 def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
-    """The state before the first step: drawn, or with parameters loaded."""
+    """Return the state before the first step: initialized, or with parameters loaded."""
     experiment = prepared.experiment
     compile_ahead(prepared, experiment.num_steps)
     state = prepared.step.init(experiment.seed)
@@ -374,7 +382,7 @@ def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
         theirs, ours = read_class_names(checkpoint), find_class_names(prepared.data.train)
         if theirs and ours and theirs != ours:
             say(
-                f"warning: these weights tell {len(theirs)} classes apart ({', '.join(theirs[:8])}), and the data has "
+                f"warning: these weights have {len(theirs)} classes ({', '.join(theirs[:8])}), and the data has "
                 f"{len(ours)} ({', '.join(ours[:8])}): the head begins with other classes; name them in their order with classes="
             )
         abstract, places = prepared.step.program.abstract, prepared.step.shardings

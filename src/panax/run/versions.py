@@ -1,4 +1,4 @@
-"""The versions of JAX that a checkpoint was saved under: a resumed run reports when they have changed."""
+"""Versions of JAX that a checkpoint was saved under: a resumed run reports when they have changed."""
 
 from collections.abc import Iterator
 from importlib import metadata
@@ -7,7 +7,7 @@ from ..checkpoint import Checkpoint
 from .preparation import LogFn
 
 VERSIONS = "versions"
-"""The name under which a checkpoint holds them."""
+"""Name under which a checkpoint stores them."""
 
 _PACKAGES = ("jax", "jaxlib")
 
@@ -18,9 +18,9 @@ def jax_versions() -> dict[str, str]:
 
 
 def changed_versions(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield "jax 0.10.2 -> 0.12.0" for each package that is another version now.
+    """Yield "jax 0.10.2 -> 0.12.0" for each package that has another version now.
 
-    A checkpoint of before versions were recorded, or with versions that can't be read, yields nothing.
+    A checkpoint from before versions were recorded, or with versions that can't be read, yields nothing.
     """
     before = checkpoint.manifest.host.get(VERSIONS)
     for name, now in jax_versions().items():
@@ -30,7 +30,8 @@ def changed_versions(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def report_versions(checkpoint: Checkpoint, say: LogFn) -> None:
-    """Print one line if the checkpoint was saved under another JAX: what a resumed run computes may then differ."""
+    """Report, in one line, if the checkpoint was saved under another JAX: the results of a resumed run may
+    differ."""
     changed = ", ".join(changed_versions(checkpoint))
     if changed:
         say(

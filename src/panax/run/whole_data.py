@@ -1,4 +1,5 @@
-"""Data to evaluate on, opened whole: read as the data that a model was trained on is, with its tokenizer, classes and ids."""
+"""Evaluation data, opened whole: read like the data that a model was trained on, with its tokenizer, classes
+and ids."""
 
 import contextlib
 import dataclasses
@@ -27,7 +28,7 @@ from ..data.text.tokenizer import Tokenizer
 from .preparation import LogFn, OpenedData, to_source
 
 MAX_SHAPES = 8
-"""Of batches that somebody gives: each shape is compiled."""
+"""Number of batch shapes allowed in batches from the caller: each shape is compiled."""
 
 _FIELDS = ("text", "prompt", "answer")
 
@@ -42,18 +43,19 @@ def open_full(
     fields: Mapping[str, str] | None = None,
     say: LogFn = lambda line: None,
 ) -> OpenedData:
-    """All of some data, once, as what a run with such data would hold out.
+    """Open all of some data, for one epoch, like the held-out data of a run with such data.
 
     Args:
-        data: Paths, which are read as the training data is; settings of data; a source; or batches.
-        like: The settings of the data that the model was trained on; None where they are not known.
-        tokenizer: That data's.
-        source: That data, where it is open.
-        classes: What that data's labels stand for; () where it is not known, or `source` says it.
-        fields: Of records in paths: which one is the `text`, or the `prompt` and the `answer`; None for those of training.
+        data: Paths, which are read like the training data; settings of data; a source; or batches.
+        like: The settings of the data that the model was trained on; None if they are not known.
+        tokenizer: The tokenizer of that data.
+        source: That data, if it is open.
+        classes: Class names of that data's labels; () if they are not known, or `source` has them.
+        fields: The fields of records in paths with the `text`, or the `prompt` and the `answer`; None for
+            those of training.
 
     Raises:
-        RecipeError: The run does not say how paths are read, or the data has no end.
+        RecipeError: The run does not define how paths are read, or the data has no end.
         DataError: A class or an id would mean something else than in training.
     """
     if isinstance(data, str | Path) or (
@@ -94,7 +96,7 @@ def _of_paths(
         own = _fields_of(like.corpus)
         if own and not fields and hasattr(corpus, "answer"):
             corpus = dataclasses.replace(corpus, **own)
-        # In the place of the run's tokenizer until the corpus is opened.
+        # Stands in for the run's tokenizer until the corpus is opened.
         stand_in = None if tokenizer is None or isinstance(corpus, TokenFile) else BytePairTokenizer()
         return dataclasses.replace(like, corpus=corpus, tokenizer=stand_in)
     if isinstance(like, ExampleData):
@@ -113,9 +115,9 @@ def _of_paths(
 
 
 def _fields_of(corpus: Any) -> dict[str, str]:
-    """Which fields of records a corpus was told to read, also through what holds it."""
+    """Return the fields of records that a corpus is set to read, also through corpora that contain it."""
     if all(hasattr(corpus, name) for name in _FIELDS):
-        # A name that was not chosen is the format's usual one: other formats have others.
+        # A name that was not chosen is the format's default: other formats have others.
         usual = (
             {field.name: field.default for field in dataclasses.fields(corpus)}
             if dataclasses.is_dataclass(corpus)
@@ -142,7 +144,8 @@ def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: LogFn) -> Open
 
 @contextlib.contextmanager
 def set_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextData]:
-    """The data with the tokenizer that the model was trained with: one that is trained again on other texts has other tokens."""
+    """Yield the data with the tokenizer that the model was trained with: one trained again on other texts has
+    other tokens."""
     if tokenizer is None:
         yield dataclasses.replace(data, tokenizer=None)
         return
@@ -152,13 +155,13 @@ def set_tokenizer(data: TextData, tokenizer: Tokenizer | None) -> Iterator[TextD
 
 
 def rename_leaves(opened: OpenedData, task: Task) -> OpenedData:
-    """Data whose leaves are called as a task calls them, where they came with another library's names."""
+    """Rename the leaves of data to the task's names, if they have those of another library."""
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, task)
     return dataclasses.replace(opened, train=convert_batches(opened.train, task), held_out=held_out)
 
 
 def is_endless(source: Source) -> bool:
-    """Whether a source begins again where its data ends."""
+    """Return True if a source starts again when its data ends."""
     for each in unwrap_source(source):
         if hasattr(each, "endless"):
             return each.endless
@@ -168,7 +171,7 @@ def is_endless(source: Source) -> bool:
 
 
 def check_same_classes(found: DataFacts, trained: DataFacts) -> None:
-    """Raise a RecipeError where two data sets have another number of classes."""
+    """Raise a RecipeError if two data sets have different numbers of classes."""
     if None not in (found.num_classes, trained.num_classes) and found.num_classes != trained.num_classes:
         raise RecipeError(
             f"the data has {found.num_classes} classes, the run's has {trained.num_classes}: a number would mean another class"

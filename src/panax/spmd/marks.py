@@ -58,7 +58,7 @@ class MarkParams(NamedTuple):
     """Parameters of a mark in a traced program.
 
     Attributes:
-        holds: Mesh axis to the allowed states.
+        states: Mesh axis to the allowed states.
         label: For a checked value, its name in error messages.
         dim: Dimension along which split arrays are split.
     """

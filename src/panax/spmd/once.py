@@ -94,7 +94,7 @@ def split_slots(params: Any) -> tuple[Any, Any]:
 
     def value(w: Any) -> Any:
         if is_rows(w):
-            return GatheredRows(w.numbers, None, w.count)
+            return GatheredRows(w.row_ids, None, w.count)
         return StepWeight(w.value, None, w.scattered) if is_weight(w) else None
 
     return jax.tree.map(slot, params, is_leaf=_is_pair), jax.tree.map(value, params, is_leaf=_is_pair)

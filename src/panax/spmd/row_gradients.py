@@ -21,7 +21,7 @@ class RowGradients(eqx.Module):
     """The sparse gradient of a table, or of a device's shard of one.
 
     Attributes:
-        numbers: Distinct row indices within the shard, padded with the shard's number of rows.
+        row_ids: Distinct row indices within the shard, padded with the shard's number of rows.
         values: The gradient of each row; zeros in padding.
         later: If more rows arrive at a device than it accepts at a time, this device's gradients for the
             other devices, to be sent in further rounds: ascending row indices in the whole table, and

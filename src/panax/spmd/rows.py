@@ -25,7 +25,7 @@ class GatheredRows(eqx.Module):
     """Rows of a table, in place of the table in a module.
 
     Attributes:
-        numbers: Distinct row indices in ascending order, padded with `count`. None if all rows of the table
+        row_ids: Distinct row indices in ascending order, padded with `count`. None if all rows of the table
             are present.
         values: One row per index.
         count: Number of rows of the whole table.

@@ -110,8 +110,8 @@ class GatheredWeightWithGrad(eqx.Module):
     Attributes:
         value: The weight; a constant.
         weight: The differentiated weight; `returned` gives its gradient.
-        kept: The second result of its `open`.
-        to: How it was gathered.
+        saved: The second result of its `open`.
+        spec: How it was gathered.
     """
 
     value: Any
@@ -121,7 +121,7 @@ class GatheredWeightWithGrad(eqx.Module):
 
     def reduce_grad(self, gradient: jax.Array) -> Any:
         """Return the gradient of `weight`, given this device's partial gradient of the value."""
-        return self.weight.returned(self.spec, self.saved, gradient)
+        return self.weight.reduce_grad(self.spec, self.saved, gradient)
 
 
 def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
@@ -146,7 +146,7 @@ def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightW
     keeping it unsharded until the backward pass.
     """
     to, weight = _opening(axes, dtype), _openable(w)
-    value, kept = jax.tree.map(jax.lax.stop_gradient, weight).open(to)
+    value, kept = jax.tree.map(jax.lax.stop_gradient, weight).gather(to)
     return GatheredWeightWithGrad(checkpoint_name(value, GATHERED), weight, kept, to)
 
 

@@ -1,4 +1,4 @@
-"""Where bytes are kept: a disk, a shared file system, or an object store, behind one small protocol."""
+"""Stores of bytes behind one small protocol: a disk, a shared file system, or an object store."""
 
 from .local import LocalStore
 from .store import (

@@ -1,4 +1,4 @@
-"""Clients of the object-store library: which one an address means, and one for each length of a request's deadline."""
+"""Clients of the object-store library: chosen by the address, with one for each request deadline in use."""
 
 import threading
 from collections import OrderedDict
@@ -22,7 +22,7 @@ _memories_lock = threading.Lock()
 
 
 class Address(NamedTuple):
-    """An object store's address: its scheme, its bucket or container, and what the name of every object begins with."""
+    """An object store's address: its scheme, its bucket or container, and the prefix of object names."""
 
     scheme: str
     bucket: str
@@ -30,10 +30,10 @@ class Address(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """The parts of an address.
+    """Split an address into its parts.
 
     Raises:
-        StoreError: It is not one of an object store, or holds what belongs into the environment.
+        StoreError: It is not that of an object store, or contains parts that belong in the environment.
 
     >>> parse_address("s3://bucket/runs/a/")
     Address(scheme='s3', bucket='bucket', prefix='runs/a')
@@ -49,7 +49,7 @@ def parse_address(url: str) -> Address:
 
 
 class Clients:
-    """The clients of one bucket. A deadline is a property of a client: so there is one for each that is in use."""
+    """The clients of one bucket. A deadline is a property of a client: so there is one for each in use."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -57,10 +57,10 @@ class Clients:
         self._lock = threading.Lock()
 
     def get(self, seconds: float, retries: int = 0) -> Any:
-        """A client whose requests end after `seconds`, to two digits.
+        """Return a client with requests that end after `seconds`, to two digits.
 
         Args:
-            retries: How often the library itself tries a request again.
+            retries: Number of retries of a request by the library itself.
         """
         if self._address.scheme == "memory":
             with _memories_lock:
@@ -75,12 +75,12 @@ class Clients:
             return self._made[key]
 
     def check(self, url: str, seconds: float) -> None:
-        """Make a first client, without a request; raises StoreError where the environment lacks what it takes."""
+        """Make a first client, without a request; raise StoreError if the environment lacks a setting."""
         try:
             self.get(seconds)
             return
         except BaseError:
-            # Raised below, where this one, which may repeat what the environment holds, is no longer its context.
+            # Raised below, outside the context of this error, which may repeat contents of the environment.
             pass
         raise StoreError(
             f"{url} can't be opened: its account, credentials or endpoint are missing or not understood; {CREDENTIALS}"

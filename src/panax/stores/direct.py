@@ -1,7 +1,8 @@
-"""Reading past the page cache: straight into memory that is page-aligned, else through a page-aligned buffer of each thread.
+"""Reads past the page cache: directly into page-aligned memory, otherwise through a page-aligned buffer of
+each thread.
 
-Large reads of a checkpoint are made once. Through the cache each byte is copied twice, and into pages that are fresh: the disk
-gave 2.0 GB/s directly where reading through the cache into fresh memory made 0.3.
+Large reads of a checkpoint are made once. Through the cache each byte is copied twice, and into pages that
+are fresh: the disk gave 2.0 GB/s directly, but 0.3 through the cache into fresh memory.
 """
 
 import errno
@@ -14,14 +15,15 @@ import numpy as np
 
 PAGE = 4096
 MIN_DIRECT_BYTES = 2**20
-"""Smaller reads and writes go through the cache."""
+"""Size below which reads and writes go through the cache."""
 
 _BUFFER_BYTES = 2**22 + 2 * PAGE
 _buffers = threading.local()
 
 
 def read_direct(file: Path, start: int, target: memoryview) -> bool:
-    """Fill `target` with a file's bytes from `start` on; false where it can't be done so, and nothing is known of `target`.
+    """Fill `target` with a file's bytes from `start` on; False if that is not possible, with `target`
+    undefined.
 
     Raises:
         OSError: The system refuses to read the file at all.
@@ -45,13 +47,13 @@ def read_direct(file: Path, start: int, target: memoryview) -> bool:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return False  # where pages are larger than here
+        return False  # if pages are larger than here
     finally:
         os.close(descriptor)
 
 
 def buffer_address(part: object) -> int:
-    """Where a buffer lies in memory; 0 for an empty one."""
+    """Return the memory address of a buffer; 0 for an empty one."""
     array = np.frombuffer(part, np.uint8)  # type: ignore[call-overload]
     return array.ctypes.data if array.size else 0
 
@@ -69,13 +71,13 @@ def _through_buffer(descriptor: int, start: int, target: memoryview) -> bool:
 
 
 def _fill(descriptor: int, start: int, window: memoryview, needed: int | None = None) -> bool:
-    """Read into whole pages until `needed` bytes are there; false at the end of the file before that."""
+    """Read into whole pages until `needed` bytes are read; False if the file ends before."""
     needed = len(window) if needed is None else needed
     done = 0
     while done < needed:
         count = os.preadv(descriptor, [window[done:]], start + done)
         done += count
-        # A count that is no whole page is the end of the file: there is nothing to go on from.
+        # A count that is not a whole page is the end of the file: there is nothing to continue from.
         if count == 0 or (done < needed and count % PAGE):
             return False
     return True

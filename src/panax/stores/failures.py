@@ -1,7 +1,8 @@
-"""What an error of the object-store library means: whether trying again can help, and what may be said of it in a log.
+"""Classification of the object-store library's errors: whether a retry can help, and which details may appear
+in a log.
 
-The library's messages hold addresses with signatures, and what the server said, which may repeat an access key. Of them
-only the status, the server's error code and the kind of broken connection are ever shown.
+The library's messages contain addresses with signatures, and the server's text, which may repeat an access
+key. Only the status, the server's error code and the kind of broken connection are ever shown.
 """
 
 import dataclasses
@@ -12,26 +13,27 @@ from obstore import exceptions
 
 
 class TruncatedReadError(Exception):
-    """A body is not what the store holds: it ended before its length, or a bit of it flipped."""
+    """Error for a body that differs from the stored object: it ended early, or a bit flipped."""
 
 
 class WriteMismatchError(Exception):
-    """What the store holds is not what was written."""
+    """Error for an object in the store that differs from the bytes that were written."""
 
 
 class ReadPastEndError(Exception):
-    """The object ends before the bytes that were asked for."""
+    """Error for an object that ends before the requested bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreFailure:
-    """An error, understood.
+    """A classified error.
 
     Attributes:
-        kind: "again" where a new try may succeed, "unsure" where two more soon after will tell, "final" where none helps.
+        kind: "again" if a new try may succeed, "unsure" if two more soon after will decide, "final" if none
+            helps.
         reason: What went wrong, without anything secret.
-        advice: What to do if it stays.
-        missing: Whether it is that the object was not found.
+        advice: What to do if it persists.
+        missing: True if the object was not found.
     """
 
     kind: Literal["again", "unsure", "final"]
@@ -49,12 +51,12 @@ _CREDENTIAL_CODES = (
 )  # fmt: skip
 _PERMISSION_CODES = ("AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch")
 
-_SERVER = "see that the endpoint is up and not overloaded, then run the same again"
-_NETWORK = "see that the endpoint can be reached and is the right one, then run the same again"
+_SERVER = "check that the endpoint is up and not overloaded, then run the same again"
+_NETWORK = "check that the endpoint can be reached and is the right one, then run the same again"
 CREDENTIALS = "check the credentials in the environment (docs/stores.md lists the variables)"
 _PERMISSION = "give these credentials the right to list, read, write and delete objects there"
 
-# What the library prints of a connection's end, in the order of how much it says.
+# Patterns in the library's text about a broken connection, the most specific first.
 _CONNECTIONS = (
     (r"TimedOut|kind: Timeout|timed out", "the request took too long", _NETWORK),
     (r"dns error|failed to lookup", "the endpoint's name can't be resolved", _NETWORK),
@@ -68,7 +70,7 @@ _METADATA = re.compile("performing token request|/latest/(api/token|meta-data)|/
 
 
 def classify_failure(error: Exception) -> StoreFailure | None:
-    """What an error means; None for one that is no store's."""
+    """Classify an error; None if it is not a store's."""
     text = str(error)
     if isinstance(error, ReadPastEndError):
         return StoreFailure(
@@ -98,7 +100,7 @@ def classify_failure(error: Exception) -> StoreFailure | None:
         return StoreFailure(kind="final", reason=f"permission denied ({shown or 'status 403'})", advice=_PERMISSION)
     if isinstance(error, FileNotFoundError) or status == 404:
         reason = f"not found ({shown})" if shown else "not found"
-        return StoreFailure(kind="unsure", reason=reason, advice="see that the address is right", missing=True)
+        return StoreFailure(kind="unsure", reason=reason, advice="check the address", missing=True)
     if status in RETRYABLE_STATUSES or code in _AGAIN_CODES:
         return StoreFailure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
     if status is not None:
@@ -108,7 +110,7 @@ def classify_failure(error: Exception) -> StoreFailure | None:
 
 
 def is_past_end(error: Exception) -> bool:
-    """Whether an error says that an object has no such bytes."""
+    """Return True if the error means that an object has no such bytes."""
     return _status(str(error)) == 416 or "Wanted range starting at" in str(error)
 
 

@@ -1,8 +1,8 @@
 """A folder of this machine or of a shared file system as a store.
 
-An object is written under another name, flushed to the disk, and renamed: it is there whole or not at all. Large ones
-whose memory is page-aligned pass by the page cache: 2.2 GB/s on the disk where buffered writes with their flush made 1.4,
-and training keeps its cache.
+An object is written under another name, flushed to the disk, and renamed: it exists whole or not at all.
+Large ones in page-aligned memory bypass the page cache: 2.2 GB/s on the disk where buffered writes with their
+flush made 1.4, and the cache stays available for training.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ TEMPORARY = ".tmp"
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}" + re.escape(TEMPORARY))
 _WRITE_BYTES = 2**24
 _READ_BYTES = 2**30
-"""At most, at once: macOS refuses reads of 2 GiB."""
+"""Maximum size of one read: macOS refuses reads of 2 GiB."""
 
 
 class LocalStore:
-    """Objects are files below `url`, which is made when the first one is written."""
+    """A store of files below `url`, a folder that is created when the first one is written."""
 
     writers = 2
     readers = 2
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url)
-        # As the current folder is now: it may change while the store is in use.
+        # Relative to the current folder now: it may change while the store is in use.
         self._root = files.absolute_path(url)
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
@@ -48,7 +48,7 @@ class LocalStore:
                     partial.rename(target)
                     break
                 except FileNotFoundError:
-                    # The folder went with its last object, which another removed just now.
+                    # The folder went with its last object, which another writer removed just now.
                     if not again:
                         raise
                 except BaseException:
@@ -58,7 +58,7 @@ class LocalStore:
             _flush_folder(target.parent)
         except OSError as error:
             raise StoreError(
-                f"{target} can't be written: {_reason(error)}; free space there, or see that it may be written"
+                f"{target} can't be written: {_reason(error)}; free space there, or check its permissions"
             ) from error
 
     def create(self, path: str, data: bytes) -> bool:
@@ -68,7 +68,7 @@ class LocalStore:
             _make_folder(target.parent)
             _write_file(partial, [data])
             try:
-                # A name for whole bytes, which fails where there is one: a rename would take its place.
+                # A hard link fails if the name exists: a rename would replace it.
                 os.link(partial, target)
             except FileExistsError:
                 return False
@@ -146,7 +146,7 @@ class LocalStore:
             file = self._path(path)
             try:
                 if (link := files.find_link(self._root, file)) is not None:
-                    file = link  # the link goes, and what it leads to stays
+                    file = link  # the link is removed, and its target stays
                 if files.remove(self._root, file):
                     folders.add(file.parent)
             except OSError as error:
@@ -154,7 +154,7 @@ class LocalStore:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 _flush_folder(folder)
-        # A folder is only where objects are: an empty one goes with its last object.
+        # A folder exists only for its objects: an empty one is removed with its last object.
         for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
             while folder != self._root and folder.is_relative_to(self._root):
                 try:
@@ -164,7 +164,7 @@ class LocalStore:
                 folder = folder.parent
 
     def sweep(self, folders: Iterable[str] = ("",)) -> None:
-        """Remove what writers that were killed have left in these folders: temporary names, and folders without a file.
+        """Remove leftovers of killed writers from these folders: temporary names, and folders without a file.
 
         No writer may be at work. Links are passed over.
         """
@@ -185,10 +185,10 @@ class LocalStore:
         return bool(path) and files.find_link(self._root, self._path(path)) is not None
 
     def _own(self, path: str) -> Path:
-        """Where an object is to be written.
+        """Return the path at which an object is to be written.
 
         Raises:
-            StoreError: A link is in the way: what lies behind it is not this store's.
+            StoreError: A link is in the way: anything behind it is not this store's.
         """
         target = self._path(path)
         link = files.find_link(self._root, target.parent)
@@ -215,7 +215,7 @@ def _write_file(path: Path, parts: Sequence[Buffer]) -> None:
 
 
 def _write_direct(path: Path, parts: Sequence[Buffer]) -> bool:
-    """Write past the page cache; false where the file system has no such way (tmpfs, some network ones)."""
+    """Write past the page cache; False if the file system does not support it (tmpfs, some network ones)."""
     if not hasattr(os, "O_DIRECT"):
         return False
     try:
@@ -225,7 +225,7 @@ def _write_direct(path: Path, parts: Sequence[Buffer]) -> bool:
     try:
         _write_parts(descriptor, parts)
     except OSError as error:
-        # Where pages are larger than here: the file is written again, through the cache.
+        # If pages are larger than here, the file is written again, through the cache.
         if error.errno != errno.EINVAL:
             raise
         return False
@@ -252,7 +252,7 @@ def _write_all(descriptor: int, part: Buffer) -> None:
 
 
 def _pages(parts: Sequence[Buffer]) -> bool:
-    """Whether every part is made of whole pages of memory, as writing past the page cache asks for."""
+    """Return True if every part is whole pages of memory, as required for writes past the page cache."""
     return all(len(part) % PAGE == 0 and buffer_address(part) % PAGE == 0 for part in parts)
 
 
@@ -282,11 +282,11 @@ def _reason(error: OSError) -> str:
 def _unreadable(file: Path, error: OSError) -> StoreError:
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return ObjectNotFoundError(f"{file} does not exist")
-    return StoreError(f"{file} can't be read: {_reason(error)}; see that it may be read")
+    return StoreError(f"{file} can't be read: {_reason(error)}; check its permissions")
 
 
 def _unremovable(file: Path, error: OSError) -> StoreError:
-    return StoreError(f"{file} can't be removed: {_reason(error)}; see that it may be written")
+    return StoreError(f"{file} can't be removed: {_reason(error)}; check its permissions")
 
 
 def _is_partial(name: str) -> bool:

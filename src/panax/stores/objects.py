@@ -1,8 +1,10 @@
-"""Object stores (S3, Google Cloud Storage, Azure) through obstore: one layer of retries, every write verified.
+"""Object stores (S3, Google Cloud Storage, Azure) through obstore: one layer of retries, every write
+verified.
 
-Neither obstore nor HTTP notices a bit that flips under way. A write is compared with the checksum that the server answers, or
-read back where that is none, before it counts as done. So is an object of up to 16 MiB that is read whole, where its checksum
-is known. Other reads are for the reader to check against checksums of its own, and to read again.
+Neither obstore nor HTTP detects a bit that flips in transit. A write is compared with the checksum that the
+server returns, or read back if there is none, before it counts as done. An object of up to 16 MiB
+that is read whole is compared with its checksum as well, if that is known. Other reads are for the reader to
+check against checksums of the contents, and to repeat.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from .verification import ReadCheck, entity_tag, verify_written
 T = TypeVar("T")
 
 ONE_PUT_BYTES = 2**28
-"""The largest object that is sent in one request; a larger one goes in parts."""
+"""The largest object that is sent in one request; a larger one is sent in parts."""
 
 PART_BYTES = 2**26
 _PARTS_AT_A_TIME = 4
@@ -39,7 +41,8 @@ _MOST_LISTED = 10_000_000
 
 
 class ObjectStore:
-    """Objects below a prefix of a bucket. Of each `memory://name`, which is for tests, a process has one."""
+    """A store of objects below a prefix of a bucket. `memory://name` is for tests; a process has one store
+    for each name."""
 
     writers = 8
     readers = 8
@@ -51,7 +54,7 @@ class ObjectStore:
         self._policy = policy or RetryPolicy()
         if address.scheme == "memory":
             self._policy = dataclasses.replace(self._policy, missing_attempts=1, stagger_seconds=0.0)
-        # Google and Azure answer 404 to the deletion of what is not there, S3 does not.
+        # Google and Azure return 404 for the deletion of a missing object, S3 does not.
         self._missing_is_deleted = address.scheme != "s3"
         self._clients = Clients(address)
         self._clients.check(self.url, self._policy.request_seconds)
@@ -61,12 +64,14 @@ class ObjectStore:
 
     @classmethod
     def open(cls, url: str, policy: RetryPolicy | None = None) -> "ObjectStore":
-        """The store at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or `memory://name/prefix`.
+        """Open the store at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or
+        `memory://name/prefix`.
 
         No request is made yet. Credentials, region and endpoint come from the environment alone.
 
         Raises:
-            StoreError: The address is no such one, or the environment lacks what the store can't be named without.
+            StoreError: The address has none of these forms, or the environment lacks something without which
+                the store can't be named.
         """
         return cls(url, policy)
 
@@ -86,7 +91,7 @@ class ObjectStore:
                 chunk_size=PART_BYTES,
                 max_concurrency=_PARTS_AT_A_TIME,
             )
-            # A tag that is no MD5, as where the server encrypts with a key, says nothing: the object does.
+            # A tag that is not an MD5, as with encryption by a key, shows nothing: read the object back.
             if (answer["e_tag"] or "").strip('"') != expected:
                 try:
                     verify_written(obstore.get(self._clients.get(seconds), key).stream(_CHUNK_BYTES), parts)
@@ -120,7 +125,7 @@ class ObjectStore:
 
         if self._retried(put, "created", path, len(data)):
             return True
-        # There is one: maybe this very write, whose answer was lost before it was tried again.
+        # There is one: maybe from this very write, if its response was lost before the retry.
         return self.read(path) == data
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -137,13 +142,14 @@ class ObjectStore:
     def list(self, prefix: str = "") -> Sequence[Entry]:
         found = [*self._listed(prefix)]
         if any(not entry.size for entry in found):
-            # The empty object by which some tools mark a folder is none.
+            # The empty objects by which some tools mark a folder don't count.
             folders = {str(parent) for entry in found for parent in PurePosixPath(entry.path).parents}
             found = [entry for entry in found if entry.size or entry.path not in folders]
         return sorted(found)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        # Not by a list with delimiter: the library would ask for its pages until they end, and they may never.
+        # Not by a list with delimiter: the library would request its pages until they end, and they may
+        # never.
         start = len(prefix) + 1 if prefix else 0
         names = {
             folder
@@ -154,7 +160,7 @@ class ObjectStore:
         return sorted(names)
 
     def _listed(self, prefix: str) -> Iterator[Entry]:
-        """What the pages of a list say, in their order.
+        """Yield the entries of a list's pages, in their order.
 
         Raises:
             StoreError: It can't be listed, or its pages don't end.
@@ -190,7 +196,7 @@ class ObjectStore:
     def _refuse_list(self, prefix: str, reason: str) -> NoReturn:
         raise StoreError(
             f"{self.url}{'/' * bool(prefix)}{prefix} can't be listed: {reason} (at most {_MOST_LISTED:,} objects within "
-            f"{self._policy.list_seconds:.0f} s are); see that the endpoint is an object store and the prefix is right"
+            f"{self._policy.list_seconds:.0f} s are); check that the endpoint is an object store and the prefix is right"
         )
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -212,7 +218,7 @@ class ObjectStore:
                     obstore.delete(client, [key])
 
     def _read_to_end(self, path: str, start: int) -> bytes:
-        """The first request tells the size, and holds all of a small object."""
+        """Read an object from `start` to its end; the first response has its size, and all of a small one."""
         key, check = self._key(path), ReadCheck()
         _length(path, start, start)
 
@@ -240,7 +246,7 @@ class ObjectStore:
         return bytes(found)
 
     def _fill(self, path: str, start: int, target: memoryview) -> None:
-        """Fill `target`; a body that breaks off is continued where it ended, if the object is still the same."""
+        """Fill `target`; a body that breaks off is continued at its end, if the object is still the same."""
         key, stop, filled, tag = self._key(path), start + len(target), 0, None
 
         def request(seconds: float) -> None:
@@ -277,7 +283,7 @@ class ObjectStore:
             self._retried(request, "read", path, len(target))
 
     def _discard(self, key: str) -> bool:
-        """Whether an object could be removed, at the first try."""
+        """Remove an object; True if it could be removed at the first try."""
         try:
             obstore.delete(self._clients.get(self._policy.request_seconds), [key])
         except (BaseError, FileNotFoundError):
@@ -296,7 +302,8 @@ class ObjectStore:
 
 
 class _Burst:
-    """Writes that begin together wait for one random moment, so that stores of many hosts don't begin in the same one."""
+    """A delay before a burst of writes until one random moment, so that the stores of many hosts don't start
+    at the same time."""
 
     gap_seconds = 10.0
 

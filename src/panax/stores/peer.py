@@ -1,8 +1,8 @@
-"""A store of another process, over the network: a server that hands out a folder, and the store that speaks to it.
+"""A store of another process, over the network: a server for a folder, and a store that connects to it.
 
-HTTP, each request signed with a token that only the processes of one job know and that is never sent; one that was overheard
-can't be sent again. It is for the memory of hosts, in their own fast network: requests are not encrypted, and are tried again
-once. What is written is checked by the server's checksum of what it received.
+HTTP, each request signed with a token that only the processes of one job know and that is never sent; one
+that was overheard can't be sent again. It is for the memory of hosts, in their own fast network: requests are
+not encrypted, and are retried once. Writes are checked by the server's checksum of the received bytes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _SECONDS = 60.0
 
 
 class PeerServer:
-    """Serves a folder to those who know the token, from background threads, until it is closed.
+    """Server of a folder for clients with the token, in background threads, until it is closed.
 
     Attributes:
         address: `host:port`.
@@ -49,7 +49,7 @@ class PeerServer:
         """
         Args:
             host: The address to bind: loopback, or the job's own.
-            most_bytes: The largest object that is taken.
+            most_bytes: The largest object that is accepted.
         """
 
         class Handler(_Handler):
@@ -67,9 +67,10 @@ class PeerServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Connections on which nobody has given the token yet are few and short: who only opens them can't fill the host.
+    """HTTP server with few and short unauthenticated connections, so that clients that only open them can't
+    exhaust the host.
 
-    A new one takes the place of the oldest where there are too many, so that the job's own still come through.
+    If there are too many, a new one replaces the oldest, so that the job's own still succeed.
     """
 
     daemon_threads = True
@@ -92,14 +93,14 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Twice a second."""
+        """Close connections that have waited too long; called twice a second."""
         late = time.monotonic() - self.waiting_seconds
         with self._lock:
             for request in [one for one, since in self._waiting.items() if since < late]:
                 self._hang_up(request)
 
     def is_new(self, nonce: str) -> bool:
-        """Whether no request had this nonce: one that was overheard can't be sent again."""
+        """Return True if no request had this nonce: one that was overheard can't be sent again."""
         with self._lock:
             if nonce in self._nonces:
                 return False
@@ -109,7 +110,7 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def trust(self, request: Any) -> None:
-        """The token was given on this connection."""
+        """Mark a connection as authenticated by the token."""
         with self._lock:
             self._waiting.pop(request, None)
 
@@ -123,7 +124,7 @@ class _Server(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that hung up has its own error to show."""
+        """Ignore errors of a connection: a peer that hung up has its own error to show."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._delete)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged."""
+        """Discard a log message: requests are not logged."""
 
     def _answer(self, action: object) -> None:
         assert isinstance(self.server, _Server)
@@ -185,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not count:
                 raise StoreError(f"the body ended after {done} of {size} bytes")
             done += count
-        # Whole before anything is written: a sender that dies leaves nothing.
+        # Received whole before anything is written: a sender that dies leaves nothing.
         self.served.write(unquote(self.path[1:]), [body])
         self._send(200, xxhash.xxh3_64_hexdigest(body).encode())
 
@@ -201,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class PeerStore:
-    """What a `PeerServer` serves, as a store."""
+    """A store with the objects of a `PeerServer`."""
 
     writers = 2
     readers = 4
@@ -285,26 +286,26 @@ class PeerStore:
 
 
 def sign_request(token: str, method: str, target: str, size: int) -> str:
-    """The header of one request that its sender knows the token; good for one time.
+    """Return the header that proves that the sender of one request has the token; valid once.
 
     Args:
         target: The request's path, as it is sent.
-        size: Bytes of its body.
+        size: Size of its body, in bytes.
     """
     nonce = secrets.token_hex(16)
     return f"{_SCHEME} {nonce} {_proof(token, method, target, str(size), nonce)}"
 
 
 def _proof(token: str, method: str, target: str, size: str, nonce: str) -> str:
-    """What shows that a request is from one who knows the token, which itself is never sent."""
+    """Return the proof that a request's sender has the token, which itself is never sent."""
     return hmac.new(token.encode(), "\n".join((method, target, size, nonce)).encode(), hashlib.sha256).hexdigest()
 
 
 class UnionStore:
-    """Objects that lie in several stores, read from where they are.
+    """Objects in several stores, each read from a store that has it.
 
-    The same bytes asked for again are read from the next store that has them: whoever finds a checksum broken need only ask
-    again.
+    Repeated reads of the same bytes go to the next store that has them: a reader that finds a wrong checksum
+    need only read again.
     """
 
     writers = 1

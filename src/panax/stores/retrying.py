@@ -1,4 +1,4 @@
-"""How a request to an object store is tried again: full jitter, a deadline for each request, one for all of them together."""
+"""Retries of requests to an object store: full jitter, a deadline for each request, and one for all."""
 
 import dataclasses
 import logging
@@ -17,30 +17,32 @@ T = TypeVar("T")
 _LEAST_SECONDS = 0.05
 
 SILENT_SECONDS = 5.0
-"""After so long each further failure is a warning in the log: nobody should take a store that is away for a hang."""
+"""Time after which each further failure is a warning in the log, so that an unreachable store is not taken
+for a hang."""
 
 _LOG = logging.getLogger("panax.stores")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetryPolicy(Validated):
-    """What a store does about faults that pass: statuses 408, 429, 500, 502, 503 and 504, broken connections, time-outs, bodies
-    that were cut short, and writes that did not arrive as they were sent. Everything else is an error at once.
+    """Handling of transient faults: statuses 408, 429, 500, 502, 503 and 504, broken connections, time-outs,
+    truncated bodies, and writes that did not arrive as they were sent. Everything else is an error at once.
 
     Attributes:
-        attempts: The most tries of one operation.
-        base_seconds: The most that the first wait may take; each further one may take twice as much.
-        cap_seconds: The most that any wait may take. Each wait is uniform between 0 and its most (full jitter), so that
-            clients which failed together do not come back together.
-        request_seconds: How long one request may take.
-        deadline_seconds: How long an operation may take with all its tries.
-        list_seconds: How long a list may take with all its pages, each of which is an operation.
-        slowest_bytes_per_second: Bodies give a request as much more time as they take at this rate, and the operation
-            in proportion.
-        missing_attempts: How often an object that is to be read is looked for: one that was just listed may be missing once.
-        missing_seconds: The most that each wait between these takes.
-        stagger_seconds: The most that the first write of a burst waits, uniformly from 0, so that a thousand hosts that
-            reach a checkpoint in the same second do not all upload in it.
+        attempts: Maximum number of tries of one operation.
+        base_seconds: Maximum of the first wait; that of each further one is twice as long.
+        cap_seconds: Maximum of any wait. Each wait is uniform between 0 and its maximum (full jitter), so
+            that clients that failed together do not come back together.
+        request_seconds: Deadline of one request.
+        deadline_seconds: Deadline of an operation with all its tries.
+        list_seconds: Deadline of a list with all its pages, each of which is an operation.
+        slowest_bytes_per_second: Bodies extend the deadline of a request by the time that they take at this
+            rate, and that of the operation in proportion.
+        missing_attempts: Number of tries to read an object that is not found: one that was just listed may be
+            missing once.
+        missing_seconds: Maximum of each wait between these.
+        stagger_seconds: Maximum wait of the first write of a burst, uniform from 0, so that a thousand hosts
+            that reach a checkpoint in the same second do not all upload in it.
     """
 
     attempts: int = 12
@@ -66,15 +68,15 @@ class RetryPolicy(Validated):
                 raise ValueError(f"{name}={getattr(self, name)}; expected more than 0")
 
     def max_seconds(self, failures: int) -> float:
-        """The most that the wait after this many failures may take.
+        """Return the maximum wait after this many failures, in seconds.
 
-        >>> [RetryPolicy().most_seconds(n) for n in (1, 2, 3, 20)]
+        >>> [RetryPolicy().max_seconds(n) for n in (1, 2, 3, 20)]
         [0.25, 0.5, 1.0, 30.0]
         """
         return min(self.cap_seconds, self.base_seconds * 2.0 ** min(failures - 1, 60))
 
     def request_deadline(self, num_bytes: int = 0) -> float:
-        """How long a request with a body of this size may take.
+        """Return the deadline of a request with a body of this size, in seconds.
 
         >>> RetryPolicy().request_deadline(2**26)
         76.0
@@ -82,7 +84,7 @@ class RetryPolicy(Validated):
         return self.request_seconds + num_bytes / self.slowest_bytes_per_second
 
     def deadline(self, num_bytes: int = 0) -> float:
-        """How long an operation on this many bytes may take.
+        """Return the deadline of an operation on this many bytes, in seconds.
 
         >>> RetryPolicy().deadline(2**26)
         380.0
@@ -100,17 +102,18 @@ def retry(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """What `action` gives, tried until it does.
+    """Call `action` until it succeeds, and return its result.
 
     Args:
-        action: Takes the seconds that its request may use.
-        verb: What is being done, as in "can't be read".
-        name: The object, as errors name it.
-        num_bytes: The size of the body, which the deadlines grow with.
+        action: Called with the seconds that its request may take.
+        verb: The operation, as in "can't be read".
+        name: The object's name in errors.
+        num_bytes: The size of the body, with which the deadlines grow.
 
     Raises:
-        MissingError: There is no such object.
-        StoreError: It did not succeed; the message has no text of the server's, so that no secret gets into a log.
+        ObjectNotFoundError: There is no such object.
+        StoreError: It did not succeed; the message has none of the server's text, so that no secret gets into
+            a log.
     """
     begun = clock()
     end = begun + policy.deadline(num_bytes)
@@ -128,7 +131,8 @@ def retry(
         wait = random.uniform(0.0, policy.missing_seconds if failure.kind == "unsure" else policy.max_seconds(tries))
         late = not spent and clock() + wait >= end
         if spent or late:
-            # Raised outside of `except`: the library's error, with the server's text, must not be the context of this one.
+            # Raised outside of `except`: the library's error, with the server's text, must not be the context
+            # of this one.
             took = f"{tries} {'try' if tries == 1 else 'tries'} in {clock() - begun:.1f} s"
             if late:
                 took += f", where {policy.deadline(num_bytes):.0f} s is the deadline"

@@ -1,4 +1,5 @@
-"""What a store is: named runs of bytes, each of which appears whole or not at all, on a disk or in an object store."""
+"""The protocol of a store: named byte strings, each of which appears whole or not at all, on a disk or in an
+object store."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -7,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from ..core.errors import StoreError
 
 Buffer = bytes | bytearray | memoryview
-"""Contiguous bytes: of a memoryview, format "B" and one dimension."""
+"""Contiguous bytes; a memoryview has format "B" and one dimension."""
 
 
 class Entry(NamedTuple):
@@ -23,8 +24,8 @@ class Store(Protocol):
 
     Attributes:
         url: Its root, as errors name it.
-        writers: How many writes at a time serve it best.
-        readers: How many reads at a time serve it best.
+        writers: Best number of simultaneous writes.
+        readers: Best number of simultaneous reads.
     """
 
     url: str
@@ -32,9 +33,9 @@ class Store(Protocol):
     readers: int
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Put an object of these bytes, one part after another, in place of any of that name.
+        """Write an object of these bytes, one part after another, replacing any of that name.
 
-        When it returns the object is durable and what the store holds was found to be what was given.
+        When it returns the object is durable, and the stored bytes were verified to be those given.
 
         Raises:
             StoreError: It could not be written, after as many retries as the store makes.
@@ -42,10 +43,10 @@ class Store(Protocol):
         ...
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of an object from `start` up to `stop`, or to its end.
+        """Read the bytes of an object from `start` up to `stop`, or to its end.
 
         Raises:
-            MissingError: There is no such object.
+            ObjectNotFoundError: There is no such object.
             StoreError: It can't be read, or ends before `stop`.
         """
         ...
@@ -55,24 +56,25 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        """Every object below the folder `prefix`, at any depth, by path; nothing where there is no such folder."""
+        """List every object below the folder `prefix`, at any depth, by path; empty without such a folder."""
         ...
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """The names of the folders directly in `prefix`, by name."""
+        """List the names of the folders directly in `prefix`, by name."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; a missing one is not an error."""
         ...
 
 
 @runtime_checkable
 class LinkableStore(Store, Protocol):
-    """A store in which a name may be a link to what is not the store's."""
+    """A store in which a name may be a link to something outside of the store."""
 
     def is_link(self, path: str) -> bool:
-        """Whether an object or folder is reached by a link inside of the store. Reading follows it; `delete` removes the link."""
+        """Return True if an object or folder is reached by a link inside of the store. Reads follow it;
+        `delete` removes the link."""
         ...
 
 
@@ -81,9 +83,10 @@ class ExclusiveStore(Store, Protocol):
     """A store in which one of several writers of the same object wins."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put an object where there is none of that name; whether this writer has.
+        """Create an object if there is none of that name; return True if this writer did.
 
-        Who writes bytes that nobody else would write is told right also when an answer was lost and the request repeated.
+        For bytes that no other writer would write, the result is right even if a response was lost and the
+        request repeated.
 
         Raises:
             StoreError: It could not be written, or the store has no such writes.
@@ -92,15 +95,15 @@ class ExclusiveStore(Store, Protocol):
 
 
 class ObjectNotFoundError(StoreError):
-    """There is no object of that name."""
+    """Error for an object that does not exist."""
 
 
 REMOTE = ("s3://", "gs://", "az://", "memory://")
-"""What the address of an object store begins with; anything else is a path of this machine."""
+"""Prefixes of the addresses of object stores; anything else is a path of this machine."""
 
 
 def is_remote(url: str) -> bool:
-    """Whether an address is one of an object store.
+    """Return True for the address of an object store.
 
     >>> is_remote("s3://bucket/run"), is_remote("runs/quickstart")
     (True, False)
@@ -109,7 +112,8 @@ def is_remote(url: str) -> bool:
 
 
 def open_store(url: str | Path) -> ExclusiveStore:
-    """The store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
+    """Open the store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`,
+    `az://container/prefix`.
 
     Credentials and endpoints of object stores come from the environment alone.
 
@@ -123,7 +127,7 @@ def open_store(url: str | Path) -> ExclusiveStore:
         return ObjectStore.open(text)
     if "://" in text:
         raise StoreError(
-            f"{redact_address(text)} is of no known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
+            f"{redact_address(text)} is not a known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
             f"credentials in the environment"
         )
     from .local import LocalStore
@@ -132,7 +136,7 @@ def open_store(url: str | Path) -> ExclusiveStore:
 
 
 def redact_address(text: str) -> str:
-    """An address as messages may show it: without what can hold a secret, a user and password or what follows `?` or `#`.
+    """Remove parts of an address that can hold a secret: user and password, and anything after `?` or `#`.
 
     >>> redact_address("https://user:SECRET@host/data?token=SECRET"), redact_address("s3a://bucket/a")
     ('https://...@host/data?...', 's3a://bucket/a')
@@ -141,13 +145,13 @@ def redact_address(text: str) -> str:
     if not mark:
         return text
     end = min((at for at in map(rest.find, "?#") if at >= 0), default=len(rest))
-    # A password may itself hold an @ or a slash: all before the last @ goes.
+    # A password may itself hold an @ or a slash: everything before the last @ is removed.
     _, at, place = rest[:end].rpartition("@")
     return f"{scheme}://{'...@' if at else ''}{place}{rest[end] + '...' if end < len(rest) else ''}"
 
 
 def join_url(url: str, *parts: str) -> str:
-    """An address below another.
+    """Return an address below another.
 
     >>> join_url("s3://bucket/run/", "checkpoints"), join_url("runs/a", "checkpoints")
     ('s3://bucket/run/checkpoints', 'runs/a/checkpoints')
@@ -156,7 +160,7 @@ def join_url(url: str, *parts: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """A path as it is, if it stays inside the store: relative, normalised, without `..`.
+    """Return a path unchanged, if it stays inside the store: relative, normalised, without `..`.
 
     Raises:
         StoreError: It does not.

@@ -1,4 +1,4 @@
-"""Whether a store holds what it was sent: the tag that it answers, or else the object read back."""
+"""Verification that a store holds the bytes it was sent: by its tag, or by reading the object back."""
 
 import hashlib
 import re
@@ -10,10 +10,11 @@ from .store import Buffer
 
 
 def entity_tag(parts: Sequence[Buffer], part_bytes: int | None = None) -> str:
-    """The tag that S3 gives an object which it does not encrypt with a key: its MD5, or that of the MD5s of its parts.
+    """Compute the tag that S3 gives an object which it does not encrypt with a key: its MD5, or that of the
+    MD5s of its parts.
 
     Args:
-        part_bytes: The size of the parts of an upload in parts; None for one request.
+        part_bytes: The size of the parts of a multipart upload; None for one request.
 
     >>> entity_tag([b"hel", b"lo"])
     '5d41402abc4b2a76b9719d911017c592'
@@ -25,10 +26,10 @@ def entity_tag(parts: Sequence[Buffer], part_bytes: int | None = None) -> str:
 
 
 def verify_written(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
-    """Compare what a store holds with what was sent.
+    """Compare the stored bytes with those that were sent.
 
     Raises:
-        NotAsSentError: They differ.
+        WriteMismatchError: They differ.
     """
     found, size, expected_size = hashlib.md5(usedforsecurity=False), 0, sum(len(part) for part in parts)
     for chunk in chunks:
@@ -37,21 +38,22 @@ def verify_written(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
     if size != expected_size:
         raise WriteMismatchError(f"the store holds {size} bytes where {expected_size} were sent")
     if found.digest() != _md5(parts).digest():
-        raise WriteMismatchError("what the store holds is not what was sent")
+        raise WriteMismatchError("the store holds other bytes than were sent")
 
 
 class ReadCheck:
-    """Compares what is read with a tag that may be its MD5. The same bytes twice show that the tag is another thing."""
+    """Comparison of read bytes with a tag that may be their MD5. The same bytes twice show that the tag is
+    something else."""
 
     def __init__(self) -> None:
         self._unlike: set[str] = set()
 
     def __call__(self, body: bytes, tag: str | None) -> None:
-        """Raises CutShortError where the bytes have another MD5 than the tag names, the first time."""
+        """Raise TruncatedReadError if the bytes have another MD5 than the tag, the first time."""
         found, expected = entity_tag([body]), (tag or "").strip('"')
         if re.fullmatch("[0-9a-f]{32}", expected) and found != expected and found not in self._unlike:
             self._unlike.add(found)
-            raise TruncatedReadError("the answer is not what its checksum says")
+            raise TruncatedReadError("the answer does not match its checksum")
 
 
 def _md5(parts: Iterable[Buffer]) -> Any:
@@ -62,7 +64,7 @@ def _md5(parts: Iterable[Buffer]) -> Any:
 
 
 def _cut(parts: Sequence[Buffer], size: int) -> Iterator[list[memoryview]]:
-    """The bytes of `parts` in runs of `size`, each as views of the parts that it lies in."""
+    """Yield the bytes of `parts` in runs of `size`, each as views of the parts that it spans."""
     run, room = [], size
     for part in parts:
         view = memoryview(part)

@@ -1,1 +1,1 @@
-"""The operating system: locks, folders that Panax owns, caches, the processor."""
+"""Services of the operating system: locks, folders that Panax owns, caches, the processor."""

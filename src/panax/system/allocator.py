@@ -1,11 +1,13 @@
-"""The C allocator for programs that run on the CPU. Imports nothing heavy: it must act before jax starts its threads.
+"""Configuration of the C allocator for programs on the CPU. Imports nothing heavy: it must act before jax
+starts its threads.
 
-XLA on CPU allocates a program's temporaries anew in each call, a gigabyte at a time. glibc gives such blocks back to the kernel
-when they are freed, and each call pays for the kernel's zeroing every page of them again: a sixth of a training step. If they
-stay on the heap they are not zeroed, but the heap grows to several of them, since what is allocated in between lies in the way:
-ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing takes 2 to 3 % of such a step, and no memory stays. So
-temporaries that are large are mapped in such pages if the system has them for programs that ask (`madvise`), and glibc can
-(from 2.35 on). Small ones stay on the heap: zeroing 200 MiB took 9 % of a small model's step.
+XLA on CPU allocates a program's temporaries in each call, a gigabyte at a time. glibc returns such blocks to
+the kernel when they are freed, and each call pays for the kernel zeroing all of their pages again: a sixth of
+a training step. If they stay on the heap they are not zeroed, but the heap grows to several times their size,
+since other allocations fragment it: ViT-B/16 then took 1.7 times the memory. In pages of 2 MiB the zeroing
+takes 2 to 3 % of such a step, and no memory is retained. Large temporaries are therefore mapped in such pages
+if the system provides them on request (`madvise`), and glibc can request them (from 2.35 on). Small ones stay
+on the heap: zeroing 200 MiB took 9 % of a small model's step.
 """
 
 import contextlib
@@ -19,13 +21,14 @@ from pathlib import Path
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 
 NEVER = -1
-"""Is trimmed to; a number of bytes could not go beyond 2 GiB, and larger programs would be zeroed again at each call."""
+"""Trim threshold that disables trimming; a number of bytes could not exceed 2 GiB, and larger programs would
+be zeroed again at each call."""
 
 LARGE_BYTES = 256 << 20
-"""Of a program's temporaries, from which on they are mapped."""
+"""Size of a program's temporaries from which on they are mapped."""
 
 MAPPED_BYTES, MAPPED_BLOCKS = 32 << 20, 1 << 16
-"""The size from which on blocks are mapped then, the most that glibc takes, and how many there may be."""
+"""Size from which on blocks are then mapped, the maximum that glibc accepts, and their maximum number."""
 
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
 
@@ -36,12 +39,13 @@ HUGE_PAGES_TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def keep_freed_memory() -> bool:
-    """Have the C allocator keep what is freed, for the rest of this process, on a machine without an accelerator.
+    """Make the C allocator retain freed memory for the rest of this process, on a machine without an
+    accelerator.
 
     Has no effect once jax has started its threads.
 
     Returns:
-        Whether the allocator took it; other C libraries than glibc don't.
+        True if the allocator accepted it; C libraries other than glibc don't.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(glob.glob(pattern) for pattern in ACCELERATORS):
@@ -56,13 +60,14 @@ _keeps = False
 
 
 def prepare_allocator(temporaries: int) -> bool:
-    """Give back what compiling a program has freed; from then on map large blocks, if its temporaries are large and pages can be.
+    """Return the memory freed by the compilation of a program to the system; then map large blocks if its
+    temporaries are large and huge pages are available.
 
     Args:
-        temporaries: Bytes that each call of the program takes besides its operands and results.
+        temporaries: Bytes that each call of the program takes in addition to its operands and results.
 
     Returns:
-        Whether large blocks are mapped from now on.
+        True if large blocks are mapped from now on.
     """
     release_freed_memory()
     in_huge_pages = huge_page_mode() == "always" or HUGE_PAGES_TUNABLE in os.environ.get(TUNABLES, "")
@@ -73,7 +78,8 @@ def prepare_allocator(temporaries: int) -> bool:
 
 
 def huge_page_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a process must be started with, so that glibc asks for huge pages; nothing where that is not needed, or of no use."""
+    """Return the environment variables with which a process must be started so that glibc requests huge
+    pages; empty if that is unnecessary or has no effect."""
     if sys.platform != "linux" or huge_page_mode() != "madvise" or any(glob.glob(pattern) for pattern in ACCELERATORS):
         return {}
     if not _can_ask() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
@@ -82,27 +88,30 @@ def huge_page_environment(environment: Mapping[str, str] = os.environ) -> dict[s
 
 
 def restart_with_huge_pages() -> None:
-    """Start this program again, as the same process, so that glibc asks for huge pages; only if that is needed, and helps.
+    """Start this program again, as the same process, so that glibc requests huge pages; only if that is
+    necessary and has an effect.
 
-    For programs, as the first thing they do.
+    For programs, as their first action.
     """
     wanted = huge_page_environment()
     if not wanted or not sys.executable or sys.gettrace() is not None:
         return
     with contextlib.suppress(OSError):
-        # Where the system refuses, it goes on as it is.
+        # If the system refuses, the program continues as it is.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})
 
 
 def release_freed_memory() -> None:
-    """Give what is freed back to the system, if the allocator can: after a compilation that is hundreds of megabytes."""
+    """Return freed memory to the system, if the allocator can: after a compilation it is hundreds of
+    megabytes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def huge_page_mode() -> str:
-    """Who gets transparent huge pages: "always", "madvise" or "never"; "never" where the system does not say."""
+    """Return which programs get transparent huge pages: "always", "madvise" or "never"; "never" if the system
+    does not report it."""
     try:
         text = HUGE_PAGES.read_text()
     except OSError:
@@ -111,7 +120,7 @@ def huge_page_mode() -> str:
 
 
 def _can_ask() -> bool:
-    """Whether this glibc can."""
+    """Return True if this glibc can request huge pages."""
     try:
         name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         return name == "glibc" and tuple(map(int, number.split("."))) >= (2, 35)

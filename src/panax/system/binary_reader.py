@@ -1,8 +1,9 @@
-"""Reads the headers of other programs' binary files: never beyond what is there, and never more than a file can hold.
+"""Readers for the headers of other programs' binary files: never beyond the data, and never more than a file
+can hold.
 
-`struct.unpack_from` takes negative places from the end, `np.frombuffer` and slices give less than was asked for, and a count of
-2**62 fills memory before anything is missed. Here each claim (a place, a size, a count) is compared with the bytes that are
-there, and what is wrong is a `BinaryError`.
+`struct.unpack_from` takes negative offsets from the end, `np.frombuffer` and slices return less than was
+requested, and a count of 2**62 fills memory before an error is raised. Here each claim (an offset, a size, a
+count) is compared with the available bytes, and a wrong one raises a `BinaryError`.
 """
 
 import struct
@@ -12,11 +13,12 @@ MAX_VARINT_BITS = 64
 
 
 class BinaryError(ValueError):
-    """Bytes that are not what a format says; the message says what is wrong, and not where they lie."""
+    """Bytes that violate a format; the message describes the error, but not the file."""
 
 
 class TruncatedError(BinaryError):
-    """The bytes end before what they announce; who read only a part of a file may read more of it, and try again."""
+    """The bytes end before the announced data; a caller that has read only a part of a file may read more of
+    it and try again."""
 
 
 class ByteBuffer(Protocol):
@@ -28,15 +30,15 @@ class ByteBuffer(Protocol):
 
 
 def read_number(data: ByteBuffer, at: int, kind: str) -> int:
-    """The number at a place.
+    """Read the number at an offset.
 
     Args:
-        at: In bytes from the beginning.
-        kind: As `struct` writes it, of one integer: "<I", ">q".
+        at: Offset in bytes from the beginning.
+        kind: Format of one integer, as in `struct`: "<I", ">q".
 
     Raises:
-        BinaryError: The place is before the beginning.
-        CutShort: The number reaches beyond the end.
+        BinaryError: The offset is before the beginning.
+        TruncatedError: The number reaches beyond the end.
 
     >>> read_number(bytes([1, 0, 0, 0, 255, 255, 255, 255]), 4, "<i")
     -1
@@ -46,11 +48,11 @@ def read_number(data: ByteBuffer, at: int, kind: str) -> int:
 
 
 def read_bytes(data: ByteBuffer, at: int, count: int) -> bytes:
-    """So many bytes from a place on.
+    """Return `count` bytes from an offset on.
 
     Raises:
-        BinaryError: The place is before the beginning, or the count is negative.
-        CutShort: They reach beyond the end.
+        BinaryError: The offset is before the beginning, or the count is negative.
+        TruncatedError: The bytes reach beyond the end.
     """
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} bytes at byte {at:,}")
@@ -60,11 +62,11 @@ def read_bytes(data: ByteBuffer, at: int, count: int) -> bytes:
 
 
 def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> None:
-    """See that items which take at least `item_bytes` each can be there, before memory is taken for them.
+    """Check that items of at least `item_bytes` each fit the data, before memory is allocated for them.
 
     Raises:
         BinaryError: The count is negative.
-        CutShort: They would reach beyond the end.
+        TruncatedError: They would reach beyond the end.
     """
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} items at byte {at:,}")
@@ -73,20 +75,20 @@ def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> N
 
 
 class BinaryReader:
-    """Reads one value after another.
+    """Sequential reader of values.
 
     Attributes:
-        at: Where the next one begins, in bytes.
+        at: Offset of the next value, in bytes.
     """
 
     def __init__(self, data: ByteBuffer, at: int = 0) -> None:
         self.data, self.at = data, at
 
     def byte(self) -> int:
-        """The next byte.
+        """Read the next byte.
 
         Raises:
-            CutShort: There is none.
+            TruncatedError: The data has ended.
         """
         if self.at >= len(self.data):
             raise TruncatedError(f"a byte at byte {self.at:,} of {len(self.data):,}")
@@ -94,23 +96,23 @@ class BinaryReader:
         return self.data[self.at - 1 : self.at][0]
 
     def number(self, kind: str) -> int:
-        """The next number; see `read_number`."""
+        """Read the next number; see `read_number`."""
         number = read_number(self.data, self.at, kind)
         self.at += struct.calcsize(kind)
         return number
 
     def take(self, count: int) -> bytes:
-        """The next so many bytes; see `read_bytes`."""
+        """Read the next `count` bytes; see `read_bytes`."""
         found = read_bytes(self.data, self.at, count)
         self.at += count
         return found
 
     def varint(self) -> int:
-        """The next number of seven bits a byte, the lowest first.
+        """Read the next number of seven bits per byte, the lowest first.
 
         Raises:
             BinaryError: It has more than 64 bits.
-            CutShort: It has no end.
+            TruncatedError: It does not end.
 
         >>> BinaryReader(bytes([0x96, 0x01])).varint()
         150
@@ -124,7 +126,7 @@ class BinaryReader:
         raise BinaryError(f"a number of more than {MAX_VARINT_BITS} bits")
 
     def zigzag(self) -> int:
-        """The next `varint` with its sign in the lowest bit.
+        """Read the next `varint` with its sign in the lowest bit.
 
         >>> BinaryReader(bytes([3])).zigzag()
         -2

@@ -1,4 +1,4 @@
-"""Where Panax keeps finished work."""
+"""Paths of Panax's caches."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from .secure_dir import make_private_folder
 
 
 def cache_directory(given: str | None = None) -> Path:
-    """Where to keep finished work: `given`, else $PANAX_CACHE, else `panax` in this user's caches.
+    """Return the folder for cached results: `given`, else $PANAX_CACHE, else `panax` in this user's caches.
 
     >>> cache_directory("/tmp/here").as_posix()
     '/tmp/here'
@@ -22,17 +22,19 @@ def cache_directory(given: str | None = None) -> Path:
 
 
 def user_caches() -> Path:
-    """The folder of all caches of this user: $XDG_CACHE_HOME, else ~/.cache; a temporary one of a user without a home.
+    """Return the folder of all caches of this user: $XDG_CACHE_HOME, else ~/.cache; a temporary one for a
+    user without a home.
 
-    In a container that runs as a number without a name, `~` stays `~`, which would be a folder of that name wherever one is.
+    In a container that runs under a user id without a name, `~` stays `~`, which would be a folder of that
+    name in the current folder.
 
     Raises:
-        PermissionError: The temporary one is somebody else's.
+        PermissionError: The temporary folder belongs to another user.
     """
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named)
     home = expand_user("~")
     if home.is_absolute():
         return home / ".cache"
-    # Others may write to where it lies.
+    # Others may write to its parent folder.
     return make_private_folder(Path(tempfile.gettempdir()) / f"caches-of-{os.getuid()}")

@@ -1,8 +1,9 @@
-"""Processes that this one starts: they can't hold it up, and what they have started ends with them.
+"""Child processes that can't block this one, and that end together with everything they have started.
 
-A pipe says little about the process at its other end: a process that it has forked holds the pipe open after it died, and one
-that hangs never closes it. So every wait here has a deadline and asks the process itself. A child leads a process group, which is
-killed as a whole; a second pipe, that nobody writes to, ends the group when this process dies in any way.
+A pipe reveals little about the process at its other end: a process that it has forked holds the pipe open
+after its death, and one that hangs never closes it. Every wait here therefore has a deadline and queries the
+process itself. A child leads a process group, which is killed as a whole; a second pipe, to which nothing is
+written, ends the group when this process dies in any way.
 """
 
 import contextlib
@@ -16,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LIFELINE = "PANAX_CHILD_LIFELINE"
-"""The environment variable by which a child is told the descriptor that ends with its parent."""
+"""Environment variable with the descriptor of the pipe that closes when the parent ends."""
 
 MAX_OUTPUT_BYTES = 1 << 26
-"""Of each output of a command, what is kept."""
+"""Maximum number of bytes that are returned of each output of a command."""
 
 _LOOK_SECONDS = 0.2
 _BLOCK = 1 << 20
@@ -29,16 +30,17 @@ class PipedProcess:
     """A process with a pipe to its standard input and one from its standard output.
 
     Attributes:
-        pid: Its number, which is its process group's.
+        pid: Id of the process and of its process group.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-        """
+        """Start the process.
+
         Args:
-            environment: All of it.
+            environment: All environment variables of the process.
 
         Raises:
-            OSError: It can't be started.
+            OSError: The process can't be started.
         """
         # Only this process holds the end that is written to: it closes when this process ends, however it does.
         lifeline, self._held = os.pipe()
@@ -66,26 +68,26 @@ class PipedProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended; its number stays taken until `end`."""
+        """Return True if the process has ended; its id stays reserved until `end`."""
         if self._process.returncode is not None:
             return True
         if not hasattr(os, "waitid"):  # macOS
             return self._process.poll() is not None
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # other code has waited for it
             return True
 
     def write(self, parts: Iterable[Any], seconds: float) -> None:
-        """Give it bytes.
+        """Write bytes to the process.
 
         Args:
             parts: Objects with a buffer.
-            seconds: How long it may take none.
+            seconds: Maximum time for which it may accept no bytes.
 
         Raises:
             EOFError: It has ended, or closed its input.
-            TimeoutError: It takes none.
+            TimeoutError: It accepts no bytes.
         """
         for part in parts:
             left = memoryview(part).cast("B")
@@ -99,14 +101,14 @@ class PipedProcess:
                     raise EOFError("it has closed its input") from None
 
     def read_line(self, most_bytes: int, seconds: float) -> bytes:
-        """A line, with its newline.
+        """Read a line, with its newline.
 
         Args:
-            seconds: How long it may say nothing.
+            seconds: Maximum time for which it may write nothing.
 
         Raises:
             EOFError: It has ended, or closed its output.
-            TimeoutError: It says nothing.
+            TimeoutError: It writes nothing.
             ValueError: The line is longer than `most_bytes`.
         """
         seen = 0
@@ -120,11 +122,11 @@ class PipedProcess:
         return line
 
     def read_exactly(self, size: int, seconds: float) -> bytearray:
-        """As many bytes.
+        """Read exactly `size` bytes.
 
         Raises:
             EOFError: It has ended, or closed its output.
-            TimeoutError: It says nothing.
+            TimeoutError: It writes nothing.
         """
         while len(self._read) < size:
             self._more(seconds)
@@ -133,7 +135,8 @@ class PipedProcess:
         return found
 
     def end(self, seconds: float) -> int:
-        """Close its pipes, let it end by itself for so long, then kill its group; the exit code, negative for a signal."""
+        """Close its pipes, let it end by itself within the time, then kill its group; return the exit code,
+        negative for a signal."""
         self.close()
         last = time.monotonic() + seconds
         while not self.has_ended and time.monotonic() < last:
@@ -142,17 +145,17 @@ class PipedProcess:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
-        return self._process.wait(timeout=60)  # the kernel takes no longer to end what SIGKILL was sent to
+        return self._process.wait(timeout=60)  # the kernel takes no longer to end a process after SIGKILL
 
     def close(self) -> None:
-        """Close its pipes: one that listens ends by itself."""
+        """Close its pipes: a process that reads them ends by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
 
     def kill(self) -> None:
-        """Kill it and all that it has started and that has not left its group."""
+        """Kill it and all processes that it has started and that have not left its group."""
         if self._process.returncode is None:  # until then no other group can have its number
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -170,11 +173,12 @@ class PipedProcess:
         poll.register(descriptor, event)
         waited, before = 0.0, time.monotonic()
         while not poll.poll(min(_LOOK_SECONDS, seconds) * 1000):
-            # A process that it forked may hold the pipe: the process is asked. What it said last is read before.
+            # A process that it forked may hold the pipe, so the process itself is queried. Its last output is
+            # read before.
             if self.has_ended and not poll.poll(0):
                 raise EOFError("it has ended")
             now = time.monotonic()
-            # Where this process itself was stopped, the other was not silent for as long.
+            # While this process itself was stopped, the silence of the other does not count.
             waited += min(now - before, 2 * _LOOK_SECONDS)
             before = now
             if waited >= seconds:
@@ -182,12 +186,12 @@ class PipedProcess:
 
 
 class CompletedCommand(NamedTuple):
-    """A command that has ended.
+    """Result of a command that has ended.
 
     Attributes:
         code: Its exit code, negative for a signal.
-        output: What it wrote to standard output, the first `MAX_OUTPUT_BYTES`.
-        errors: To standard error.
+        output: The first `MAX_OUTPUT_BYTES` of its standard output.
+        errors: Those of its standard error.
     """
 
     code: int
@@ -198,18 +202,20 @@ class CompletedCommand(NamedTuple):
 def run_command(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, given: str = ""
 ) -> CompletedCommand:
-    """Run a command to its end, in a process group of its own that ends with it or with its time.
+    """Run a command to its end, in a separate process group that is killed when the command ends or its time
+    is up.
 
-    `subprocess.run` with a time-out waits without one for the pipes, which a process that the command has forked holds open.
+    `subprocess.run` with a time-out waits without one for the pipes, which a process that the command has
+    forked holds open.
 
     Args:
-        seconds: How long it may take.
-        environment: All of it; None for this process's.
-        given: To its standard input.
+        seconds: Maximum time.
+        environment: All environment variables; None for those of this process.
+        given: Text for its standard input.
 
     Raises:
         OSError: It can't be run.
-        TimeoutError: It took longer; it and what it started were killed.
+        TimeoutError: It took longer; it and the processes that it started were killed.
     """
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         source.write(given.encode())
@@ -233,7 +239,7 @@ def run_command(
 
 
 def end_with_parent() -> None:
-    """In a child: have the kernel end its process group when the parent ends, even while this process hangs.
+    """Make the kernel kill this child's process group when the parent ends, even while the process hangs.
 
     Only Linux does: elsewhere a child ends when it next reads its input.
     """

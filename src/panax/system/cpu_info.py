@@ -1,4 +1,4 @@
-"""What this machine computes with."""
+"""Information on this machine's processor."""
 
 import platform
 from collections.abc import Iterator
@@ -8,16 +8,17 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_processor() -> str:
-    """The machine's processors: their name and what they can do. A cache may be shared by unlike machines."""
+    """Return the name and the features of the machine's processors; different machines may share a cache."""
     fields = _fields()
-    # Arm's have no name there, but their maker's number and the part's.
+    # Arm's have no name there, but the numbers of the implementer and of the part.
     parts = (fields.get("CPU implementer", ""), fields.get("CPU part", ""))
     name = fields.get("model name") or " ".join(filter(None, parts)) or platform.processor() or "unknown"
     return f"{name}; {_listed(fields)}"
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the processor's instruction sets by the names that Linux lists; empty if the system does not list them."""
+    """Return the features of the processor, by the names that Linux lists; empty if the system does not list
+    them."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return frozenset({"asimd"})  # All of Apple's have it.
     return frozenset(_listed(_fields()).split())
@@ -28,7 +29,7 @@ def _listed(fields: dict[str, str]) -> str:
 
 
 def _fields() -> dict[str, str]:
-    """Read the entry of the first processor."""
+    """Return the fields of the first processor in /proc/cpuinfo."""
     return {
         name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(list(_lines())))
     }

@@ -1,7 +1,9 @@
-"""Deleting, listing and writing files where somebody may have put a link: a link is a thing of its own, not what it leads to.
+"""Deleting, listing and writing files in folders that may contain symbolic links; a link is an object in its
+own right, distinct from its target.
 
-People link a checkpoint of another run into a new one, or leave links where they have moved folders. What lies behind a link is
-not this program's: a link is removed as a link, walks pass it over, and nothing is written through it.
+People link a checkpoint of another run into a new one, or leave links where they have moved folders. The
+target of a link does not belong to this program: a link is removed as a link, walks skip it, and nothing is
+written through it.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ _BLOCK = 1 << 16
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
-    """A path that stays the same when the current folder changes; links in it are kept.
+    """Return a path that stays the same when the current folder changes; links in it are not resolved.
 
     >>> absolute_path("runs/../a").name
     'a'
@@ -24,7 +26,8 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:
-    """A path with a user's home folder for the `~` or `~user` that it begins with; as a shell has it, `~nobody` stays a name.
+    """Expand a leading `~` or `~user` to the home folder; as in a shell, `~nobody` remains if there is no
+    such user.
 
     >>> expand_user("~such-a-user-is-not-here/a").parts[0]
     '~such-a-user-is-not-here'
@@ -33,7 +36,8 @@ def expand_user(path: str | os.PathLike[str]) -> Path:
 
 
 def find_link(root: Path, path: Path) -> Path | None:
-    """The first link on the way from a folder to a path in it; None where there is none. The folder itself may be one."""
+    """Return the first link on the way from a folder to a path in it, or None. The folder itself may be a
+    link."""
     at = root
     for part in path.relative_to(root).parts:
         at = at / part
@@ -43,10 +47,13 @@ def find_link(root: Path, path: Path) -> Path | None:
 
 
 def remove(root: Path, path: Path) -> bool:
-    """Remove a file; on the way to it, a link is removed instead, and what it leads to stays. Whether something was there.
+    """Remove a file; if a link is on the way to it, that link is removed instead, and its target stays.
 
     Args:
-        root: What may be a link, and is followed.
+        root: Folder that may itself be a link, and is followed.
+
+    Returns:
+        True if something was removed.
 
     Raises:
         OSError: It can't be removed, or is a folder.
@@ -59,16 +66,17 @@ def remove(root: Path, path: Path) -> bool:
 
 
 def walk(folder: Path, *, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """The folders below one, deepest first, with the names of their files; links are neither followed nor named."""
+    """Yield the folders below a folder, deepest first, with the names of their files; links are neither
+    followed nor listed."""
     for at, _, names in os.walk(folder, topdown=False, onerror=onerror, followlinks=False):
         yield Path(at), [name for name in names if not os.path.islink(os.path.join(at, name))]
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it; a link is removed as one. What is gone already is no error.
+    """Remove a folder with all of its contents; a link is removed as a link. Missing files are not an error.
 
     Raises:
-        OSError: Something can't be removed; what could be, was.
+        OSError: Something can't be removed; everything else was.
     """
     if folder.is_symlink():
         with contextlib.suppress(FileNotFoundError):
@@ -101,13 +109,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def discard_folder(folder: Path) -> None:
-    """Remove a folder as far as the system lets it: what can't be removed is swept by whoever comes next."""
+    """Remove a folder as far as the system permits: the rest is left for a later cleanup."""
     with contextlib.suppress(OSError):
         remove_folder(folder)
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether there is a file of its own at a path: not a link, pipe, device or folder."""
+    """Return True if a path is a regular file: not a link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -115,10 +123,10 @@ def is_regular_file(path: Path) -> bool:
 
 
 def replace_link(path: Path) -> str:
-    """Where a file is to be written and a link stands: remove the link, so that its target is not written.
+    """Remove a link at a path where a file is to be written, so that its target is not overwritten.
 
     Returns:
-        What it led to; empty where there was none.
+        The target of the link; empty if there was none.
 
     Raises:
         OSError: The link can't be removed.
@@ -131,10 +139,10 @@ def replace_link(path: Path) -> str:
 
 
 def trim_partial_line(file: IO[bytes]) -> None:
-    """Cut what a power failure has left of a last line, so that the next one is whole; a file that does not end in a newline.
+    """Truncate an incomplete last line, as a power failure leaves it, so that the next one is whole.
 
     Args:
-        file: Open for reading and writing; where it stands afterwards is its end.
+        file: Open for reading and writing; afterwards its position is its end.
     """
     size = file.seek(0, os.SEEK_END)
     end = size
@@ -152,7 +160,7 @@ def trim_partial_line(file: IO[bytes]) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Add lines to a file, made where it is missing; half a line at its end is cut first.
+    """Append lines to a file, which is created if missing; an incomplete line at its end is removed first.
 
     Raises:
         OSError: It can't be written, or is a link.
@@ -164,7 +172,8 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def apply_umask(path: Path) -> None:
-    """Give a file that a library has made the mode that `open` would have: by the umask, and not for its owner alone.
+    """Set the mode of a file made by a library to the one that `open` would give it, by the umask, instead of
+    owner-only.
 
     Raises:
         OSError: It can't be changed.

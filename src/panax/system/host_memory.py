@@ -1,4 +1,5 @@
-"""The host's memory: how much of it this process may use, and how much is free now; a container's and a job's limits count."""
+"""The host's memory: the bytes that this process may use, and those that are free now, within the limits of
+its container and job."""
 
 import os
 import resource
@@ -11,14 +12,16 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
 _FILES = {
-    # Version 2, then version 1: the limit, what is used, and what of that the kernel gives back when it is asked for.
+    # Version 2, then version 1: the limit, the usage, and the part of the usage that the kernel reclaims on
+    # demand.
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 
 def host_bytes() -> int:
-    """Return the bytes of host memory that this process may use: the least that the host, its cgroups and `ulimit -v` allow."""
+    """Return the bytes of host memory that this process may use: the least of the host's, its cgroups'
+    limits, and `ulimit -v`."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
@@ -28,7 +31,8 @@ def host_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Return the bytes that this process may allocate now: the least that the host, its cgroups and `ulimit -v` leave."""
+    """Return the bytes that this process may allocate now: the least of the free memory of the host, of its
+    cgroups, and of `ulimit -v`."""
     found = [_available()]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
@@ -42,7 +46,8 @@ def _available() -> int:
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """(bytes allowed, bytes used) of each cgroup of this process, from its own one up, that has a limit."""
+    """Yield (bytes allowed, bytes used) for each cgroup with a limit, from this process's cgroup up to the
+    root."""
     for kind, path in _own_cgroups():
         most, used, given_back = _FILES[kind]
         root = CGROUPS / kind
@@ -58,7 +63,8 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def _own_cgroups() -> Iterator[tuple[str, str]]:
-    """("" or "memory", a path below that kind's root); the root itself where the process does not know."""
+    """Yield ("" or "memory", the path below the root of that hierarchy) for each cgroup of this process;
+    nothing if the system has no cgroups."""
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # another system

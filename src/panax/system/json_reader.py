@@ -1,8 +1,9 @@
-"""Reads JSON of other programs, processes and runs: bounded in size, depth and numbers, with one error for all that is wrong.
+"""Readers of JSON from other programs, processes and runs: bounded in size, depth and numbers, with one
+exception for all errors.
 
-`json.loads` answers hostile text with five kinds of exceptions, or with values that break later: a `RecursionError` for deep
-nesting, integers of thousands of digits, floats that become infinite, strings that can't be written again. Here each of them is
-a `JsonError`, which is a `ValueError`.
+`json.loads` responds to hostile text with five kinds of exceptions, or with values that break later: a
+`RecursionError` for deep nesting, integers of thousands of digits, floats that become infinite, strings that
+can't be written again. Here each of them is a `JsonError`, which is a `ValueError`.
 """
 
 import json
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_BYTES = 64 << 20
-"""The longest text that is read where a caller names no other bound."""
+"""Maximum length of a text, unless the caller passes another bound."""
 
 MAX_DEPTH = 64
-"""Lists and objects within each other: far more than any format that Panax reads, far less than Python's stack."""
+"""Maximum nesting of lists and objects: far more than any format that Panax reads, far less than Python's
+stack."""
 
 MAX_DIGITS = 40
-"""Digits of an integer: 128 bits. Tokenizers write 10**30 where they mean no limit."""
+"""Maximum number of digits of an integer: 128 bits. Tokenizers write 10**30 for "no limit"."""
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -28,20 +30,21 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """Text that is not JSON of the expected form, or passes a bound; the message says which, and not where the text lies."""
+    """Text that is not JSON of the expected form, or exceeds a bound; the message names the error, but not
+    the source of the text."""
 
 
 def parse(text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Args:
         text: The text; bytes are UTF-8.
-        most_bytes: The longest text that is accepted; characters, for a string.
-        constants: Whether NaN, Infinity and -Infinity are accepted, which Python writes and JSON does not know.
+        most_bytes: Maximum length of the text; characters, for a string.
+        constants: True to accept NaN, Infinity and -Infinity, which Python writes but JSON does not define.
 
     Raises:
-        JsonError: It is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string that no other program
-            could take.
+        JsonError: It is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string
+            that no other program could read.
     """
     if len(text) > most_bytes:
         raise JsonError(f"it is {len(text):,} bytes long; at most {most_bytes:,} are read")
@@ -65,14 +68,14 @@ def parse(text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = F
 
 
 def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
-    """The object or list of a JSON text.
+    """Parse a JSON text that is an object or a list.
 
     Args:
         kind: `dict` or `list`.
-        text, most_bytes, constants: As `parse` takes them.
+        text, most_bytes, constants: As for `parse`.
 
     Raises:
-        JsonError: As `parse` raises it, or the value is of another kind.
+        JsonError: As for `parse`, or the value is of another type.
     """
     value = parse(text, most_bytes=most_bytes, constants=constants)
     if not isinstance(value, kind):
@@ -81,27 +84,27 @@ def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MAX_BYTES, c
 
 
 def read(path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
-    """The value of a JSON file.
+    """Read the value of a JSON file.
 
     Raises:
-        JsonError: As `parse` raises it, or the path is not a regular file (a pipe would be waited for).
+        JsonError: As for `parse`, or the path is not a regular file (reading a pipe would block).
         OSError: The file can't be read.
     """
     return parse(read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
 
 
 def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
-    """The object or list of a JSON file.
+    """Read a JSON file that holds an object or a list.
 
     Raises:
-        JsonError: As `parse_as` raises it, or the path is not a regular file.
+        JsonError: As for `parse_as`, or the path is not a regular file.
         OSError: The file can't be read.
     """
     return parse_as(kind, read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
-    """A regular file's bytes, if they are few enough.
+    """Read the bytes of a regular file of at most `most_bytes`.
 
     Raises:
         JsonError: It is longer than `most_bytes`, or not a regular file.

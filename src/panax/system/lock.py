@@ -1,4 +1,4 @@
-"""A file that one process holds at a time."""
+"""A file locked by one process at a time."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import psutil
 from . import json_reader
 
 SAME_SECONDS = 1.0
-"""Two processes of one number did not begin within so short a time."""
+"""Tolerance of start times: two processes with one id did not start within a time this short."""
 
 
 def open_locked(path: str | Path) -> IO[bytes]:
-    """Open a file, made where it is missing, and lock it until it is closed. What it holds is left as it is.
+    """Open a file, created if missing, and lock it until it is closed. Its content is not changed.
 
     Raises:
         BlockingIOError: Another process has locked it.
@@ -34,15 +34,16 @@ def open_locked(path: str | Path) -> IO[bytes]:
 
 
 def describe_owner() -> str:
-    """This process for a file that it holds: its number, when it began, and its host."""
+    """Return a description of this process for a file that it locks: its id, its start time, and its host."""
     return json.dumps({"pid": os.getpid(), "began": psutil.Process().create_time(), "host": socket.gethostname()})
 
 
 def signal_owner(path: str | Path, number: int) -> str:
-    """Signal the process that holds a lock file; return the reason if that is not possible, else an empty text.
+    """Signal the process that holds a lock file; return the reason if that is not possible, else an empty
+    text.
 
-    The file may be old: a process that took the number later is another one, and gets nothing. Nor does any process by a file of
-    somebody else's.
+    The file may be stale: a later process with the same id is a different one and is not signaled. A file of
+    another user causes no signal at all.
     """
     try:
         if os.lstat(path).st_uid != os.geteuid():
@@ -50,7 +51,7 @@ def signal_owner(path: str | Path, number: int) -> str:
         said = json_reader.read(Path(path))
         pid, began, host = int(said["pid"]), float(said["began"]), str(said["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "the run does not say which process it is"
+        return "the run does not give its process"
     if host != socket.gethostname():
         return f"it runs on {host}; stop it there"
     try:

@@ -1,4 +1,5 @@
-"""`Outlet`: text for a person, a pipe or a browser, written by a thread, so that one who does not read holds up no work."""
+"""`Outlet`: text for a terminal, a pipe or a browser, written by a thread, so that a reader who does not read
+does not block any work."""
 
 import contextlib
 import errno
@@ -9,18 +10,20 @@ from collections import deque
 from typing import IO
 
 MAX_PENDING_BYTES = 1 << 20
-"""Bytes that may wait to be read; further lines are left out, and counted, until there is room."""
+"""Maximum bytes that wait to be written; further lines are dropped, and counted, until there is space."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Outlet:
-    """What is written to a stream, in its order. One that has gone takes nothing, a full disk loses some: neither is an error."""
+    """Ordered output to a stream. If the reader is gone, output is discarded; a full disk loses some: neither
+    raises an error."""
 
     def __init__(self, stream: IO[str], most_waiting: int = MAX_PENDING_BYTES):
-        """
+        """Start the thread that writes.
+
         Args:
-            stream: One without a descriptor (of a test, a notebook) is written to at once.
+            stream: If it has no descriptor (in a test, a notebook), it is written to immediately.
         """
         self._stream, self._most = stream, most_waiting
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -34,11 +37,11 @@ class Outlet:
         except (AttributeError, OSError, ValueError):
             self._descriptor = None
         if self._descriptor is not None:
-            # A daemon: who does not read must not keep the process.
+            # A daemon thread: a reader who does not read must not prevent the process from ending.
             threading.Thread(target=self._run, name="panax-outlet", daemon=True).start()
 
     def write(self, text: str | bytes) -> None:
-        """Write text, or what it is in the stream's encoding, soon; never waits, never raises."""
+        """Write text, or bytes in the stream's encoding, soon; never blocks, never raises."""
         if self._descriptor is None:
             try:
                 self._stream.write(text if isinstance(text, str) else text.decode(self._encoding, "backslashreplace"))
@@ -64,7 +67,8 @@ class Outlet:
         return b"... %s lines are left out, which nobody read in time\n" % f"{count:,}".encode() if count else b""
 
     def drain(self, seconds: float = 0.1) -> None:
-        """Wait briefly until pending text is written, so that later output follows it; don't while the stream is blocked."""
+        """Wait briefly until pending text is written, so that later output follows it; returns at once while
+        the stream is blocked."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while (self._texts or self._busy) and self._descriptor is not None and not self.gone and not self._held:
@@ -72,7 +76,7 @@ class Outlet:
                     self._held = True
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait until all is written, but not for long."""
+        """Wait until everything is written, up to a time limit."""
         deadline = time.monotonic() + seconds
         with self._changed:
             if not self.gone:
@@ -84,7 +88,7 @@ class Outlet:
                     return
 
     def _run(self) -> None:
-        # What the stream itself has in its buffer comes first.
+        # The content of the stream's buffer comes first.
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
         while True:
@@ -105,7 +109,8 @@ class Outlet:
         assert self._descriptor is not None
         while data and not self.gone:
             try:
-                # Past the stream's own buffer: a thread that waits in there would hold its lock when the process ends.
+                # Past the stream's buffer: a thread that waits in there would hold its lock when the process
+                # ends.
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
                 time.sleep(0.05)

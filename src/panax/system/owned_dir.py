@@ -1,4 +1,5 @@
-"""Folders that Panax removes, or removes files from: only those that it made, which hold its mark."""
+"""Folders that Panax removes, or removes files from: only those that it made, which contain its marker
+file."""
 
 import os
 from pathlib import Path
@@ -6,20 +7,20 @@ from pathlib import Path
 from .files import discard_folder
 
 OWNER_MARKER = ".made-by-panax"
-"""An empty file."""
+"""Name of the marker, an empty file."""
 
 
 def make_owned_dir(folder: Path) -> Path:
-    """Make a folder with Panax's mark in it, or see that it has one.
+    """Make a folder with Panax's marker in it, or check that it has one.
 
     Raises:
-        FileExistsError: It holds something, and no mark: it is somebody else's.
+        FileExistsError: It is not empty and has no marker: it is not Panax's.
         OSError: It can't be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / OWNER_MARKER
     if not mark.is_file():
-        # Looked at again: another process may have made it meanwhile, whose mark comes first.
+        # Checked again: another process may have made it meanwhile, and writes the marker first.
         if any(folder.iterdir()) and not mark.is_file():
             raise FileExistsError(f"{folder} was not made by Panax, and holds files: nothing there may be removed")
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
@@ -27,6 +28,7 @@ def make_owned_dir(folder: Path) -> Path:
 
 
 def remove_owned_dir(folder: Path) -> None:
-    """Remove a folder with all that is in it, if it has Panax's mark and is not a link; else leave it."""
+    """Remove a folder with all of its contents, if it has Panax's marker and is not a link; otherwise leave
+    it."""
     if (folder / OWNER_MARKER).is_file() and not folder.is_symlink():
         discard_folder(folder)

@@ -1,18 +1,19 @@
-"""What Panax takes of the operating system."""
+"""Requirements of Panax on the operating system."""
 
 import importlib.util
 
 from ..core.errors import PanaxError
 
 UNIX_MODULES = ("fcntl", "grp", "pwd")
-"""Python's modules for file locks and users. They are imported where they are used, so that `import panax` works without."""
+"""Python's modules for file locks and users. They are imported at first use, so that `import panax` works
+without them."""
 
 
 def check_platform() -> None:
-    """See that a run's files can be locked, and told from another user's.
+    """Check that a run's files can be locked, and distinguished from another user's.
 
     Raises:
-        PanaxError: This is no Unix: Windows outside of WSL, for example.
+        PanaxError: The system is not a Unix: Windows outside of WSL, for example.
     """
     missing = [name for name in UNIX_MODULES if importlib.util.find_spec(name) is None]
     if missing:

@@ -1,4 +1,5 @@
-"""Folders that nobody else can have put anything into: where a file is trusted, or removed, because of where it lies."""
+"""Folders that only this user can have written to, for files that are trusted, or removed, because of their
+location."""
 
 import functools
 import os
@@ -9,14 +10,14 @@ from pathlib import Path
 def make_private_folder(path: str | Path) -> Path:
     """Make a folder that only this user can write to, or check that it is one.
 
-    What it lies in is made too, where it is missing, and must be this user's or root's; a folder that all may write to
-    must be sticky, as `/tmp` and `/dev/shm` are, so that nobody can put another folder in this one's place.
+    Its parents are made too if they are missing, and must belong to this user or root; a parent that all may
+    write to must be sticky, as `/tmp` and `/dev/shm` are, so that no other user can replace this folder.
 
     Returns:
         The folder, without links in its path.
 
     Raises:
-        PermissionError: It is a link, it or a folder above it belongs to somebody else, or others may write to it.
+        PermissionError: It is a link, it or a parent belongs to another user, or others may write to it.
         OSError: It can't be made.
     """
     path = Path(path)
@@ -31,7 +32,7 @@ def make_private_folder(path: str | Path) -> Path:
 
 
 def is_own_file(path: str | Path) -> bool:
-    """Whether a path is a regular file, not a link, of this user, which nobody else may write to."""
+    """Return True if a path is a regular file of this user, not a link, which no other user may write to."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -40,7 +41,7 @@ def is_own_file(path: str | Path) -> bool:
 
 
 def is_own_folder(path: str | Path) -> bool:
-    """Whether a path is a folder, not a link, of this user, which nobody else may write to."""
+    """Return True if a path is a folder of this user, not a link, which no other user may write to."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -65,7 +66,8 @@ def _others_write(found: os.stat_result) -> bool:
 
 @functools.cache
 def _private_group() -> int | None:
-    """The group that holds this user alone, as many systems make one for each user; None where there is no such group."""
+    """Return the group with this user as its only member, as many systems make one for each user; None if
+    there is no such group."""
     import grp
     import pwd
 

@@ -1,10 +1,10 @@
-"""Signals by name: those that Python knows, and the real-time ones of batch systems and debuggers."""
+"""Names of signals: those that Python knows, and the real-time signals of batch systems and debuggers."""
 
 import signal
 
 
 def signal_name(number: int) -> str:
-    """What a signal is called.
+    """Return the name of a signal.
 
     >>> signal_name(9), signal_name(10_000)
     ('SIGKILL', 'signal 10000')

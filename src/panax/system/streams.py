@@ -1,4 +1,5 @@
-"""A command's standard streams: they are there, take every letter, and never hold up or end work that is not printing."""
+"""A command's standard streams: always open, for every character; they never block or end work that is not
+printing."""
 
 import contextlib
 import io
@@ -11,9 +12,11 @@ from .outlet import Outlet
 
 
 def repair_streams() -> None:
-    """Give a process its standard streams: those that are closed lead nowhere, and what an encoding lacks comes as its code.
+    """Open the standard streams of a process: closed ones lead nowhere, and characters that the encoding
+    lacks are escaped.
 
-    A file that is opened while a standard descriptor is closed would take its number, and what libraries print would go into it.
+    Otherwise a file that is opened while a standard descriptor is closed would take its number, and libraries
+    would print into that file.
     """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         stream = getattr(sys, name)
@@ -35,7 +38,8 @@ def repair_streams() -> None:
 
 @contextlib.contextmanager
 def tolerate_output_errors() -> Iterator[None]:
-    """Ignore output errors: a full disk, a closed pipe or a paused terminal neither fails nor blocks the command.
+    """Ignore output errors: a full disk, a closed pipe or a paused terminal neither fails nor blocks the
+    command.
 
     Output that can't be written is dropped; at the end pending output is flushed with a time limit.
     """
@@ -80,10 +84,10 @@ def _text(outlet: Outlet, stream: IO[str]) -> io.TextIOWrapper:
 
 
 class _Raw(io.RawIOBase):
-    """An outlet as a file of bytes.
+    """File of bytes that writes to an outlet.
 
     Attributes:
-        outlet: What takes them.
+        outlet: The outlet.
     """
 
     def __init__(self, outlet: Outlet, stream: IO[str]):

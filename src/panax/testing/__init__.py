@@ -1,4 +1,4 @@
-"""What a test of a task calls: the contracts that every built-in task passes, for anybody's."""
+"""Contracts that every built-in task passes, for the tests of any task."""
 
 from .layouts import TaskReport, check_task
 

@@ -1,4 +1,4 @@
-"""The contract of layouts: a task trains on every mesh that it supports as it does on one device."""
+"""The contract of layouts: on every mesh that it supports, a task trains as on one device."""
 
 import dataclasses
 import math
@@ -20,16 +20,17 @@ from ..train.compiled import mesh_requirements
 
 RATE, STEPS = 0.05, 3
 ROUNDINGS = 8.0
-"""How often a term is rounded on its way forward and back, at most, in units of one sum's error: see `_tolerance`."""
+"""Maximum number of roundings of a term on its way forward and back, in units of one sum's error: see
+`_tolerance`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """What `check_task` compared.
+    """Result of `check_task`.
 
     Attributes:
-        tolerance: Relative, of a tensor's norm and of a loss.
-        compared: The layouts that trained as one device did.
+        tolerance: Relative tolerance of a tensor's norm and of a loss.
+        compared: Layouts that trained as one device did.
         left_out: Layouts that don't fit the task or the batch, with the reason.
     """
 
@@ -58,19 +59,24 @@ def check_task(
 ) -> TaskReport:
     """Train a task on several layouts, and compare each with one device.
 
-    On each: the first parameters are bitwise those of one device, the first gradient and the losses and parameters of a few
-    steps are its own up to rounding, the second step compiles nothing; and no sum over devices is forgotten, where the task
-    names its axes. Needs several devices: `XLA_FLAGS=--xla_force_host_platform_device_count=8` simulates them on CPU.
+    On each, the initial parameters are bitwise those of one device, the first gradient and the losses and
+    parameters of a few steps are equal up to rounding, and the second step compiles nothing; no sum over
+    devices is missing, if the task names its axes. Needs several devices:
+    `XLA_FLAGS=--xla_force_host_platform_device_count=8` simulates them on CPU.
 
     Args:
-        batch: One global batch, as a source would give it. Its rows must divide over the layouts.
-        axes: The logical axes of each of its leaves; by default the task's own, and of others rows alone are split.
-        layouts: Mesh axis to size, each; by default every axis that the task supports with 2 devices, and most of them together.
+        batch: One global batch, in the form in which a source returns it. Its rows must divide over the
+            layouts.
+        axes: The logical axes of each of its leaves; by default the task's, and of other leaves only rows are
+            sharded.
+        layouts: Mesh axis to size, each; by default every axis that the task supports with 2 devices, and
+            most of them together.
         tolerance: By default the rounding of sums over the batch, in the dtype that the task computes in.
 
     Raises:
-        AssertionError: A layout trains otherwise, with the tensor and the distance; or no layout fits.
-        LayoutError: A sum over devices is forgotten.
+        AssertionError: A layout trains differently; the message has the tensor and the distance. Or no layout
+            fits.
+        LayoutError: A sum over devices is missing.
     """
     comparison = LayoutComparison(task, batch, axes=axes, rules=rules, tolerance=tolerance)
     devices = len(comparison.devices)
@@ -88,10 +94,10 @@ def check_task(
 
 
 class LayoutComparison:
-    """A task and a batch, whose training on one device is compared with that on several, a layout at a time.
+    """Comparison of the training of a task on one device with that on several, a layout at a time.
 
     Attributes:
-        tolerance: Relative, of a tensor's norm and of a loss.
+        tolerance: Relative tolerance of a tensor's norm and of a loss.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class LayoutComparison:
         tolerance: float | None = None,
         devices: Sequence[Any] | None = None,
     ) -> None:
-        """Arguments as `check_task`; `devices` are all of JAX's by default."""
+        """Prepare the comparison. Arguments as in `check_task`; `devices` are all of JAX's by default."""
         self._task, self._rules = task, rules
         self._batch = {name: np.asarray(leaf) for name, leaf in batch.items()}
         self._axes = task.leaf_axes(axes or batch_row_axes(self._batch))
@@ -113,21 +119,23 @@ class LayoutComparison:
         self._alone: dict[int, TrainedModel] = {}
 
     def train_on_one_device(self, micro_batches: int) -> "TrainedModel":
-        """What a few steps on one device do, with so many micro-batches."""
+        """Train for a few steps on one device, with this number of micro-batches."""
         if micro_batches not in self._alone:
             self._alone[micro_batches] = _trained(self._compiled({}, None, micro_batches), self._batch)
         return self._alone[micro_batches]
 
     def explain_unfit(self, sizes: Mapping[str, int]) -> str | None:
-        """Why a layout can't be, of what can be said without tracing; None where it can."""
+        """Return the reason, as far as it is known without tracing, why a layout does not fit; None if it
+        fits."""
         return _unfit(self._task, self._batch, self._axes, sizes, self._rules, len(self.devices))
 
     def compare(self, sizes: Mapping[str, int]) -> None:
         """Train on a layout that fits.
 
         Raises:
-            AssertionError: It trains otherwise than one device, with the tensor and the distance.
-            LayoutError: A sum over devices is forgotten.
+            AssertionError: It trains differently from one device; the message has the tensor and the
+                distance.
+            LayoutError: A sum over devices is missing.
         """
         count = 2 if sizes.get("stage", 1) > 1 else 1
         trained = _trained(self._compiled(sizes, self._rules, count), self._batch)
@@ -140,7 +148,7 @@ class LayoutComparison:
 
 
 def layout_name(sizes: Mapping[str, int]) -> str:
-    """The mesh axes of a layout with their sizes; empty for one device."""
+    """Format the mesh axes of a layout with their sizes; empty for one device."""
     return " · ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
@@ -161,7 +169,7 @@ def _unfit(
     rules: Rules | None,
     devices: int,
 ) -> str | None:
-    """Why a layout can't be, of what can be said without tracing."""
+    """Return the reason, as far as it is known without tracing, why a layout does not fit."""
     count = math.prod(sizes.values())
     if count > devices:
         return f"it takes {count} devices, and there {'is' if devices == 1 else 'are'} {devices}"
@@ -179,7 +187,7 @@ def _program(task: Task, micro_batches: int) -> Program:
 
     keeping = optax.GradientTransformation(lambda params: {"gradient": jax.tree.map(jnp.zeros_like, params)}, update)
     config = StepConfig(clip_norm=None, micro_batches=micro_batches)
-    # Linear in a gradient, as the other: what differs by rounding stays so.
+    # Linear in a gradient, like the other: differences by rounding remain of that size.
     rows = RowSgd(schedule=Schedule(peak=RATE, decay="constant")) if _has_tables(task) else None
     optimizer = Optax(transformation=keeping)
     return Program.create(task, optimizer, num_steps=STEPS, config=config, table_optimizer=rows)
@@ -221,19 +229,21 @@ def _compare(layout: str, many: TrainedModel, one: TrainedModel, tolerance: floa
 
 
 def _assert_close(what: str, found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float) -> None:
-    """Norm-wise per tensor. One that is nothing but rounding is compared with what it is the rounding of: all of them."""
+    """Compare tensors by their norms. A tensor that is only rounding error is compared relative to the
+    tensors it results from: all of them."""
     norm: Callable[[Any], float] = lambda leaf: float(np.linalg.norm(leaf.astype(np.float64)))  # noqa: E731
     noise = 2.0**-24 * math.sqrt(sum(norm(leaf) ** 2 for leaf in wanted.values()))
     for name, leaf in wanted.items():
         distance, allowed = norm(found[name].astype(np.float64) - leaf), tolerance * norm(leaf) + noise
         assert distance <= allowed, (
-            f"{what}, {name} is {distance:.3g} from one device's, whose norm is {norm(leaf):.3g}; expected at most "
-            f"{allowed:.3g}. Look for a sum over devices that is missing, or made twice, in what reads it"
+            f"{what}, {name} is {distance:.3g} from one device's, which has a norm of {norm(leaf):.3g}; expected at most "
+            f"{allowed:.3g}. Look for a sum over devices that is missing, or made twice, in code that reads it"
         )
 
 
 def _tolerance(task: Task, batch: Mapping[str, np.ndarray], axes: Mapping[str, Axes]) -> float:
-    """Sums of the same terms in another order: each rounds by a unit, and the errors of n terms add up like sqrt(n)."""
+    """Return the tolerance for sums of the same terms in another order: each rounds by a unit, and the errors
+    of n terms grow like sqrt(n)."""
     terms = max(
         math.prod(size for size, axis in zip(leaf.shape, axes[name]) if axis in ("batch", "seq"))
         for name, leaf in batch.items()

@@ -72,7 +72,7 @@ def check_plain(program: "Program") -> None:
         if asked:
             raise RecipeError(
                 f"{type(program.task).__name__} makes {program.task.updates_per_step} updates in a step, which can't be combined "
-                f"with {setting}; leave them out"
+                f"with {setting}; remove them"
             )
 
 

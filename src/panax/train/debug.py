@@ -23,7 +23,7 @@ class DebugStep:
     """A step with the interface of `CompiledStep` that runs eagerly: scans are loops, nothing is traced.
 
     Each step runs the model twice. The first pass is forward only, with concrete values: breakpoints stop,
-    prints print, `float(x)` and NumPy work, and `panax.debugging()` is true. The second pass computes
+    prints print, `float(x)` and NumPy work, and `panax.is_debugging()` is true. The second pass computes
     gradients, with values wrapped for differentiation; breakpoints are ignored there, so that one in the
     model stops once per step and layer.
 

@@ -35,10 +35,10 @@ class RowsBefore(NamedTuple):
     """State of one table before rows were assigned, for the rows that a step uses.
 
     Attributes:
-        given: The assigned rows, each once; padded with the shard's number of rows.
-        numbers: Their previous values.
-        kept: Their previous optimizer state, by kind.
-        said: The previous vocabulary entries of the rows used.
+        rows: The assigned rows, each once; padded with the shard's number of rows.
+        values: Their previous values.
+        optimizer_state: Their previous optimizer state, by kind.
+        lookup: The previous vocabulary entries of the rows used.
     """
 
     rows: jax.Array
@@ -98,7 +98,7 @@ class GrowingTables:
             assert tables is not None
             if each.table not in tables.trained:
                 raise RecipeError(
-                    f"the table {each.table!r} has a vocabulary that grows, and is frozen; train it, or take ids that are fixed"
+                    f"the table {each.table!r} has a vocabulary that grows, and is frozen; train it, or use ids that are fixed"
                 )
         assert tables is not None
         return cls(tables, task.growing)

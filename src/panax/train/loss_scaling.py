@@ -43,7 +43,7 @@ def check_effect(scales: bool, task: str, scale: float | None, steps: int | None
         if value is not None and not scales:
             raise RecipeError(
                 f'{name}={value} has no effect: {task} does not compute in float16; set task.compute_dtype to "float16", or '
-                f"leave {name} out"
+                f"remove {name}"
             )
 
 

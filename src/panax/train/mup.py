@@ -46,13 +46,13 @@ class WidthFactors:
         """
         if not (isinstance(optimizer, ShardedOptimizer) and optimizer.steps_as_adam):
             raise RecipeError(
-                f"task.base has a rule for optimizers whose updates are of Adam's size, and none for {type(optimizer).__name__}; "
-                f"take AdamW, ScheduleFreeAdamW, Lion, Soap or Shampoo, or leave task.base out"
+                f"task.base has a rule for optimizers with updates of Adam's size, and none for {type(optimizer).__name__}; "
+                f"use AdamW, ScheduleFreeAdamW, Lion, Soap or Shampoo, or remove task.base"
             )
         given = [name for name in ("rates", "decays") if getattr(optimizer, name)]
         if given:
             raise RecipeError(
-                f"optimizer.{given[0]} and task.base both set factors of single parameters; leave one of them out"
+                f"optimizer.{given[0]} and task.base both set factors of single parameters; remove one of them"
             )
         rates = {name: rate for name, rate in self.rates.items() if name in trained}
         decays = {name: 1 / rate for name, rate in rates.items()} if optimizer.weight_decay else {}
@@ -119,7 +119,7 @@ def _factors(name: str, growth: list[float], axes: Axes, reads_out: bool) -> tup
     reads_out |= any(lookup_axis(axes[dim]).read_out for dim in matrix[1])
     if out == 1 and not reads_out:
         raise RecipeError(
-            f"task.base: of {name} what goes in grows by {into:g} and what comes out does not ({', '.join(map(str, axes))}), and "
+            f"task.base: of {name} the input grows by {into:g} and the output does not ({', '.join(map(str, axes))}), and "
             f"muP has no rule for that; let both grow (kv_heads with heads, the width of experts with embed)"
         )
     return 1 / into, into**-0.5 if out == 1 else 1.0

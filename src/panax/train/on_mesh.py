@@ -42,8 +42,8 @@ class ReducedGradients(NamedTuple):
 
     Attributes:
         sums: A tree with the structure of the gradients.
-        owed: The new residuals of compressed sums.
-        late: With delayed gradients, this batch's terms; `sums` are then the previous batch's.
+        residuals: The new residuals of compressed sums.
+        delayed: With delayed gradients, this batch's terms; `sums` are then the previous batch's.
     """
 
     sums: Any

@@ -30,25 +30,26 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
     asked = f'comms.sums="{comms.sums}"'
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA adds its gradients up when it likes; leave comms.sums out"
+            f"{asked}: {type(task).__name__} names no axes, so XLA schedules its gradient sums; remove comms.sums"
         )
     if layout.sizes["replica"] * layout.sizes["context"] == 1:
         raise RecipeError(
             f"{asked} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and not "
-            f"added up; leave comms.sums out"
+            f"added up; remove comms.sums"
         )
     if layout.sizes["stage"] > 1:
         raise RecipeError(
-            f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or leave comms.sums out"
+            f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
         )
     if layout.zero == "1":
         raise RecipeError(
-            f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or leave comms.sums out'
+            f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
         )
     if comms.compress and task.scales_loss:
         raise RecipeError(
-            f"{asked} with comms.compress: gradients of a loss that is scaled for float16 are not yet those that sums owe; leave "
-            f"one of both out, or set task.compute_dtype to bfloat16"
+            f"{asked} with comms.compress: gradients of a loss scaled for float16 still have its factor, unlike the "
+            "residuals; remove "
+            f"one of the two, or set task.compute_dtype to bfloat16"
         )
 
 

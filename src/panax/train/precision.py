@@ -51,7 +51,7 @@ def check_precision(task: Task, target: Target) -> None:
         instead = '. task.compute_dtype="bfloat16" multiplies in bfloat16 there' if wanted == "bfloat16" else ""
         raise RecipeError(
             f'task.matmul_precision="{wanted}": {target} multiplies float32 in {" or ".join(offered)}; set it to one of these, '
-            f"or to None for what the platform does by default{instead}"
+            f"or to None for the platform's default{instead}"
         )
 
 

@@ -39,7 +39,7 @@ class Program:
         trainable: A tree with the structure of the parameters, True where gradients and moments exist.
         transformation: The optimizer for these parameters.
         kernels: The kernels that the recipe names.
-        resting: For stacked parameters that train, the frozen layers.
+        frozen_rows: For stacked parameters that train, the frozen layers.
         widths: Changes to the settings of a narrower model; None if the settings are the task's own.
         comms: How gradients are summed over the slow network.
         tables: The tables among the parameters; None if there are none.
@@ -389,7 +389,7 @@ def check_update_count(num_steps: int, updates_per_step: int) -> None:
     if updates >= 2**31:
         raise RecipeError(
             f"num_steps={num_steps:,} of {updates_per_step:,} updates each are {updates:,} updates, which are counted in 32 "
-            f"bits; take at most {(2**31 - 1) // updates_per_step:,} steps"
+            f"bits; set at most {(2**31 - 1) // updates_per_step:,} steps"
         )
 
 

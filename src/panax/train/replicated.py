@@ -178,12 +178,10 @@ def _alike(program: "Program", state: TrainState, count: int) -> Replicas:
 def _check_optimizer(program: "Program") -> None:
     asked, name = f"comms.local_steps={program.comms.local_steps}", type(program.optimizer).__name__
     if program.transformation.renewal is not None:
-        raise RecipeError(
-            f"{asked}: {name} renews state in a program that knows one copy of it; take another optimizer"
-        )
+        raise RecipeError(f"{asked}: {name} renews state in a program with a single copy of it; use another optimizer")
     if program.has_average:
         raise RecipeError(
-            f"{asked}: an average of the parameters would be one of each replica's own; set step.ema_decay to None, and take an "
+            f"{asked}: each replica would have a separate average of its parameters; set step.ema_decay to None, and use an "
             f"optimizer that averages nothing"
         )
 

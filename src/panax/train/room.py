@@ -37,8 +37,8 @@ def check_memory(abstract: Any, shardings: Any) -> None:
             continue
         raise RecipeError(
             f"the parameters and moments of this run are larger than {where}, {_gib(room)}: they take {_gib(here[0])} and "
-            f"{_gib(here[1])} there, before gradients and activations. Take a smaller model, or more devices with --mesh.fsdp; "
-            f"`panax inspect RECIPE --target h100x8` says what a step takes on which devices"
+            f"{_gib(here[1])} there, before gradients and activations. Use a smaller model, or more devices with --mesh.fsdp; "
+            f"`panax inspect RECIPE --target h100x8` reports the memory of a step on other devices"
         )
 
 

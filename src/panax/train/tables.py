@@ -59,7 +59,7 @@ class TableUpdates:
         trained = frozenset(name for name in axes if keeps[name])
         if optimizer is not None and not trained:
             why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
-            raise RecipeError(f"table_optimizer={type(optimizer).__name__}() has no effect: {why}; leave it out")
+            raise RecipeError(f"table_optimizer={type(optimizer).__name__}() has no effect: {why}; remove it")
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
 
     def check(self, task: Task, comms: Comms, layout: Layout) -> None:
@@ -71,8 +71,8 @@ class TableUpdates:
         first = next(iter(self.axes))
         if not comms.is_plain:
             raise RecipeError(
-                f"comms other than the default: gradients of the table {first!r} are rows, which are exchanged as such; leave "
-                f"comms out"
+                f"comms other than the default: gradients of the table {first!r} are rows, which are exchanged as such; "
+                f"remove comms"
             )
         if math.prod(layout.sizes.values()) > 1 and not task.names_axes:
             raise RecipeError(
@@ -107,7 +107,7 @@ class TableUpdates:
         if lacking:
             raise RecipeError(
                 f"{type(task).__name__} has the table {lacking[0]!r} that no feature uses: its row_ids names "
-                f"{', '.join(asked) or 'nothing'}; add its row numbers there, or leave the table out"
+                f"{', '.join(asked) or 'nothing'}; add its row numbers there, or remove the table"
             )
         for name, ids in asked.items():
             if name not in self.axes:
@@ -127,7 +127,7 @@ class TableUpdates:
         """
         ids, named = self.ids(task, batch), named_leaves(params)
         ways = {name: self._way(name, named[name].shape, asked.shape[0]) for name, asked in ids.items()}
-        found = {name: ways[name].open(named[name], ids[name]) for name in ids}
+        found = {name: ways[name].gather(named[name], ids[name]) for name in ids}
         opened = _with_leaves(params, {name: rows for name, (rows, _) in found.items()})
         return GatheredTables(opened, ways, {name: asked for name, (_, asked) in found.items()})
 
@@ -228,7 +228,7 @@ class GatheredTables:
             if node.values is None:
                 return None
             name = path_name(path)
-            found[name] = self.ways[name].back(node.values, self.asked[name])
+            found[name] = self.ways[name].return_gradients(node.values, self.asked[name])
             return None
 
         rest = jax.tree_util.tree_map_with_path(one, gradients, is_leaf=is_rows)

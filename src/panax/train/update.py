@@ -126,7 +126,7 @@ def gradient_step(
     with use_matmul_precision(task, current_target()):
         found, left, terms = gradients_on_mesh(
             task,
-            state.params if late is None else late.ahead(state.params, trainable),
+            state.params if late is None else late.extrapolate(state.params, trainable),
             state.model_state,
             batch,
             state.step_key,
@@ -251,7 +251,7 @@ def train_step(
     if late is not None:
         model_state = jax.tree.map(functools.partial(jnp.where, teaches), result.state, state.model_state)
         chosen = chosen._replace(model_state=model_state)
-        late = late.after(terms or {}, teaches, free, chosen.params)
+        late = late.next_state(terms or {}, teaches, free, chosen.params)
     if not isinstance(task, CollectingTask):
         scalars[PARAMETER_NORM] = parameter_norm(chosen.params)
     # 3. Tables are updated in place, by rows: selecting between two versions would read and write whole tables.
@@ -288,7 +288,7 @@ def check_names(metrics: Metrics) -> None:
     for name in metrics:
         if is_reserved(name):
             raise RecipeError(
-                f"the task reports a metric {name!r}, which is the name of what the step itself reports; give it another name, "
+                f"the task reports a metric {name!r}, a name that the step itself reports; give it another name, "
                 f"such as {'my_' + name.replace('/', '_')!r}"
             )
 
@@ -312,14 +312,14 @@ def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
     rate, norm = (float(scalars.get(name, 0.0)) for name in ("learning_rate", PARAMETER_NORM))
     if not math.isfinite(rate):
         raise TrainingError(
-            f"step {number}: the learning rate of this update is {rate}; look at optimizer.schedule, whose function is asked for "
+            f"step {number}: the learning rate of this update is {rate}; look at optimizer.schedule, which is evaluated for "
             f"update 0 first. Nothing was updated"
         )
     if not math.isfinite(norm):
         raise TrainingError(
             f"step {number}: the parameters are not finite after this update (their norm is {norm}), though the loss and its "
-            f"gradient were; lower optimizer.schedule.peak, and look at optimizer.epsilon and at what the optimizer divides "
-            f"by. The run ends before it saves them: go on from its last checkpoint"
+            f"gradient were; lower optimizer.schedule.peak, and look at optimizer.epsilon and at the optimizer's "
+            f"divisors. The run ends before it saves them: resume from its last checkpoint"
         )
 
 

@@ -1,7 +1,8 @@
 """The columns of a comparison: a short file each, written as its framework's users would write it.
 
-A column's module has one function, `prepare(work) -> RunningColumn`. It is imported only in that column's process, so that
-this table imports no framework. The files that a reader would have to write are named: they are shown in the report, and counted.
+A column's module has one function, `prepare(work) -> RunningColumn`. It is imported only in that column's
+process, so that this table imports no framework. The files that a reader would have to write are named: they
+are shown in the report, and counted.
 """
 
 import dataclasses
@@ -23,17 +24,17 @@ class RunningColumn:
     """A column that is ready to train.
 
     Attributes:
-        put: Sends a batch to the device, in the framework's own form.
-        step: Dispatches one training step; its result is the loss, which may not have been computed yet.
-        evaluate: The loss of a batch with the parameters as they are, outside of training.
-        wait: Returns when the device has done all up to this loss.
-        device: In words.
-        peak_bytes: The most memory of the device that was in use so far; None where only the process knows (a CPU).
-        product: Floating-point operations per second of a large product in the work's precision.
-        registers: The same of multiplications and additions on registers alone; None where that can't be measured.
-        tracing_seconds: Spent on tracing and compiling before the first step.
-        sent_bytes: What this process has sent to others in one step; None where there are no others.
-        notes: What a reader should know of this column.
+        put: Sends a batch to the device, in the framework's form.
+        step: Dispatches one training step; returns its loss, which may not have been computed yet.
+        evaluate: Returns the loss of a batch with the current parameters, outside of training.
+        wait: Blocks until the device has finished everything up to this loss.
+        device: Description of the device.
+        peak_bytes: Peak memory of the device so far; None if it is only known for the process (a CPU).
+        product: Floating-point operations per second of a large matmul in the work's precision.
+        registers: Those of multiplications and additions on registers alone; None if they can't be measured.
+        tracing_seconds: Time for tracing and compiling before the first step.
+        sent_bytes: Bytes that this process sends to others in one step; None for a single process.
+        notes: Remarks on this column for the reader.
     """
 
     put: Callable[[Batch], Any]
@@ -51,22 +52,23 @@ class RunningColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Column:
-    """What is known of a column before it runs.
+    """Static description of a column.
 
     Attributes:
-        module: Of this package.
+        module: Its module in this package.
         requires: Modules that must be installed.
         install: The command that installs them.
         shares: Other files that are part of its program.
-        families: Files that hold the model, for each family that the column can do; () where the model is a library's.
-        whose: Whose model it trains, in words.
-        why_not: Why it can't do the others.
-        framework: "torch" or "jax": what its process imports.
-        python: A variable of the environment that names another interpreter, where the column has one to itself.
-        own: Whether Panax runs the step: its process then sets the allocator as `panax train` does.
-        processes: How many processes take a step together.
-        devices: How many simulated devices each of them has; 1 for what the machine has.
-        layout: The mesh axis that the model or the batch is split over, of a distributed column.
+        families: Files that hold the model, for each family that the column supports; () for a library's
+            model.
+        model_source: Origin of the model that it trains, as text.
+        unavailable_reason: Reason why it does not support the other families.
+        framework: "torch" or "jax", which its process imports.
+        python: Environment variable that names another interpreter, if the column needs one.
+        own: True if Panax runs the step: its process then sets the allocator as `panax train` does.
+        processes: Number of processes that take a step together.
+        devices: Number of simulated devices of each process; 1 for the machine's devices.
+        layout: The mesh axis over which the model or the batch is sharded, for a distributed column.
     """
 
     name: str
@@ -86,17 +88,17 @@ class Column:
     python: str = ""
 
     def files(self, family: Family) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The files of this package that are this column's program, and those that are its model."""
+        """Return the files of this package that are this column's program, and those that are its model."""
         return (self.module, *self.shares), self.families.get(family, ())
 
     def missing(self) -> list[str]:
-        """Which of the required modules are not installed; nothing is imported."""
+        """List the required modules that are not installed; nothing is imported."""
         if self.python:
             return [] if os.path.isfile(os.environ.get(self.python, "")) else [*self.requires]
         return [name for name in self.requires if importlib.util.find_spec(name) is None]
 
     def prepare(self, work: Any) -> RunningColumn:
-        """Import the framework, build the model, compile what can be compiled. Only in the column's own process."""
+        """Import the framework, build the model, compile as far as possible. Only in the column's process."""
         prepare = importlib.import_module(f"{__name__}.{self.module}").prepare
         return prepare(work, self.layout) if self.layout else prepare(work)
 
@@ -201,10 +203,10 @@ TABLE_COLUMNS: tuple[Column, ...] = (
         python="PANAX_TORCHREC_PYTHON",
     ),
 )
-"""Columns of tables alone; they are not among those that other works take."""
+"""Columns of tables only; other workloads do not use them."""
 
 WAYS = 2
-"""Over how many processes, or simulated devices, the distributed columns split their work."""
+"""Number of processes, or simulated devices, over which the distributed columns shard their work."""
 
 _DENSE: dict[Family, tuple[str, ...]] = {"vit": (), "llama": ()}
 _LAYOUTS: tuple[tuple[str, str, str, dict[Family, tuple[str, ...]]], ...] = (
@@ -215,7 +217,8 @@ _LAYOUTS: tuple[tuple[str, str, str, dict[Family, tuple[str, ...]]], ...] = (
 
 
 def _distributed(layout: str, name: str, title: str, families: dict[Family, tuple[str, ...]]) -> tuple[Column, ...]:
-    """PyTorch's and Panax's columns of one layout: each on processes, and Panax on simulated devices too."""
+    """Return PyTorch's and Panax's columns of one layout: each on processes, and Panax on simulated devices
+    too."""
     why_not = "PyTorch's tensor parallelism has no plan here for a mixture of experts"
     ours = Column(
         name=f"panax_{layout}",
@@ -256,14 +259,14 @@ DISTRIBUTED: tuple[Column, ...] = tuple(column for layout in _LAYOUTS for column
 
 
 EVERY: tuple[Column, ...] = (*COLUMNS, *TABLE_COLUMNS, *DISTRIBUTED)
-"""All columns, in the order in which they are shown."""
+"""All columns, in the order of the report."""
 
 
 def find_column(name: str) -> Column:
-    """The column of this name.
+    """Return the column of this name.
 
     Raises:
-        RecipeError: There is none; names the nearest one.
+        RecipeError: The name is unknown; the message has the nearest one.
     """
     for column in EVERY:
         if column.name == name:
@@ -273,10 +276,10 @@ def find_column(name: str) -> Column:
 
 
 def select_columns(names: Sequence[str]) -> list[Column]:
-    """The columns of these names, or all of those of one process, in the order of the tables.
+    """Return the columns of these names, or all columns of one process, in the order of the tables.
 
     Raises:
-        RecipeError: One is unknown, or named twice.
+        RecipeError: A name is unknown, or appears twice.
     """
     if len(set(names)) != len(names):
         raise RecipeError(f"columns={','.join(names)} names one twice")

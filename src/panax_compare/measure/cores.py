@@ -1,10 +1,10 @@
-"""How many cores a process may use: the same number for every column."""
+"""Number of cores that a process may use, equal for every column."""
 
 import os
 
 
 def usable_cores() -> int:
-    """The cores that the scheduler lets this process run on."""
+    """Return the number of cores on which the scheduler runs this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

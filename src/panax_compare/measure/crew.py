@@ -1,4 +1,4 @@
-"""The parent's side of a column: its process, or several that step together, and what they answer."""
+"""The parent's side of a column: its process, or several that step together, and their answers."""
 
 import contextlib
 import importlib.util
@@ -26,17 +26,17 @@ WORKER = ("-m", "panax.cli.commands.compare", "--worker")
 
 
 class ColumnError(Exception):
-    """A column's process failed; the comparison goes on without it."""
+    """A column's process failed; the comparison continues without it."""
 
 
 class WorkerGroup:
     """The processes of one column.
 
-    Each is in a session of its own, so that Ctrl-C reaches the comparison alone, which then ends them.
+    Each is in a separate session, so that Ctrl-C only reaches the comparison, which then ends them.
 
     Attributes:
         started_at: `time.monotonic()` just before the first process was started; one clock for all processes.
-        tracing_seconds: What the column said that it spent before its first step.
+        tracing_seconds: Time that the column reported for tracing before its first step.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class WorkerGroup:
         own: bool = False,
         python: str = sys.executable,
     ):
-        """
+        """Start the processes.
+
         Args:
-            folder: Where what the processes print is kept.
-            own: Panax runs the step: the process sets its allocator as `panax train` does.
+            folder: Folder for the output of the processes.
+            own: True if Panax runs the step: the process sets its allocator as `panax train` does.
             python: The interpreter.
         """
         self.name = name
@@ -64,7 +65,7 @@ class WorkerGroup:
         for rank in range(processes):
             environment = {
                 **os.environ,
-                # Several columns share an accelerator: none may take all of its memory when it starts.
+                # Several columns share an accelerator: none may allocate all of its memory at start.
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                 "HF_HUB_OFFLINE": "1",
                 "PANAX_COMPARE_OWN": "1" if own else "",
@@ -93,7 +94,8 @@ class WorkerGroup:
         return cls(column.name, folder, column.processes, column.devices, column.own, python)
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """The first process's answer; `all` holds every one's where there are several.
+        """Send a command, and return the first process's answer; if there are several processes, `all` has
+        every answer.
 
         Raises:
             ColumnError: A process failed or ended.
@@ -128,7 +130,7 @@ class WorkerGroup:
         return f"its process ended {how}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:
-        """Of all its processes together, so far."""
+        """Return the CPU time of all its processes together so far."""
         total = 0.0
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -137,14 +139,14 @@ class WorkerGroup:
         return total
 
     def close(self) -> None:
-        """End the processes; nothing they hold is needed any more."""
+        """End the processes; their state is no longer needed."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
         for process in self._processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                # What was not read any more is lost with its reader.
+                # Unread output is lost with its reader.
                 with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
@@ -157,7 +159,7 @@ class WorkerGroup:
 
 
 def link_packages(folder: Path) -> Path:
-    """A folder in which another interpreter finds this Panax, and nothing else of this environment."""
+    """Make a folder in which another interpreter finds this Panax, and nothing else of this environment."""
     place = folder / "packages"
     place.mkdir(exist_ok=True)
     for name in ("panax", "panax_compare"):
@@ -169,7 +171,8 @@ def link_packages(folder: Path) -> Path:
 
 
 def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several processes say as one: each gives the mean loss of its own equal share of the rows, or of all of them."""
+    """Combine the answers of several processes: each returns the mean loss of its equal share of the rows, or
+    of all rows."""
     found: dict[str, Any] = {}
     if "losses" in answers[0]:
         found["losses"] = [statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers))]

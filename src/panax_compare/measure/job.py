@@ -1,4 +1,5 @@
-"""What a process of a column of several ones knows of the others: from its environment, before any framework is imported."""
+"""Facts about the other processes of a column with several processes, from the environment, before any
+framework is imported."""
 
 import dataclasses
 import os
@@ -17,7 +18,7 @@ class ColumnJob:
     """One process of a job on this machine.
 
     Attributes:
-        port: Of loopback, where the processes meet.
+        port: Port on loopback where the processes meet.
     """
 
     rank: int
@@ -26,12 +27,13 @@ class ColumnJob:
 
     @classmethod
     def from_environment(cls) -> "ColumnJob":
-        """The job that this process is of."""
+        """Return the job of this process."""
         return cls(*(int(os.environ.get(name, default)) for name, default in _DEFAULTS.items()))
 
     @staticmethod
     def environment(rank: int, processes: int, port: int, devices: int) -> dict[str, str]:
-        """What `here` reads, and what the frameworks read themselves: loopback alone, and simulated devices, 1 for real ones."""
+        """Return the variables that `here` and the frameworks read: loopback only, and the number of
+        simulated devices, 1 for real ones."""
         found = dict(zip(_DEFAULTS, map(str, (rank, processes, port))))
         if processes > 1:
             found["GLOO_SOCKET_IFNAME"] = LOOPBACK
@@ -41,12 +43,13 @@ class ColumnJob:
         return found
 
     def local_rows(self, leaf: np.ndarray) -> np.ndarray:
-        """This process's share of the rows of a batch."""
+        """Return this process's share of the rows of a batch."""
         share = len(leaf) // self.processes
         return leaf[self.rank * share : (self.rank + 1) * share]
 
     def pin_cores(self) -> None:
-        """Leave this process an equal share of the cores, so that two frameworks' processes share them alike."""
+        """Restrict this process to an equal share of the cores, so that the processes of any two frameworks
+        share them equally."""
         if self.processes == 1 or not hasattr(os, "sched_setaffinity"):
             return
         cores = sorted(os.sched_getaffinity(0))
@@ -59,14 +62,15 @@ _DEFAULTS = {RANK: "0", PROCESSES: "1", PORT: "0"}
 
 
 def find_free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return opened.getsockname()[1]
 
 
 def read_loopback_bytes() -> int | None:
-    """What was sent over loopback so far, by all of this machine; None where the system does not count it."""
+    """Return the bytes sent over loopback so far, by all of this machine; None if the system does not count
+    them."""
     counter = Path(f"/sys/class/net/{LOOPBACK}/statistics/tx_bytes")
     try:
         return int(counter.read_text(encoding="ascii"))

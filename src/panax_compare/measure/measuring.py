@@ -1,4 +1,5 @@
-"""The measurement: columns are checked one after the other, then take turns, then are tried with other batches."""
+"""The measurement: columns are checked one after the other, then take turns, then are tried with other
+batches."""
 
 import contextlib
 import dataclasses
@@ -23,7 +24,8 @@ from .crew import ColumnError, WorkerGroup
 LogFn = Callable[[str], None]
 
 HEADROOM = 1.3
-"""A further column is kept beside the others if so many times the memory that the largest one took is free."""
+"""A further column stays alive together with the others if this multiple of the largest column's memory is
+free."""
 
 
 class Measurement:
@@ -32,9 +34,10 @@ class Measurement:
     def __init__(
         self, settings: Settings, folder: Path, command: str, say: LogFn, until: dict[str, float] | None = None
     ):
-        """
+        """Begin a comparison, or resume the one in the folder.
+
         Args:
-            until: What `Race` trains to, as plain values.
+            until: Target of a `Race`, as plain values.
         """
         self.settings, self.folder, self.say, self._until = settings, folder, say, until
         self.columns = select_columns(settings.columns)
@@ -51,7 +54,8 @@ class Measurement:
         self._alive: dict[str, WorkerGroup] = {}
 
     def run(self) -> Comparison:
-        """Measure all that is not measured yet. What was finished is in the folder, whatever ends this."""
+        """Measure everything that is not measured yet. Finished parts are in the folder, whatever ends
+        this."""
         self.comparison.sessions += 1
         try:
             self._checked()
@@ -71,7 +75,7 @@ class Measurement:
         return self.comparison
 
     def _checked(self) -> None:
-        """Make the work, list the columns, and have each that can run take its first steps."""
+        """Make the work, list the columns, and let each one that can run take its first steps."""
         self._list(self._work())
         for column in self._to_check():
             with self._recorded(column):
@@ -79,7 +83,7 @@ class Measurement:
         self._nudge()
 
     def result(self, column: Column) -> ColumnResult:
-        """What is known of a column."""
+        """Return the results of a column so far."""
         return self.comparison.columns[column.name]
 
     def _save(self) -> None:
@@ -95,7 +99,7 @@ class Measurement:
         return work
 
     def _list(self, work: ComparedWork) -> None:
-        """An entry for each column; those that can't run say why."""
+        """Create an entry for each column; those that can't run have the reason."""
         for column in self.columns:
             entry = self.comparison.columns.setdefault(column.name, ColumnResult(column.name, column.title))
             entry.framework, entry.install = column.framework, column.install
@@ -121,7 +125,7 @@ class Measurement:
 
     @contextlib.contextmanager
     def _recorded(self, column: Column) -> Iterator[None]:
-        """A column that fails is shown as failed, and the others go on."""
+        """Record a column that fails in the context as failed; the others continue."""
         try:
             yield
         except ColumnError as error:
@@ -133,7 +137,7 @@ class Measurement:
         self._save()
 
     def _start(self, column: Column, work: str = "work") -> WorkerGroup:
-        """A column's processes, prepared; the caller closes them, or they are kept alive."""
+        """Start a column's processes and prepare them; the caller closes them, or keeps them alive."""
         crew = WorkerGroup.of(column, self.folder)
         try:
             entry = self.result(column)
@@ -146,7 +150,8 @@ class Measurement:
         return crew
 
     def _check(self, column: Column) -> None:
-        """The first losses, the time to the first step, memory: while no other column does anything."""
+        """Record the first losses, the time to the first step and the memory, while all other columns are
+        idle."""
         entry = self.result(column)
         crew = self._start(column)
         self._alive[column.name] = crew
@@ -189,7 +194,7 @@ class Measurement:
             self._alive.pop(name).close()
 
     def _nudge(self) -> None:
-        """How far a rounding of the weights alone moves the reference's losses."""
+        """Measure how far a rounding of the weights alone moves the reference's losses."""
         checked = [entry for entry in self.comparison.columns.values() if entry.losses]
         if self.comparison.nudged or len(checked) < 2:
             return
@@ -204,7 +209,7 @@ class Measurement:
 
     @contextlib.contextmanager
     def _running(self, column: Column) -> Iterator[WorkerGroup]:
-        """The column's processes, started and compiled if they are not alive."""
+        """Yield the column's processes, started and compiled if they are not alive."""
         if column.name in self._alive:
             yield self._alive[column.name]
             return
@@ -219,7 +224,7 @@ class Measurement:
         yield crew
 
     def _round(self, number: int) -> None:
-        """One turn of each column that has not had it; another one begins each time."""
+        """Run one turn of each column that has not had it; each round begins with a different column."""
         waiting = self._with_state("pending")
         shift = number % max(len(waiting), 1)
         for column in (*waiting[shift:], *waiting[:shift]):
@@ -252,16 +257,16 @@ class Measurement:
                 with self._running(column) as crew:
                     entry.probe = crew.ask("probe")
             except ColumnError as error:
-                # It was measured all the same.
+                # It was measured anyway.
                 entry.probe = {"failed": str(error)}
             self._save()
 
 
 def make_fixtures(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
-    """The weights and batches, in the folder's `work`; those that an interrupted comparison left are taken.
+    """Make the weights and batches, in the folder's `work`; those of an interrupted comparison are reused.
 
     Args:
-        until: What is to be trained to; the batches are then the recipe's own.
+        until: Target of the training; the batches are then the recipe's.
 
     Raises:
         RecipeError: They can't be made.
@@ -297,7 +302,7 @@ def measure(settings: Settings, folder: Path, command: str, say: LogFn) -> Compa
 
 
 def _more(measurement: Measurement) -> bool:
-    """Whether something is left to measure."""
+    """Return True if something is left to measure."""
     entries = measurement.comparison.columns
     return any(
         column.name not in entries

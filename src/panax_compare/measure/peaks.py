@@ -1,4 +1,4 @@
-"""What a device can compute at most, by precision: what model FLOPs utilisation divides by."""
+"""Peak rate of a device by precision, the denominator of model FLOPs utilisation."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ DATA_SHEETS: dict[str, dict[str, float]] = {
 
 
 class PeakRate(NamedTuple):
-    """What is divided by, and where it comes from."""
+    """A peak rate, and its source."""
 
     flops_per_second: float
     source: str
@@ -24,11 +24,12 @@ class PeakRate(NamedTuple):
 def peak_rate(
     device: str, precision: str, products: Iterable[float | None], registers: Iterable[float | None] = ()
 ) -> PeakRate | None:
-    """The data sheet's figure of a known accelerator; of a CPU what its registers do, else the fastest product of any column.
+    """Return the data sheet's rate of a known accelerator; for a CPU that of its registers, else of the
+    fastest matmul of any column.
 
     Args:
-        products: FLOP/s that were measured in this run, of a large product in this precision.
-        registers: The same of multiplications and additions on registers alone.
+        products: FLOP/s of a large matmul in this precision, measured in this run.
+        registers: FLOP/s of multiplications and additions on registers alone.
 
     >>> peak_rate("NVIDIA H100 80GB HBM3", "bf16-mixed", []).flops_per_second / 1e12
     989.0

@@ -1,4 +1,5 @@
-"""Columns that train to a held-out loss: the same batches of real data in each, in turns, each evaluated as often."""
+"""Columns that train to a held-out loss: the same batches of real data in each, in turns, each evaluated
+equally often."""
 
 import contextlib
 import dataclasses
@@ -24,12 +25,12 @@ REACHED = "until.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopCondition:
-    """A held-out loss to train to.
+    """Target of the training: a held-out loss.
 
     Attributes:
-        loss: The mean cross-entropy of what the recipe holds out, in nats.
+        loss: The mean cross-entropy of the recipe's held-out data, in nats.
         every: Steps between two evaluations.
-        steps: A column that is not there by then is not trained further.
+        steps: Maximum number of steps; a column that has not reached the loss by then is not trained further.
     """
 
     loss: float
@@ -44,23 +45,23 @@ class StopCondition:
         if not 1 <= self.every <= self.steps:
             raise RecipeError(
                 f"evaluate_every={self.every}, max_steps={self.steps}; expected 1 step or more between evaluations, and at "
-                f"least as many steps in all"
+                f"least that number of steps in all"
             )
 
 
 @dataclasses.dataclass
 class RaceEntry:
-    """A column on its way to the loss.
+    """Progress of a column toward the loss.
 
     Attributes:
-        steps: Taken when it ended, or so far.
-        start_seconds: From the start of its process to its first loss: imports, tracing, compiling.
-        train_seconds: Of the steps, with sending their batches.
-        evaluate_seconds: Of the evaluations.
-        losses: Held-out, by the step that they came after.
-        devices: That were held for it.
-        reached: Whether the last of them is at or below the loss.
-        reason: Why it ended without that.
+        steps: Steps until its end, or so far.
+        start_seconds: Time from the start of its process to its first loss: imports, tracing, compiling.
+        train_seconds: Time of the steps, including the transfer of their batches.
+        evaluate_seconds: Time of the evaluations.
+        losses: Held-out losses, by the step after which they were measured.
+        devices: Number of devices reserved for it.
+        reached: True if the last of them is at or below the loss.
+        reason: Reason why it ended without reaching the loss.
     """
 
     name: str
@@ -76,18 +77,18 @@ class RaceEntry:
 
     @property
     def seconds(self) -> float:
-        """From the start of its process to the loss, without the turns of other columns."""
+        """Return the time from the start of its process to the loss, without the turns of other columns."""
         return self.start_seconds + self.train_seconds + self.evaluate_seconds
 
 
 class Race(Measurement):
-    """A comparison whose columns, once their first losses agree, train until a held-out loss."""
+    """A comparison in which the columns with equal first losses train to a held-out loss."""
 
     def __init__(self, settings: Settings, until: StopCondition, folder: Path, command: str, say: LogFn):
         if settings.kind == "vit":
             raise RecipeError(
-                "--until-loss trains on data, and 'vit' has images of noise, from which nothing can be learnt; give a recipe of "
-                "images, as recipe:vit_digits, or folders of runs"
+                "--until-loss trains on data, and 'vit' has images of noise, which can't be learned from; give a recipe of "
+                "images, such as recipe:vit_digits, or folders of runs"
             )
         if settings.kind == "dlrm":
             raise RecipeError(
@@ -98,7 +99,8 @@ class Race(Measurement):
         self.until = until
 
     def run_to_loss(self) -> list[RaceEntry]:
-        """Train all columns that agree. What ended is kept, and not trained again by the same command."""
+        """Train all columns that agree. Finished ones are saved, and not trained again by the same
+        command."""
         arrivals = self._kept()
         try:
             self._checked()
@@ -118,7 +120,8 @@ class Race(Measurement):
         return [arrivals[name] for name in sorted(arrivals, key=order.index)]
 
     def _agreeing(self) -> list[Column]:
-        """Columns whose first losses agree with the reference's; the others say what differs."""
+        """Return the columns with first losses that agree with the reference's; for the others, record the
+        difference."""
         checked = [column for column in self._with_state("pending") if self.result(column).losses]
         if not checked:
             return []
@@ -135,7 +138,7 @@ class Race(Measurement):
         return found
 
     def _train(self, columns: Sequence[Column], arrivals: dict[str, RaceEntry]) -> None:
-        """In turns, so that all see the same load of the machine."""
+        """Train in turns, so that all experience the same load of the machine."""
         under_way = {
             column.name: RaceEntry(column.name, column.title, column.processes * column.devices) for column in columns
         }
@@ -156,7 +159,7 @@ class Race(Measurement):
                         self._alive.pop(column.name).close()
 
     def _crew(self, column: Column, arrival: RaceEntry) -> WorkerGroup:
-        """Its processes, after the steps that were checked."""
+        """Return its processes, after the steps that were checked."""
         checked = self.settings.checked_steps
         if column.name not in self._alive:
             crew = self._alive[column.name] = self._start(column)
@@ -170,7 +173,7 @@ class Race(Measurement):
         return self._alive[column.name]
 
     def _advance(self, crew: WorkerGroup, arrival: RaceEntry) -> None:
-        """To the next evaluation."""
+        """Train to the next evaluation, and evaluate."""
         steps = min(self.until.steps, (arrival.steps // self.until.every + 1) * self.until.every) - arrival.steps
         if steps > 0:
             arrival.train_seconds += crew.ask("advance", steps=steps)["seconds"]
@@ -193,7 +196,7 @@ class Race(Measurement):
         os.replace(partial, self.folder / REACHED)
 
     def _kept(self) -> dict[str, RaceEntry]:
-        """Those that ended before; one that failed is tried again."""
+        """Read the columns that ended in an earlier run; failed ones are tried again."""
         with contextlib.suppress(FileNotFoundError):
             raw = json_reader.read(self.folder / REACHED, constants=True)
             found = [RaceEntry(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
@@ -204,12 +207,12 @@ class Race(Measurement):
 def format_race_table(
     arrivals: Sequence[RaceEntry], until: StopCondition, unit: str, per_step: int, price: float | None, currency: str
 ) -> str:
-    """A row for each column, for a terminal; then what is to be known of some.
+    """Format a row for each column, for a terminal, followed by remarks on some.
 
     Args:
-        unit: What is counted.
-        per_step: How many of them a step takes.
-        price: Of an hour of one device; None leaves costs out.
+        unit: Unit that is counted.
+        per_step: Number of units per step.
+        price: Price of an hour of one device; None omits costs.
     """
     rows = [["column", f"steps to {until.loss:g}", unit, "start", "training", "evaluations", "in all"]]
     rows[0] += ["loss"] if price is None else ["cost", "loss"]

@@ -1,4 +1,4 @@
-"""Real batches for columns that train to a loss, in the form that every column takes, as arrays on disk."""
+"""Real batches for columns that train to a loss, in a form that every column supports, as arrays on disk."""
 
 import json
 from collections.abc import Iterator
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 
 TRAIN, HELD_OUT, STREAM = "train", "held_out", "stream.json"
 MOST_HELD_OUT = 64
-"""Held-out batches that are evaluated at most."""
+"""Maximum number of held-out batches that are evaluated."""
 
 
 class Stream:
-    """Batches in a folder, read as they are asked for.
+    """Batches in a folder, read on demand.
 
     Attributes:
         batch_size: Rows of a batch.
-        length: Batches; a column that takes more begins again.
+        length: Number of batches; a column that takes more starts from the beginning again.
     """
 
     def __init__(self, folder: str | Path, part: str):
-        """
+        """Open the batches of a folder.
+
         Args:
             part: `TRAIN_COMMAND` or `HELD_OUT`.
 
         Raises:
-            DataError: The folder has none.
+            DataError: The folder has no batches.
         """
         self.folder = Path(folder)
         try:
@@ -47,28 +48,30 @@ class Stream:
         self.length = min(len(leaf) for leaf in self._leaves.values()) // self.batch_size
 
     def __getitem__(self, number: int) -> Batch:
-        """Batch `number`, modulo how many there are."""
+        """Return batch `number`, modulo the number of batches."""
         first = number % self.length * self.batch_size
         return {name: np.array(leaf[first : first + self.batch_size]) for name, leaf in self._leaves.items()}
 
 
 def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: int, length: int, steps: int) -> None:
-    """Write the rows of a source that so many steps take, and what it holds out.
+    """Write the rows of a source for `steps` steps, and its held-out rows.
 
-    Text is cut in rows of `length` adjacent tokens without padding or masks, as all columns take them; a row may begin in the
-    middle of a document, and the end of one document is followed by the next.
+    Text is cut into rows of `length` adjacent tokens without padding or masks, the form that all columns
+    support; a row may begin in the middle of a document, and the end of one document is followed by the next.
 
     Args:
-        work: What it is of, for errors.
-        opened: The data, as `panax.run.preparation.open_data` gives it.
-        length: Tokens of a row; of images, not used.
+        work: Name of the work, for errors.
+        opened: The data, as returned by `panax.run.preparation.open_data`.
+        length: Tokens of a row; not used for images.
 
     Raises:
-        RecipeError: The source has leaves that other columns don't take, or holds nothing out.
+        RecipeError: The source has leaves that other columns don't support, or no held-out data.
         DataError: It can't be read, or is smaller than one batch.
     """
     if opened.held_out is None:
-        raise RecipeError(f"{work!r} holds no data out, so there is no held-out loss to reach; give it held_out= data")
+        raise RecipeError(
+            f"{work!r} has no held-out data, so there is no held-out loss to reach; give it held_out= data"
+        )
     leaves: list[str] = []
     for part, source, most in ((TRAIN, opened.train, steps), (HELD_OUT, opened.held_out, MOST_HELD_OUT)):
         rows = _rows(work, (found.batch for found in source.batches()), length)
@@ -83,7 +86,7 @@ def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: in
 
 
 def _rows(name: str, batches: Iterator[Any], length: int) -> Iterator[Batch]:
-    """Blocks of rows in the form that columns take."""
+    """Yield blocks of rows in the form that columns support."""
     left = np.zeros(0, np.int32)
     for batch in batches:
         if "tokens" in batch:
@@ -110,7 +113,7 @@ def _rows(name: str, batches: Iterator[Any], length: int) -> Iterator[Batch]:
 
 
 def _written(folder: Path, part: str, blocks: Iterator[Batch], most: int) -> list[str]:
-    """Write at most so many rows, an array for each leaf; returns their names."""
+    """Write at most `most` rows, an array for each leaf; return the leaves' names."""
     collected: dict[str, list[np.ndarray]] = {}
     rows = 0
     for block in blocks:

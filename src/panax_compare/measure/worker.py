@@ -1,4 +1,4 @@
-"""One column in its own process: takes commands as lines of JSON, answers each with one line."""
+"""One column in a separate process: reads commands as lines of JSON, and answers each with one line."""
 
 import importlib
 import importlib.metadata
@@ -24,7 +24,8 @@ from .stream import HELD_OUT, TRAIN, Stream
 
 
 def serve(find_recipe: Callable[[str], Any]) -> None:
-    """Answer commands until standard input ends. Libraries may print: what they print goes to standard error."""
+    """Answer commands until standard input ends. Output that libraries print is redirected to standard
+    error."""
     ColumnJob.from_environment().pin_cores()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -66,13 +67,13 @@ def _make(command: dict[str, Any], find_recipe: Callable[[str], Any]) -> dict[st
 
 
 def _published(side: str, folder: str, flaws: list[str], steps: int, rounds: int) -> dict[str, Any]:
-    """One side of a published comparison, in one variant."""
+    """Run one side of a published comparison, in one variant."""
     module = importlib.import_module(f"panax_compare.columns.{side}.published_{side}")
     return module.train(read_work(folder), tuple(flaws), steps, rounds)
 
 
 class PreparedColumn:
-    """A column that has built its model: what the commands after "prepare" ask."""
+    """A column with a built model; its methods are the commands after "prepare"."""
 
     def __init__(self, column: str, folder: str):
         self.column = find_column(column)
@@ -85,7 +86,7 @@ class PreparedColumn:
         self._streams: dict[str, Stream] = {}
 
     def about(self) -> dict[str, Any]:
-        """What it runs on."""
+        """Describe the device and the software."""
         return {
             "device": self.running.device,
             "cores": usable_cores(),
@@ -101,7 +102,8 @@ class PreparedColumn:
         return self.running.step(batch)
 
     def losses(self, steps: int) -> dict[str, Any]:
-        """Take the first steps one at a time: their losses and times, and when the first one was there."""
+        """Take the first steps one at a time: return their losses and times, and the time of the first
+        one."""
         losses, seconds, first_at = [], [], 0.0
         for n in range(steps):
             start = time.perf_counter()
@@ -113,7 +115,8 @@ class PreparedColumn:
         return {"losses": losses, "seconds": seconds, "first_at": first_at}
 
     def time_steps(self, steps: int) -> dict[str, Any]:
-        """Take steps as training does, without waiting for each; one step before the clock starts refills the caches."""
+        """Take steps as training does, without waiting for each; one step before the clock starts refills the
+        caches."""
         loss = self._step()
         self.running.wait(loss)
         before, cpu, sent = time.perf_counter(), _cpu_seconds(), read_loopback_bytes()
@@ -127,7 +130,7 @@ class PreparedColumn:
         return answer
 
     def advance(self, steps: int) -> dict[str, Any]:
-        """Train on the recipe's own batches, from the one on that comes next."""
+        """Train on the next of the recipe's batches."""
         stream = self._stream(TRAIN)
         start, cpu, loss = time.perf_counter(), _cpu_seconds(), None
         for _ in range(steps):
@@ -142,7 +145,7 @@ class PreparedColumn:
         }
 
     def held_out(self) -> dict[str, Any]:
-        """The mean loss of what the recipe holds out; nothing is learnt from it."""
+        """Return the mean loss of the recipe's held-out data, without training on it."""
         stream = self._stream(HELD_OUT)
         start = time.perf_counter()
         losses = [float(self.running.evaluate(self.running.put(stream[n]))) for n in range(stream.length)]
@@ -154,7 +157,8 @@ class PreparedColumn:
         return self._streams[part]
 
     def _sent(self, before: int | None, steps: int) -> dict[str, Any]:
-        """Bytes that a process sent in a step: as the column counts them, or as loopback has carried them, shared equally."""
+        """Return the bytes that a process sent in a step: as counted by the column, or the loopback's, shared
+        equally."""
         if self.running.sent_bytes is not None:
             return {"sent_bytes": self.running.sent_bytes(), "sent_by": "program"}
         after, processes = read_loopback_bytes(), ColumnJob.from_environment().processes
@@ -163,16 +167,17 @@ class PreparedColumn:
         return {"sent_bytes": (after - before) // (steps * processes), "sent_by": "loopback"}
 
     def memory(self) -> dict[str, Any]:
-        """The most that was in use: of the device, or, on a CPU, of this process."""
+        """Return the peak memory: of the device, or, on a CPU, of this process."""
         peak = self.running.peak_bytes()
         return {"device_bytes": peak, "resident_bytes": _peak_resident_bytes()}
 
     def product(self) -> dict[str, Any]:
-        """The speed of a large product in this framework, and what the processor could do at most."""
+        """Measure the speed of a large matmul in this framework, and the peak rate of the processor."""
         return {"flops_per_second": self.running.product(), "registers": self.running.registers()}
 
     def probe(self) -> dict[str, Any]:
-        """Try a batch of one row fewer, twice, and a batch whose labels don't fit. Its state is not needed afterwards."""
+        """Try a batch with one row fewer, twice, and a batch with labels that don't fit. The state is not
+        needed afterwards."""
         batch = self.work.batches()[0]
         fewer = {name: leaf[:-1] for name, leaf in batch.items()}
         label = "label" if "label" in batch else "targets"

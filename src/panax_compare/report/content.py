@@ -1,4 +1,4 @@
-"""The report's content, from what was measured."""
+"""The report's content, from the measurements."""
 
 import json
 
@@ -16,7 +16,7 @@ from .plots import ColumnBar, bars, lines
 
 
 def sections_of(comparison: Comparison) -> list[Section]:
-    """All of the report, in order."""
+    """Return all sections of the report, in order."""
     rows = compute_rows(comparison)
     return [
         Section("The answer", _lead(comparison, rows)),
@@ -31,7 +31,7 @@ def sections_of(comparison: Comparison) -> list[Section]:
 
 
 def title_of(comparison: Comparison) -> str:
-    """Of the page."""
+    """Return the title of the page."""
     return f"{comparison.settings['work']}: PyTorch or JAX?"
 
 
@@ -105,7 +105,7 @@ def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
 
 
 def _distributed(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
-    """The columns of several processes and of simulated devices, layout by layout."""
+    """Compare the columns of several processes and of simulated devices, layout by layout."""
     cells: list[tuple[str, ...]] = [
         ("layout", "column", "processes", "step", "by PyTorch's", "losses", "bytes sent by each in a step", "counted")
     ]
@@ -132,8 +132,8 @@ def _distributed(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Blo
             (
                 "Losses: equal to those of the reference column, which is of one process, within the same tolerance.",
                 "Processes share the cores equally, each bound to its own; all batches are the same global ones.",
-                "Bytes on loopback: what its interface counted during the turn, shared equally, headers included. In the "
-                "program: what a device sends by the compiled program's collectives, in rings.",
+                "Bytes on loopback: the count of its interface during the turn, shared equally, headers included. In the "
+                "program: the bytes that a device sends by the compiled program's collectives, in rings.",
             )
         ),
     )
@@ -253,8 +253,8 @@ def _equality(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block,
         Paragraph("Equal:"),
         Points(tuple(equal)),
         Paragraph(
-            "Asserted before the timing: the losses of the first steps agree to within what rounding explains: a few roundings "
-            "of the precision, and what a nudge of the reference's weights by one rounding leads to, eightfold."
+            "Asserted before the timing: the losses of the first steps agree to within the error of rounding: a few roundings "
+            "of the precision, and eight times the effect of a nudge of the reference's weights by one rounding.",
         ),
         Points(tuple(checked)),
         Paragraph("Not equal:"),

@@ -1,4 +1,4 @@
-"""The comparison's plots: a column has its colour in each of them."""
+"""The comparison's plots: each column has the same colour in all of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ OTHER = "#777777"
 
 
 class ColumnBar(NamedTuple):
-    """A column's value with its spread; attributes as of `panax.metrics.page.bars.Bar`."""
+    """A column's value with its spread; attributes as in `panax.metrics.page.bars.Bar`."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class ColumnBar(NamedTuple):
 
 
 def bars(found: Sequence[ColumnBar], axis: str) -> str:
-    """Horizontal bars from zero, with a line from the least to the most."""
+    """Draw horizontal bars from zero, with a line from the minimum to the maximum."""
     coloured = [
         page_bars.Bar(bar.title, bar.value, bar.low, bar.high, bar.text, COLOURS.get(bar.name, OTHER), bar.faint)
         for bar in found
@@ -42,10 +42,10 @@ def bars(found: Sequence[ColumnBar], axis: str) -> str:
 
 
 def lines(series: Mapping[str, tuple[str, Sequence[float]]], axis: str, *, logarithmic: bool = False) -> str:
-    """A line for each name, over steps; names ending in `limit` are dashed.
+    """Draw a line for each name, over steps; names ending in `limit` are dashed.
 
     Args:
-        series: Name to its title and its values.
+        series: Maps a name to its title and its values.
     """
     drawn = []
     for row, (name, (title, found)) in enumerate(series.items()):

@@ -1,4 +1,4 @@
-"""The report of a published comparison: what each flaw does to the verdict."""
+"""The report of a published comparison: the effect of each flaw on the verdict."""
 
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from .plots import ColumnBar, bars
 from .writing import MARKDOWN, PAGE, PLOTS
 
 DISTINCT = 0.1
-"""Ratios that differ by less than this part are not told apart: so far do two runs of one variant differ on a busy machine."""
+"""Ratios that differ by less than this fraction count as equal: on a busy machine, two runs of one variant
+differ by as much."""
 
 
 def write_published(published: Published, folder: Path) -> tuple[Path, str]:
-    """Write the page and the Markdown file. Returns where the page is, and the table with the answer."""
+    """Write the page and the Markdown file. Returns the path of the page, and the table with the answer."""
     main = _table(published)
     picture = Picture(
         "ratios", _picture(published), "JAX's time of a step by PyTorch's, as each variant's own clock has it."
@@ -90,11 +91,11 @@ def _picture(published: Published) -> str:
 
 
 def answers(published: Published) -> list[str]:
-    """First what the flaws together do to the verdict, then each alone."""
+    """Describe the effect of all flaws together on the verdict, then of each alone."""
     right, wrong = published.ratio("corrected"), published.ratio("published")
     if right is None:
-        return ["The corrected comparison was not finished, so that no flaw's effect is known."]
-    first = f"Without its flaws the comparison says: {_faster(right)}."
+        return ["The corrected comparison was not finished, so the effect of each flaw is unknown."]
+    first = f"Result of the comparison without its flaws: {_faster(right)}."
     if wrong is not None:
         turned = "the verdict turns round" if (right > 1) != (wrong > 1) else "the verdict has the same sign"
         change = (

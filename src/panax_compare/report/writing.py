@@ -16,7 +16,7 @@ def write_report(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     """Write the page, the Markdown file and its plots.
 
     Returns:
-        Where the page is, and the table with the verdict, for the terminal.
+        The path of the page, and the table with the verdict, for the terminal.
     """
     if not comparison.work:
         return folder / PAGE, "nothing was measured\n"

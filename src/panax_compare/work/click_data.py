@@ -1,4 +1,5 @@
-"""Makes the work `dlrm`: MLPerf's 26 tables, scaled to memory, with weights and Zipf-distributed ids drawn by NumPy."""
+"""Creation of the work `dlrm`: MLPerf's 26 tables, scaled to memory, with weights and Zipf-distributed ids
+drawn by NumPy."""
 
 import itertools
 import json
@@ -15,7 +16,7 @@ MLPERF_ROWS = (
     4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
 )  # fmt: skip
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-"""Rows of each table, and ids in a bag of it, of MLPerf's recommendation benchmark, v2."""
+"""Rows of each table, and ids in each of its bags, of MLPerf's recommendation benchmark, v2."""
 
 SHAPES: dict[str, tuple[int, int, bool]] = {
     "tiny": (50, 4, False),
@@ -23,13 +24,14 @@ SHAPES: dict[str, tuple[int, int, bool]] = {
     "1m": (1_000_000, 32, False),
     "1m-bags": (1_000_000, 32, True),
 }
-"""The most rows of a table, the width of its rows, and whether bags have MLPerf's ids or one."""
+"""Maximum rows of a table, width of its rows, and whether bags have MLPerf's number of ids or one."""
 
 NUMBERS, ZIPF, NUM_BATCHES = 13, 1.2, 4
 
 
 def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> ComparedWork:
-    """Write the files of a DLRM (arXiv:1906.00091): a bottom of 512, 256 and the width, a top of 1024, 1024, 512, 256 and 1."""
+    """Write the files of a DLRM (arXiv:1906.00091): a bottom of 512, 256 and the width, a top of 1024, 1024,
+    512, 256 and 1."""
     size = settings.size or DEFAULT_SIZES["dlrm"]
     most, width, bags = SHAPES[size]
     tiny = size == "tiny"

@@ -1,9 +1,10 @@
-"""Whether columns do the same work: their first losses must agree to within what rounding explains.
+"""The check that columns do the same work: their first losses must agree to within rounding.
 
-The tolerance has two parts. A loss is a mean over many rows of a chain of a few hundred roundings, whose errors add up as a
-random walk does and average out over the rows: a few roundings of the precision, relative to the loss, are what one step may
-differ by. Training then amplifies a difference. By how much is measured, not guessed: the reference column is run once more from
-weights that are each moved by one rounding, and the others may be `AMPLIFICATION` times as far from it as it then is from itself.
+The tolerance has two parts. A loss is a mean over many rows of a chain of a few hundred roundings, whose
+errors add up like a random walk and average out over the rows: one step may differ by a few roundings of the
+precision, relative to the loss. Training then amplifies a difference. The amplification is measured, not
+guessed: the reference column is run once more from weights that are each moved by one rounding, and the
+others may be `AMPLIFICATION` times as far from it as it then is from itself.
 """
 
 from collections.abc import Sequence
@@ -14,19 +15,21 @@ from panax.core.finite_stats import max_finite
 from .work import ROUNDING
 
 ROUNDINGS = {"f32": 16, "tf32": 4, "bf16": 4, "bf16-mixed": 4}
-"""Of one step; more in float32, where libraries' exponentials and error functions are themselves some roundings apart."""
+"""Roundings of one step; more in float32, since libraries' exponentials and error functions themselves differ
+by some roundings."""
 
 AMPLIFICATION = 8
-"""One nudge of the weights stands for the roundings of every operation; a single run of it can be off by a few times."""
+"""Factor of the measured amplification: one nudge of the weights represents the roundings of every operation,
+and a single run of it can be off by a few times."""
 
 
 class LossComparison(NamedTuple):
-    """What the losses of a column say.
+    """Result of the comparison of a column's losses.
 
     Attributes:
-        same: Whether they agree with the reference's.
-        apart: The largest difference, as a part of the tolerance.
-        reason: What differs, where they don't agree.
+        is_equal: True if they agree with the reference's.
+        max_distance: The largest difference, as a fraction of the tolerance.
+        reason: The difference, if they don't agree.
     """
 
     is_equal: bool
@@ -35,10 +38,10 @@ class LossComparison(NamedTuple):
 
 
 def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, precision: str) -> list[float]:
-    """How far from the reference's each loss may be.
+    """Return the maximum distance of each loss from the reference's.
 
     Args:
-        nudged: The reference's losses from nudged weights; None where they are not known.
+        nudged: The reference's losses from nudged weights; None if they are unknown.
     """
     one_step = ROUNDINGS[precision] * ROUNDING[precision]
     found, moved = [], 0.0
@@ -57,7 +60,7 @@ def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed:
         )
     apart = 0.0
     for step, (loss, wanted, most) in enumerate(zip(losses, reference, allowed), 1):
-        # Not `>`: a loss that is not a number is not the same.
+        # Not `>`: a NaN loss does not agree.
         if not abs(loss - wanted) <= most:
             return LossComparison(
                 False,

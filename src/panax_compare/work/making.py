@@ -1,6 +1,7 @@
-"""Makes a `ComparedWork`: weights drawn by Panax's task from a seed, batches drawn by NumPy, both before any clock starts.
+"""Creation of a `ComparedWork`: weights drawn by Panax's task from a seed, batches drawn by NumPy, both
+before any clock starts.
 
-Runs in a process of its own, which ends before the first column begins.
+It runs in a separate process, which ends before the first column begins.
 """
 
 import dataclasses
@@ -28,10 +29,11 @@ from .shapes import decoder_shape, vit_shape
 from .work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
 
 MIN_VOCABULARY = 1024
-"""Of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes themselves."""
+"""Minimum vocabulary of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes
+themselves."""
 
 NUM_BATCHES = 4
-"""Distinct batches; a column goes through them in turn."""
+"""Number of distinct batches; a column cycles through them."""
 
 
 def make_work(
@@ -40,9 +42,9 @@ def make_work(
     """Write a work's files.
 
     Args:
-        find_recipe: A recipe's name to a function that returns its experiment.
-        stream_steps: Take so many batches of the recipe's own data (of a named decoder the quickstart's text), and what it holds
-            out; 0 for random ones.
+        find_recipe: Maps a recipe's name to a function that returns its experiment.
+        stream_steps: Number of batches to take from the recipe's data (for a named decoder, from the
+            quickstart's text), in addition to its held-out data; 0 for random batches.
 
     Raises:
         RecipeError: The recipe's model has no layout that other frameworks read.
@@ -72,20 +74,21 @@ def _of_recipe(settings: Settings, folder: Path, find_recipe: Callable[[str], An
     if stream_steps == 0:
         return _of_task(settings, folder, experiment, experiment.task)
     opened = open_data(experiment, lambda line: None)
-    work = _of_task(settings, folder, experiment, experiment.task.adapted(opened.facts))
+    work = _of_task(settings, folder, experiment, experiment.task.adapt_to_data(opened.facts))
     _stream(settings, folder, work, opened, stream_steps)
     return work
 
 
 def _on_text(config: DecoderConfig, length: int) -> Experiment:
-    """The text of the quickstart, which every machine has, for a decoder without data of its own."""
+    """Return an experiment on the quickstart's text, which every machine has, for a decoder without a data
+    set."""
     tokenizer = BytePairTokenizer(vocab_size=config.vocab_size)
     data = TextData(corpus=PythonLibrary(definitions=True), tokenizer=tokenizer, sequence_length=length, batch_size=16)
     return Experiment(name="compare", task=DecoderTask(model=config), data=data)
 
 
 def _stream(settings: Settings, folder: Path, work: ComparedWork, opened: OpenedData, steps: int) -> None:
-    """Real batches in place of the random ones."""
+    """Replace the random batches by real ones."""
     length = work.units_per_step // settings.batch_size
     make_stream(settings.work, opened, folder, batch_size=settings.batch_size, length=length, steps=steps)
     stream = Stream(folder, TRAIN)
@@ -99,8 +102,9 @@ def _of_task(settings: Settings, folder: Path, experiment: Any, task: Task) -> C
         return _of_vit(settings, folder, config, name)
     if not isinstance(task, DecoderTask):
         raise RecipeError(
-            f"recipe {name!r} trains {describe_type(task)}, whose weights have no Hugging Face layout that the other columns "
-            "could read; comparable are recipes of a DecoderTask or a VitTask"
+            f"recipe {name!r} trains {describe_type(task)}, which has no Hugging Face layout of its weights for the "
+            "other columns; "
+            "recipes of a DecoderTask or a VitTask can be compared"
         )
     config = dataclasses.replace(task.model, dropout=0.0, vocab_size=task.model.vocab_size or 8192)
     if config.feed_forward is not None:
@@ -179,14 +183,14 @@ def _write_weights(settings: Settings, folder: Path, task: Task) -> Family:
 
 
 def optimizer_numbers(settings: Settings) -> OptimizerNumbers:
-    """The optimizer's numbers; the learning rate is the optimizer's usual one unless told."""
+    """Return the optimizer's settings; by default with the optimizer's usual learning rate."""
     usual = {"adamw": 3e-4, "sgd": 1e-3, "adagrad": 1e-3}[settings.optimizer]
     decay = settings.weight_decay if settings.optimizer == "adamw" else 0.0
     return OptimizerNumbers(name=settings.optimizer, learning_rate=settings.learning_rate or usual, weight_decay=decay)
 
 
 def random_images(settings: Settings, config: VitConfig) -> list[Batch]:
-    """Batches of noise with random labels, as the published comparison trains on."""
+    """Generate batches of noise with random labels, as in the published comparison."""
     random = np.random.default_rng(settings.seed)
     shape = (settings.batch_size, config.image_size, config.image_size, config.channels)
     return [

@@ -1,4 +1,4 @@
-"""What is compared, and how long: one frozen value, checked where it is made."""
+"""Settings of a comparison: one frozen value, checked at construction."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,36 +24,37 @@ SIZES: dict[str, tuple[str, ...]] = {
     "moe": ("tiny", "100m", "8x7b"),
     "dlrm": ("tiny", "100k", "1m", "1m-bags"),
 }
-"""The sizes of each named work; `tiny` is for trying things out."""
+"""The sizes of each named work; `tiny` is for experiments."""
 
 DEFAULT_SIZES = {"vit": "B", "decoder": "60m", "moe": "100m", "dlrm": "1m"}
 
 DEFAULTS = {"dlrm": ("adagrad", 2048)}
-"""The optimizer and the batch size where a work has others than the rest."""
+"""The optimizer and the batch size of works with different defaults."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A comparison.
+    """Settings of a comparison.
 
     Attributes:
         work: "vit", "decoder", "moe", "dlrm", or "recipe:NAME".
         precision: One of `PRECISIONS`.
-        attention: "eager" for all scores in memory, "fused" for the fastest that each framework has.
-        optimizer: "adamw" or "sgd"; of `dlrm`, "adagrad" or "sgd".
-        size: One of `SIZES`; empty for the work's usual one.
-        batch_size: Images, or rows of tokens, of a step.
+        attention: "eager" for all scores in memory, "fused" for the fastest of each framework.
+        optimizer: "adamw" or "sgd"; for `dlrm`, "adagrad" or "sgd".
+        size: One of `SIZES`; empty for the work's default.
+        batch_size: Images, or rows of tokens, per step.
         columns: Names of columns; empty for all.
-        steps: Steps of a column's turn, dispatched one after the other; the device is waited for before and after them.
+        steps: Steps of a column's turn, dispatched one after the other, with a wait for the device before and
+            after them.
         rounds: Turns of each column.
-        checked_steps: Steps whose losses must agree before anything is timed.
-        layers: Overrides the size's number of layers; 0 leaves it.
-        sequence_length: Of a decoder's rows; 0 for the usual.
-        image_size: Pixels of a side; 0 for the usual.
-        patch_size: Pixels of a patch's side; 0 for the usual.
-        classes: Of a ViT; 0 for the usual.
-        weight_decay: Of weights and embeddings; never of norms, biases and the class token.
-        probes: Whether to try, after all is timed, a batch of another shape and a wrong batch in every column.
+        checked_steps: Number of steps with losses that must agree before anything is timed.
+        layers: Overrides the size's number of layers; 0 keeps it.
+        sequence_length: Length of a decoder's rows; 0 for the default.
+        image_size: Pixels of a side; 0 for the default.
+        patch_size: Pixels of a patch's side; 0 for the default.
+        classes: Number of classes of a ViT; 0 for the default.
+        weight_decay: Weight decay of weights and embeddings; never of norms, biases and the class token.
+        probes: True to try, after all timing, a batch of another shape and a wrong batch in every column.
     """
 
     work: str
@@ -80,13 +81,14 @@ class Settings:
         kind = self.kind
         if kind not in (*SIZES, "recipe"):
             raise RecipeError(
-                f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe is recipe:NAME"
+                f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe "
+                "is recipe:NAME"
             )
         _one_of("precision", self.precision, tuple(PRECISIONS))
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if kind != "dlrm" and self.optimizer == "adagrad":
-            raise RecipeError("optimizer='adagrad' is of tables, for `panax compare dlrm`; take adamw or sgd")
+            raise RecipeError("optimizer='adagrad' is of tables, for `panax compare dlrm`; use adamw or sgd")
         if kind == "dlrm":
             self._check_tables()
         if kind == "recipe":
@@ -128,12 +130,12 @@ class Settings:
 
     @property
     def kind(self) -> str:
-        """What stands before the colon: "vit", "decoder", "moe", "dlrm" or "recipe"."""
+        """Return the part before the colon: "vit", "decoder", "moe", "dlrm" or "recipe"."""
         return self.work.partition(":")[0]
 
     @property
     def name(self) -> str:
-        """A folder's name that tells comparisons with other settings apart.
+        """Return a folder name that is unique to these settings.
 
         >>> Settings(work="vit", size="S", batch_size=4).name
         'vit-S-f32-fused-adamw-batch4'
@@ -162,7 +164,7 @@ class Settings:
 
 
 def check_hardware(precision: str, has_gpu: bool) -> None:
-    """Raise a RecipeError for a precision that this machine does not have."""
+    """Raise a RecipeError for a precision that this machine does not support."""
     if precision == "tf32" and not has_gpu:
         raise RecipeError(
             "precision='tf32' is how NVIDIA's GPUs multiply float32 numbers, and no GPU is attached here; use --precision f32 "

@@ -1,4 +1,4 @@
-"""The shapes of the named works."""
+"""Shapes of the named works."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,8 @@ DECODERS: dict[str, tuple[DecoderConfig, int]] = {
         4096,
     ),
 }
-"""Llama's shape in several sizes, each with its usual length of a row. "8b" is Llama 3's; --layers makes it fit."""
+"""Llama's shape in several sizes, each with its usual row length. "8b" is Llama 3's; --layers makes it
+fit."""
 
 MIXTURES: dict[str, tuple[DecoderConfig, int]] = {
     "tiny": (
@@ -83,11 +84,11 @@ MIXTURES: dict[str, tuple[DecoderConfig, int]] = {
         2048,
     ),
 }
-"""Mixtral's shape, as `DECODERS`."""
+"""Mixtral's shape, in the form of `DECODERS`."""
 
 
 def decoder_shape(settings: Settings) -> tuple[DecoderConfig, int]:
-    """The model of `decoder` or `moe`, and the length of a row."""
+    """Return the model of `decoder` or `moe`, and the length of a row."""
     sizes = DECODERS if settings.kind == "decoder" else MIXTURES
     config, usual = sizes[settings.size or DEFAULT_SIZES[settings.kind]]
     length = settings.sequence_length or usual
@@ -97,7 +98,7 @@ def decoder_shape(settings: Settings) -> tuple[DecoderConfig, int]:
 
 
 def vit_shape(settings: Settings) -> VitConfig:
-    """The model of `vit`."""
+    """Return the model of `vit`."""
     if settings.size == "tiny":
         config = VitConfig(num_classes=10, image_size=32, patch=8, embed=64, num_layers=2, heads=4, ffn=128)
     else:

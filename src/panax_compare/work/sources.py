@@ -1,4 +1,4 @@
-"""How long each column's program is, counted from the files that ran."""
+"""Length of each column's program, counted from the files that ran."""
 
 import ast
 import io
@@ -16,8 +16,8 @@ class CodeLength(NamedTuple):
     """Lines of code: without blank lines, comments and docstrings.
 
     Attributes:
-        program: What prepares, steps and optimises.
-        model: What had to be written of the model; 0 where a library has it.
+        program: Lines of preparation, step and optimizer.
+        model: Lines of the model that a user would have to write; 0 for a library's model.
     """
 
     program: int
@@ -25,7 +25,7 @@ class CodeLength(NamedTuple):
 
 
 def count_column_lines(column: Column, family: Family) -> CodeLength:
-    """A column's length for a family of models."""
+    """Count a column's lines for a family of models."""
     program, model = column.files(family)
     return CodeLength(
         sum(count_code_lines(read_source(name)) for name in program),
@@ -34,12 +34,12 @@ def count_column_lines(column: Column, family: Family) -> CodeLength:
 
 
 def read_source(name: str) -> str:
-    """Return a file of the columns by its module, as `torch.torch_eager`."""
+    """Read the text of a column's file."""
     return FOLDER.joinpath(*name.split(".")).with_suffix(".py").read_text(encoding="utf-8")
 
 
 def count_code_lines(text: str) -> int:
-    """Lines that hold code.
+    """Count the lines that hold code.
 
     >>> count_code_lines('def f():\\n    \\"\\"\\"Say nothing.\\"\\"\\"\\n    # why\\n    return (\\n        1)\\n')
     3

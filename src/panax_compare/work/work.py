@@ -1,4 +1,4 @@
-"""`ComparedWork`: what every column does, as files and numbers. Reading it imports no framework."""
+"""`ComparedWork`: the task of every column, as files and numbers. Reading it imports no framework."""
 
 import dataclasses
 import json
@@ -40,13 +40,13 @@ class ComparedWork:
     """A model's weights, batches and optimizer, the same for all columns.
 
     Attributes:
-        title: The model in words.
-        folder: With config.json and model.safetensors as Hugging Face lays them out, and the batches.
-        family: Whose layout that is.
-        unit: What is counted per second: "images", "tokens" or "examples".
-        flops_per_step: Of the model's products, forward and backward, counted from its shapes.
-        recipe: The recipe that it was taken from.
-        flaws: Of a published comparison, that a column is to reproduce; empty in an honest one.
+        title: Description of the model.
+        folder: Contains config.json and model.safetensors in Hugging Face's layout, and the batches.
+        family: Model family of that layout.
+        unit: Unit that is counted per second: "images", "tokens" or "examples".
+        flops_per_step: FLOPs of the model's matmuls, forward and backward, counted from its shapes.
+        recipe: The recipe from which it was made.
+        flaws: Flaws of a published comparison that a column must reproduce; empty otherwise.
     """
 
     title: str
@@ -64,16 +64,19 @@ class ComparedWork:
     flaws: tuple[str, ...] = ()
 
     def config(self) -> dict[str, Any]:
-        """The model's config.json."""
+        """Read the model's config.json."""
         return json_reader.read(Path(self.folder) / CONFIG, constants=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The model's weights in float32, by Hugging Face's names."""
+        """Read the model's weights in float32, by Hugging Face's names."""
         return load_file(Path(self.folder) / WEIGHTS)
 
     def batches(self) -> list[Batch]:
-        """`image` [batch, height, width, channel] float32 and `label` [batch] int32; or `tokens` and `targets` [batch, seq]; or
-        `numeric` [batch, 13], a leaf of ids [batch, capacity] for each table, and `label` [batch], float32.
+        """Read the batches.
+
+        They are `image` [batch, height, width, channel] float32 and `label` [batch] int32; or `tokens` and
+        `targets` [batch, seq]; or `numeric` [batch, 13], a leaf of ids [batch, capacity] for each table, and
+        `label` [batch], float32.
         """
         batches: dict[int, Batch] = {}
         for name, array in load_file(Path(self.folder) / BATCHES).items():
@@ -82,20 +85,21 @@ class ComparedWork:
         return [batches[number] for number in sorted(batches)]
 
     def nudged_tensors(self) -> "ComparedWork":
-        """This work from weights that differ by a rounding: what it shows is how far rounding alone moves the losses."""
+        """Return this work with weights that differ by a rounding: it shows how far rounding alone moves the
+        losses."""
         return dataclasses.replace(self, folder=str(Path(self.folder) / NUDGED))
 
     def save(self) -> None:
-        """Write what a worker reads."""
+        """Write the file that workers read."""
         path = Path(self.folder) / WORK
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def read_work(folder: str | Path) -> ComparedWork:
-    """The work that was made in a folder.
+    """Read the work in a folder.
 
     Raises:
-        DataError: There is none.
+        DataError: The folder has no work.
     """
     try:
         raw = json_reader.read(Path(folder) / WORK, constants=True)
@@ -114,11 +118,12 @@ def save_batches(folder: Path, batches: list[Batch]) -> None:
 
 
 ROUNDING = {"f32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-9, "bf16-mixed": 2.0**-9}
-"""The largest relative error of rounding to what products are computed in."""
+"""The largest relative error of rounding to the precision of matmuls."""
 
 
 def save_nudged(work: ComparedWork) -> None:
-    """Write the same work again, each weight moved by one rounding of its precision, up or down by chance."""
+    """Write the same work again, with each weight moved by one rounding of its precision, up or down at
+    random."""
     folder = Path(work.folder)
     (folder / NUDGED).mkdir(exist_ok=True)
     random = np.random.default_rng(work.seed + 1)
@@ -134,9 +139,12 @@ def save_nudged(work: ComparedWork) -> None:
 
 
 def use_weight_decay(name: str) -> bool:
-    """Whether AdamW decays the tensor of this Hugging Face name: norms, biases and the class token never.
+    """Return True if AdamW decays the tensor of this Hugging Face name: not norms, biases and the class
+    token.
 
-    >>> use_weight_decay("model.layers.0.mlp.up_proj.weight"), use_weight_decay("vit.layernorm.bias"), use_weight_decay("model.norm.weight")
-    (True, False, False)
+    >>> use_weight_decay("model.layers.0.mlp.up_proj.weight"), use_weight_decay("vit.layernorm.bias")
+    (True, False)
+    >>> use_weight_decay("model.norm.weight")
+    False
     """
     return not (name.endswith(".bias") or "norm" in name or name.endswith("cls_token"))

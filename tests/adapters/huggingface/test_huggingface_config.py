@@ -145,7 +145,7 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
             {"num_local_experts": "8"},
             "num_local_experts='8' in a mixtral model; expected a value of type int",
         ),
-        ("mixtral_8x7b", {"num_experts_per_tok": 9}, "active=9; expected 1 to experts=8"),
+        ("mixtral_8x7b", {"num_experts_per_tok": 9}, "experts for each token; expected 1 to experts=8"),
         ("qwen3_30b_a3b", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\] .*expected the first layers only"),
         ("dbrx", {"rope_theta": 10000.0}, r"attn_config.rope_theta=500000 .* rope_theta=10000.0.* make them equal"),
         (

@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_named(example, tmp_path):
     with pytest.raises(RecipeError, match="is a vision transformer, the task a DecoderTask"):
         load(example.folder, decoder, jax.eval_shape(decoder.init, jax.random.key(0))[0], {})
     mean = VitTask(model=dataclasses.replace(config, pooling="mean"))
-    with pytest.raises(RecipeError, match=r"model\.pooling='mean', where it has 'class_token'"):
+    with pytest.raises(RecipeError, match=r"model\.pooling='mean', expected 'class_token'"):
         save(tmp_path / "mean", abstract(mean))
     with pytest.raises(RecipeError, match="model_type='llama' is not a vision transformer"):
         save(tmp_path / "llama", example.params, model_type="llama")

@@ -229,7 +229,7 @@ class HandsOn(Plain):
 
 @pytest.mark.parametrize("module", [Alternating, Named, Scaled])
 def test_a_step_that_computes_with_the_number_of_its_batch_is_refused(module):
-    with pytest.raises(RecipeError, match=r"computes or decides with batch_idx.*leaf of the batch"):
+    with pytest.raises(RecipeError, match=r"computes or branches with batch_idx.*leaf of the batch"):
         fit_arguments(module(), example=EXAMPLE, num_steps=4, check=False)
     fit_arguments(module(), example=EXAMPLE, num_steps=4, check=False, ignore=["batch_idx"])
 
@@ -286,5 +286,5 @@ class ValidatesByNumber(Plain):
 def test_an_evaluation_that_would_be_refused_is_said_at_once():
     arguments = fit_arguments(ValidatesByNumber(), example=EXAMPLE, num_steps=4)
     (note,) = arguments.task.notes
-    assert note.startswith("an evaluation would be refused: ValidatesByNumber computes or decides with batch_idx")
+    assert note.startswith("an evaluation would be refused: ValidatesByNumber computes or branches with batch_idx")
     assert not fit_arguments(ValidatesByNumber(), example=EXAMPLE, num_steps=4, ignore=["batch_idx"]).task.notes

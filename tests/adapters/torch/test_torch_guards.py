@@ -214,7 +214,7 @@ def test_a_double_that_float32_can_not_tell_from_its_neighbours_ends_the_run(way
     state, _ = step(step.init(), small)
     step.raise_faults()
     step(state, {"t": small["t"] + 1_700_000_000})
-    with pytest.raises(DataError, match=rf"{message}.*computed in float32 here, whose integers end at 16777216"):
+    with pytest.raises(DataError, match=rf"{message}.*computed in float32 here, with exact integers up to 16777216"):
         step.raise_faults()
 
 

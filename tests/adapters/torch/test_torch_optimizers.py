@@ -210,7 +210,7 @@ REFUSED = {
     "own": (lambda m: Own(m.parameters()), None, "Own is a custom AdamW"),
     "used": (used, None, "Adam has taken steps already"),
     "strange": (lambda m: torch.optim.SGD(Two().parameters()), None, r"shape \[4, 3\] that is not the module's"),
-    "plateau": (OPTIMIZERS["sgd"], lr.ReduceLROnPlateau, "ReduceLROnPlateau depends on what is measured"),
+    "plateau": (OPTIMIZERS["sgd"], lr.ReduceLROnPlateau, "ReduceLROnPlateau depends on values measured"),
     "eps": (lambda m: torch.optim.Adam(m.parameters()), Sharpening, "Sharpening changes 'eps' of group 0 at step 1"),
     "new group": (OPTIMIZERS["sgd"], Thawing, "Thawing makes 2 groups of parameters of 1 at step 3"),
     "step": (clipping, None, "step of this SGD is replaced by"),

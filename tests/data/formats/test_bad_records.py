@@ -108,7 +108,7 @@ def test_a_filter_leaves_documents_out_and_counts_them(tmp_path):
     store = open_tokens(tmp_path / "out")
     assert (len(store.offsets) - 1, store.num_filtered_documents, store.num_bad_records) == (2, 2, 0)
     assert corpus.fingerprint() != dataclasses.replace(corpus, drop="").fingerprint() != plain.fingerprint()
-    with pytest.raises(DataError, match="all 4 of its documents are left out by the filter"):
+    with pytest.raises(DataError, match="all 4 of its documents are removed by the filter"):
         write_tokens(FilteredCorpus(corpus=plain, max_characters=1), TOKENIZER.train(plain), tmp_path / "none")
 
 

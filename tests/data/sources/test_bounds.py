@@ -101,7 +101,7 @@ def test_shards_of_mds_that_become_too_large_are_refused(tmp_path):
         (tmp_path / "mds" / "bomb").write_bytes(compress(bytes(LARGE)))
         (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
         tracemalloc.start()
-        with pytest.raises(DataError, match=r"bomb is larger than the \d+ bytes that index\.json says"):
+        with pytest.raises(DataError, match=r"bomb is larger than the \d+ bytes that index\.json states"):
             list(Mds(path=str(tmp_path / "mds")).documents())
         assert tracemalloc.get_traced_memory()[1] < LARGE // 4
         tracemalloc.stop()

@@ -264,7 +264,7 @@ def test_labels_from_a_file(folder, tmp_path):
     with pytest.raises(DataError, match=r"labels\.csv has no label for cat/0\.png"):
         ImageFolder(path=str(folder), label=str(tmp_path / "labels.csv")).open(tmp_path, 0)
     (folder / "lone.png").write_bytes(png(1))
-    with pytest.raises(DataError, match=r"lone\.png lies in .* itself; expected each image in the folder of its class"):
+    with pytest.raises(DataError, match=r"lone\.png is in .* itself; expected each image in the folder of its class"):
         ImageFolder(path=str(folder)).open(tmp_path, 0)
 
 

@@ -64,7 +64,7 @@ def test_what_is_in_use_stays(cache):
             with held(cache, key):
                 assert first.read_bytes() == b"a" * 10 and taken(cache) <= 30
         assert "a" in names(cache)
-        with held(cache, "g"), held(cache, "h"), pytest.raises(CacheFullError, match="what is in it is in use"):
+        with held(cache, "g"), held(cache, "h"), pytest.raises(CacheFullError, match="all of its files are in use"):
             held(cache, "i").__enter__()
     with held(cache, "i"):
         pass
@@ -101,7 +101,7 @@ def test_a_copy_that_failed_is_not_there(cache):
         raise DataError("the network is gone")
 
     with pytest.raises(DataError, match="the network is gone"):
-        cache.hold("a", 10, fail, "s3://b/a").__enter__()
+        cache.lease("a", 10, fail, "s3://b/a").__enter__()
     assert names(cache) == set() and taken(cache) == 0
     with held(cache, "a") as path:
         assert path.read_bytes() == b"a" * 10
@@ -146,7 +146,7 @@ for i in range(40):
         os.pwrite(descriptor, key.encode() * 10, 0)
         with open(root.parent / "made", "a") as log:
             log.write(key)
-    with cache.hold(key, 10, fill, key) as path:
+    with cache.lease(key, 10, fill, key) as path:
         assert path.read_bytes() == key.encode() * 10, key
         assert sum(entry.stat().st_size for entry in (root / name for name in "abcde") if entry.exists()) <= 35
 """
@@ -170,7 +170,7 @@ from panax.data.files.file_cache import FileCache
 def fill(descriptor):
     print("filling", flush=True)
     time.sleep(60)
-FileCache(Path(sys.argv[1]), 30).hold("a", 10, fill, "a").__enter__()
+FileCache(Path(sys.argv[1]), 30).lease("a", 10, fill, "a").__enter__()
 """
 
 

@@ -102,7 +102,7 @@ def test_array_records_of_text_and_of_json(tmp_path):
     assert documents == [Document(f"a{i}", prompt=f"q{i}") for i in range(5)]
     assert isinstance(bad, BadRecord) and bad.reason.startswith("broken JSON")
     assert ArrayRecord(paths=(path,)).fingerprint() != ArrayRecord(paths=(path,), record="json").fingerprint()
-    with pytest.raises(RecipeError, match="have no effect beside record="):
+    with pytest.raises(RecipeError, match="have no effect with record="):
         ArrayRecord(paths=(path,), text="body")
 
 
@@ -171,7 +171,7 @@ def test_damaged_mds_shards_are_named(tmp_path):
         list(Mds(path=str(zstd)).documents())
     shard = plain / "shard.00002.mds"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"shard\.00002\.mds has 566 bytes; index\.json says 567"):
+    with pytest.raises(DataError, match=r"shard\.00002\.mds has 566 bytes; index\.json states 567"):
         list(Mds(path=str(plain)).documents())
     shard.unlink()
     with pytest.raises(DataError, match=r"shard\.00002\.mds does not exist|lacks shard\.00002"):
@@ -281,7 +281,7 @@ def edited(index: bytearray, at: int, value: bytes) -> bytearray:
         (lambda index: edited(index, 9, b"\2"), "has version 2; expected 1"),
         (lambda index: edited(index, 17, b"\7"), "has the dtype code 7; expected one of integers"),
         (lambda index: edited(index, 18, b"\xff" * 7), "damaged or cut short"),
-        (lambda index: edited(index, 34, b"\5"), "do not lie one after another"),
+        (lambda index: edited(index, 34, b"\5"), "do not follow one another"),
         (lambda index: edited(index, len(index) - 8, b"\3"), "documents do not rise from 0 to 4"),
         (lambda index: b"", "can't be read"),
     ],
@@ -298,5 +298,5 @@ def test_tokens_of_another_length_than_the_index_says_are_refused(tmp_path):
         shutil.copy(FIXTURES / f"megatron_u16{suffix}", tmp_path / f"a{suffix}")
     with (tmp_path / "a.bin").open("ab") as file:
         file.write(b"\0\0")
-    with pytest.raises(DataError, match=r"a\.bin has 22 bytes; its index says 20"):
+    with pytest.raises(DataError, match=r"a\.bin has 22 bytes; its index states 20"):
         MegatronTokens(path=str(tmp_path / "a")).open(tmp_path / "cache")

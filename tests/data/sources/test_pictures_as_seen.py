@@ -97,4 +97,4 @@ def test_labels_of_shards_whose_types_differ_are_one(tmp_path):
     )
     found = data.open()
     assert found.examples.read(np.arange(4))["label"].tolist() == [3, 0, 3, 1] and found.num_classes == 4
-    assert any("2 records that can't be used are left out" in line for line in found.account)
+    assert any("2 unusable records are skipped" in line for line in found.account)

@@ -303,7 +303,7 @@ def test_a_hugging_face_dataset_with_splits(tmp_path):
 
 
 def test_a_directory_that_is_no_dataset_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"can't be loaded: .*expected what `Dataset.save_to_disk` wrote"):
+    with pytest.raises(DataError, match=r"can't be loaded: .*expected files written by `Dataset.save_to_disk`"):
         usable(HuggingFaceDisk(path=str(tmp_path)))
     with pytest.raises(DataError, match="is not a directory"):
         usable(HuggingFaceDisk(path=str(tmp_path / "no")))

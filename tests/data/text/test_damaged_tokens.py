@@ -56,7 +56,8 @@ def test_a_token_file_that_holds_zeros_is_named(tokens, tmp_path, monkeypatch, n
     open_tokens(tokens, seen=tmp_path / "seen")
     zero(tokens / f"{name}.bin")
     with pytest.raises(
-        DataError, match=rf"{name}\.bin is damaged: its checksum is not that of what was written; write"
+        DataError,
+        match=rf"{name}\.bin is damaged: its checksum does not match the one stored when it was written; write",
     ):
         open_tokens(tokens, seen=tmp_path / "seen")
 
@@ -65,12 +66,12 @@ def test_checksums_are_compared_once_for_each_state_of_a_file(tokens, tmp_path, 
     monkeypatch.setattr("panax.data.files.checksums._SETTLED_SECONDS", -9.0)
     open_tokens(tokens, seen=tmp_path / "seen")
     with monkeypatch.context() as patched:
-        patched.setattr("panax.data.text.tokens.checksum_of", None)
+        patched.setattr("panax.data.text.tokens.compute_checksum", None)
         open_tokens(tokens, seen=tmp_path / "seen")
         with pytest.raises(TypeError):
             open_tokens(tokens)
     (tokens / "tokens.bin").touch()
-    monkeypatch.setattr("panax.data.text.tokens.checksum_of", None)
+    monkeypatch.setattr("panax.data.text.tokens.compute_checksum", None)
     with pytest.raises(TypeError):
         open_tokens(tokens, seen=tmp_path / "seen")
 
@@ -89,7 +90,7 @@ def test_ids_outside_the_vocabulary_and_files_of_earlier_versions(tokens, earlie
         open_tokens(tokens)
     ids[7] = 98
     ids.tofile(tokens / "tokens.bin")
-    with pytest.raises(DataError, match=r"tokens\.bin is damaged: its checksum is not"):
+    with pytest.raises(DataError, match=r"tokens\.bin is damaged: its checksum does not match"):
         open_tokens(tokens)
 
 

@@ -271,7 +271,7 @@ def test_mixtures_that_can_not_be_are_refused():
     part = MixtureComponent(name="code", corpus=NOWHERE)
     with pytest.raises(RecipeError, match="expected one or more"):
         Mixture(parts=())
-    with pytest.raises(RecipeError, match="each with a name of its own"):
+    with pytest.raises(RecipeError, match="each with a unique name"):
         Mixture(parts=(part, part))
     with pytest.raises(RecipeError, match="weight 0 at step 9"):
         Mixture(parts=(dataclasses.replace(part, weight=((0, 1.0), (9, 0.0))),))

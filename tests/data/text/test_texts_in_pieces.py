@@ -91,7 +91,7 @@ def test_added_tokens_have_the_ids_of_the_file_or_it_is_refused(tmp_path, offset
         assert PretrainedTokenizer(path=str(path)).load().encode("<|b|>") == [first + 1]
         return
     with pytest.raises(
-        DataError, match=rf"added token '<\|a\|>' has the id {first + offsets[0]}, and the tokenizers library"
+        DataError, match=rf"added token '<\|a\|>' the id {first + offsets[0]}, but the tokenizers library"
     ):
         PretrainedTokenizer(path=str(path)).load()
 

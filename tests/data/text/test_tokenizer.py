@@ -105,7 +105,7 @@ def test_the_end_of_a_document_is_found_or_named(tokenizer, tmp_path):
     saved["added_tokens"] = []
     del saved["model"]["vocab"]["<|endoftext|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
-    with pytest.raises(DataError, match="nothing says which token ends a document; name it with end_of_document="):
+    with pytest.raises(DataError, match="no file states the token that ends a document; name it with end_of_document="):
         PretrainedTokenizer(path=str(tmp_path)).load()
     config.write_text("[")
     with pytest.raises(DataError, match=r"tokenizer_config\.json is broken"):

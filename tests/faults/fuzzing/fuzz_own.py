@@ -13,9 +13,10 @@ import numpy as np
 from fuzz_base import FIXTURES, Change, any_file
 from fuzz_mutations import mutate_json
 
+from panax.checkpoint import manifest as manifests
 from panax.checkpoint import open_checkpoint
 from panax.checkpoint.converting import write_arrays
-from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, compute_checksum, merge_manifests
+from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, merge_manifests
 from panax.data import TextData, TokenFile, TokenWriter
 from panax.data.files.checksums import compute_checksum, compute_seal
 from panax.data.files.packed_files import PackedFiles, PackedRecord, pack
@@ -70,7 +71,9 @@ def reseal(path: Path, change: Callable[[Any], Any]) -> None:
     outer = json.loads(path.read_text())
     with contextlib.suppress(ValueError, RecursionError):
         outer["body"] = change(outer["body"])
-    outer["checksum"] = compute_checksum(json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode())
+    outer["checksum"] = manifests.compute_checksum(
+        json.dumps(outer["body"], sort_keys=True, separators=(",", ":")).encode()
+    )
     path.write_text(json.dumps(outer))
 
 
@@ -79,7 +82,7 @@ def measured(body: Any, folder: Path) -> Any:
     for entry in body["arrays"].values():
         for chunk in entry["chunks"]:
             data = (folder / body["files"][chunk[2]][0]).read_bytes()
-            chunk[4] = compute_checksum(data[chunk[3] : chunk[3] + int(np.prod(chunk[1])) * 4])
+            chunk[4] = manifests.compute_checksum(data[chunk[3] : chunk[3] + int(np.prod(chunk[1])) * 4])
     for file in body["files"]:
         file[1] = (folder / file[0]).stat().st_size
     return body

@@ -1,4 +1,4 @@
-"""A supervisor whose nodes are hosts of their own network namespaces: `python launched.py JSON`, with the fields of `RowRequest`.
+"""A supervisor whose nodes are hosts of their own network namespaces: `python launched.py JSON`, with the fields of `Asked`.
 
 A node that is lost does not come back here, as one whose machine is broken.
 """
@@ -60,7 +60,7 @@ class Placed:
     def start_over(self, *, preempted: bool = False) -> int | None:
         return None
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return ""
 
     def replace(self, node: int) -> None:
@@ -86,10 +86,10 @@ class Namespaces:
     def check(self) -> None:
         pass
 
-    def submission(self, arguments: Sequence[str], folder: Path) -> str:
+    def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         return ""
 
-    def submits(self) -> bool:
+    def is_queued(self) -> bool:
         return False
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
@@ -101,7 +101,7 @@ class Namespaces:
     def listen_address(self) -> tuple[str, int]:
         return self.asked.address, 0
 
-    def place(self, supervisor: str, secret: str) -> Placed:
+    def start_agents(self, supervisor: str, secret: str) -> Placed:
         return Placed(self.asked, supervisor, secret)
 
 

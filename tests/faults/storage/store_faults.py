@@ -162,7 +162,7 @@ def _while_saving(
     assert any(line.startswith("warning: saving step 3") for line in said), said
     assert "the checkpoint of step 2 is whole" in str(error), error
     if 3 in steps:
-        assert any("may be committed all the same" in line for line in said), said
+        assert any("may still be committed" in line for line in said), said
         return "said to have failed; it is there and whole"
     return "failed, saying so; the ones before are whole"
 

@@ -133,7 +133,7 @@ def test_a_manifest_that_could_not_be_flushed_keeps_its_files(tmp_path, faulty, 
 
     monkeypatch.setattr(local, "_flush_folder", refused)
     assert "saving step 3" in str(save(checkpointer, 3))
-    assert "step_00000003 may be committed all the same" in said[-1]
+    assert "step_00000003 may still be committed" in said[-1]
     monkeypatch.undo()
     assert whole(tmp_path) == [2, 3]
 

@@ -144,7 +144,7 @@ def test_a_removal_that_stops_half_way_leaves_no_manifest(saved, monkeypatch):
     saved._say = said.append
     monkeypatch.setattr(LocalStore, "delete", once)
     assert save(saved, 3) is None and deleted
-    assert "could not be removed, and is tried again after each save: killed here" in said[0]
+    assert "could not be removed; this is retried after each save: killed here" in said[0]
     monkeypatch.undo()
     again = Checkpointer(saved.store, CONFIG, say=said.append)
     assert again.steps() == [2, 3] and all(again.open(step).verify() == [] for step in (2, 3))

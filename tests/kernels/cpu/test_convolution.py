@@ -129,8 +129,8 @@ def run(name: str, case: Shapes, dtype: type = np.float32) -> list[np.ndarray]:
     functions = next(each for each in list_kernels("convolution") if each.name == name).run
     return [
         np.asarray(jax.jit(functions.forward, static_argnums=2)(x, w, case.geometry)),
-        np.asarray(jax.jit(functions.by_input, static_argnums=(2, 3))(d_out, w, x.shape, case.geometry)),
-        np.asarray(jax.jit(functions.by_weights, static_argnums=(2, 3))(x, d_out, w.shape, case.geometry)),
+        np.asarray(jax.jit(functions.input_gradient, static_argnums=(2, 3))(d_out, w, x.shape, case.geometry)),
+        np.asarray(jax.jit(functions.weight_gradient, static_argnums=(2, 3))(x, d_out, w.shape, case.geometry)),
     ]
 
 
@@ -180,8 +180,8 @@ def test_bfloat16_is_multiplied_exactly() -> None:
     widened = [each.astype(jnp.float32) for each in (x, w, d_out)]
     assert np.array_equal(functions.forward(x, w, case.geometry), functions.forward(*widened[:2], case.geometry))
     assert np.array_equal(
-        functions.by_weights(x, d_out, w.shape, case.geometry),
-        functions.by_weights(widened[0], widened[2], w.shape, case.geometry),
+        functions.weight_gradient(x, d_out, w.shape, case.geometry),
+        functions.weight_gradient(widened[0], widened[2], w.shape, case.geometry),
     )
 
 

@@ -16,8 +16,8 @@ PROGRAM = """
 import jax.numpy as jnp
 from panax.kernels.cpu import choice, library, native
 from panax.kernels.product import product
-print(native.missing("c", "float32"), library.load()._name)
-choice.use(choice.CpuKernels(product_float32="c"))
+print(native.unavailable_reason("c", "float32"), library.load()._name)
+choice.use_choice(choice.CpuKernels(product_float32="c"))
 print(float(product("ab,bc->ac", jnp.ones((256, 256)), jnp.ones((256, 256)), jnp.float32).max()))
 """
 

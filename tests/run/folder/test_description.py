@@ -93,10 +93,10 @@ def test_what_can_be_registered():
 def test_a_module_is_imported_when_a_file_names_its_class():
     code = (
         "import sys, panax\n"
-        "from panax.core.serializable import readable, readable_names\n"
-        "assert readable('RolledReplay') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
-        "assert readable('VitTask').__module__ == 'panax.models.vision.vit_task'\n"
-        "assert all(isinstance(readable(name), type) for name in readable_names())\n"
+        "from panax.core.serializable import find_serializable, serializable_names\n"
+        "assert find_serializable('RolledReplay') is None and 'panax.models' not in sys.modules and 'jax' not in sys.modules\n"
+        "assert find_serializable('VitTask').__module__ == 'panax.models.vision.vit_task'\n"
+        "assert all(isinstance(find_serializable(name), type) for name in serializable_names())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -139,7 +139,7 @@ def test_settings_that_name_a_class_as_it_was_called_are_the_same(value):
 
 
 def test_another_class_is_another_setting():
-    assert list(diff_configs({"type": "Part"}, {"type": "Filtered"})) == ["type: Part -> Filtered"]
+    assert list(diff_configs({"type": "Part"}, {"type": "Mixture"})) == ["type: Part -> Mixture"]
 
 
 def test_fingerprints_hash_the_names_that_classes_had(tmp_path):

@@ -103,7 +103,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(here):
     data = dataclasses.replace(experiment.data, tokenizer=BytePairTokenizer(vocab_size=310), held_out=0.2, batch_size=1)
     (here / "a.txt").write_text(" ".join(f"{number:b} {number:x}" for number in range(3000)))
     with pytest.raises(RecipeError, match=r"task.model.vocab_size=300 is less than the tokenizer's 310"):
-        panax.run.preparation(dataclasses.replace(experiment, data=data))
+        panax.run.prepare(dataclasses.replace(experiment, data=data))
 
 
 def test_a_warning_says_in_python_which_tokenizer_it_is(here):

@@ -60,7 +60,7 @@ def test_of_two_requests_to_a_launched_worker_the_second_is_the_same(monkeypatch
 HELD = """
 import os, signal, sys, threading, time
 from panax.run.recovery import interrupt
-interrupt.ANSWER_SECONDS = 0.5
+interrupt.RESPONSE_SECONDS = 0.5
 with interrupt.SignalHandler() as asked:
     asked.has_news = {has_news}
     threading.Timer(0.2, os.kill, (os.getpid(), signal.{name})).start()
@@ -68,7 +68,7 @@ with interrupt.SignalHandler() as asked:
     import ctypes
     ctypes.CDLL(None).sleep(3) or ctypes.CDLL(None).sleep(3)
     while ctypes.CDLL(None).sleep(1): pass
-    print("asked", asked.due())
+    print("asked", asked.should_stop())
 """
 
 

@@ -212,8 +212,8 @@ def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tm
         stop.set()
         partner.join()
     assert result.step == STEPS
-    told = [line for line in said if "is left out of meeting" in line]
-    assert [line.partition(":")[0] for line in told] == ["island 1 is left out of meeting 2, after step 4"]
+    told = [line for line in said if "is dropped from meeting" in line]
+    assert [line.partition(":")[0] for line in told] == ["island 1 is dropped from meeting 2, after step 4"]
     assert any(line.startswith("island 1 is back at meeting 3") for line in said)
     assert all(np.isfinite(x).all() for x in params_of(tmp_path, 0, STEPS).values())
 
@@ -264,7 +264,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"count": 2}, "islands need a place where they meet"),
+        ({"count": 2}, "islands need a meeting place"),
         ({"count": 2, "index": 2, "place": "x"}, "an index from 0 to one less"),
         ({"place": "x"}, "comms.islands.place='x' has no effect with one island"),
         ({"count": 2, "place": "x", "wait_seconds": 0.0}, "expected more than 0"),
@@ -288,7 +288,7 @@ def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_
     # A checkpoint that has met others oftener than its place knows of.
     (folder / "meeting").rename(folder / "elsewhere")
     moved = dataclasses.replace(experiment(folder), num_steps=STEPS + 1)
-    with pytest.raises(CheckpointError, match=r"has been at 4 meetings, and .* knows of 0"):
+    with pytest.raises(CheckpointError, match=r"has been at 4 meetings, and .* records only 0"):
         panax.fit(moved, devices=jax.devices()[:2], quiet=True, accept_changes=True)
 
 

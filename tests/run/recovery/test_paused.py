@@ -38,7 +38,7 @@ def experiment(folder, mesh, **settings):
 @pytest.mark.parametrize("how", COMMS)
 def test_comms_pause_while_one_replica_is_left(how, tmp_path, monkeypatch):
     alone = experiment(tmp_path, ALONE, comms=COMMS[how])
-    with pytest.raises(RecipeError, match="leave comms out"):
+    with pytest.raises(RecipeError, match="remove comms"):
         prepare(alone, devices=jax.devices()[:1])
     monkeypatch.setenv(PROCESSES_VARIABLE, "2")
     assert count_missing_processes() == 1

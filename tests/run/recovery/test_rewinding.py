@@ -134,7 +134,7 @@ def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
     result, lines, (rewind,) = ran(tmp_path / "run", tmp_path, left_out=(8, 9, 10), bad=(8, 9, 10), devices=8)
     assert int(result.state.guard.skipped) == 0 and result.step == 20
     assert (rewind["step"], rewind["to"]) == (10, 5) and rewind["source"].endswith("step_00000005")
-    assert any("goes back to step 5" in line and "leaves out batches 8 to 10" in line for line in lines), lines
+    assert any("goes back to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
     assert steps_of(tmp_path / "run") == [15, 20]
 
 
@@ -212,9 +212,9 @@ def told(tmp_path_factory):
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        pytest.param(rewinding, "write_rewinds", 1, marks=pytest.mark.slow),
-        pytest.param(rewinding, "write_rewinds", 2, marks=pytest.mark.slow),
-        (Checkpointer, "forget", 2),
+        pytest.param(rewinding, "write_rollbacks", 1, marks=pytest.mark.slow),
+        pytest.param(rewinding, "write_rollbacks", 2, marks=pytest.mark.slow),
+        (Checkpointer, "remove_abandoned", 2),
         pytest.param(checkpointer_module, "remove", 1, marks=pytest.mark.slow),
         pytest.param(RunReporter, "rewound", 2, marks=pytest.mark.slow),
         pytest.param(RunReporter, "rewound", 1, marks=pytest.mark.slow),
@@ -309,7 +309,7 @@ def test_data_that_can_not_seek(tmp_path):
     with pytest.warns(UserWarning, match="can't resume exactly"):
         result = fit(experiment(tmp_path / "once", data=iter(batches)), quiet=True)
     assert_same(result.state, told.state)
-    short = pytest.raises(DataError, match="ended after 18 of 20 steps, and 2 batches were left out")
+    short = pytest.raises(DataError, match="ended after 18 of 20 steps, with 2 batches skipped")
     with short, pytest.warns(UserWarning, match="can't resume exactly"):
         fit(experiment(tmp_path / "short", data=IterableSource(batches[:20], epochs=1)), quiet=True)
 
@@ -348,7 +348,7 @@ def test_what_is_told_of_it(tmp_path):
     lines: list[str] = []
     changed = experiment(folder, steps=25, data=Restarted((1, 2)))
     result = fit(changed, accept_changes=True, say=lines.append)
-    assert int(result.state.guard.skipped) == 0 and any("leaves out batches 1 to 2" in line for line in lines)
+    assert int(result.state.guard.skipped) == 0 and any("skips batches 1 to 2" in line for line in lines)
     assert [(each["data"], each["to"], each["batches"]) for each in rewinds_of(folder)] == [
         (0, 5, [8, 9]),
         (1, 20, [1, 2]),
@@ -356,11 +356,7 @@ def test_what_is_told_of_it(tmp_path):
     assert steps_of(folder) == [20, 25]
     # With the same data as then, what the first rewind left out is of no matter; the second one holds.
     again = fit(dataclasses.replace(changed, num_steps=26), say=lines.append)
-    assert (
-        again.step == 26
-        and lines[-1].startswith("goodput")
-        and any("leave out batches 1 to 2" in line for line in lines)
-    )
+    assert again.step == 26 and lines[-1].startswith("goodput") and any("skip batches 1 to 2" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -55,6 +55,6 @@ def test_lists_of_an_hour_ago_lose_no_checkpoint(tmp_path, monkeypatch):
     result, said = trained(tmp_path, 30)
     # Not from step 10, which the list knows.
     assert any("resuming from step 20 of 30" in line for line in said) and result.step == 30
-    assert any("lacks" in line and "step_00000020" in line and "it is an old one" in line for line in said)
+    assert any("lacks" in line and "step_00000020" in line and "it is stale" in line for line in said)
     monkeypatch.undo()
     assert Checkpointer(tmp_path / "checkpoints").latest() == 30

@@ -206,22 +206,22 @@ def test_checkpoints_are_kept_until_a_later_step_is_checked(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["write_rewinds", "forget", "rewound"])
+@pytest.mark.parametrize("where", ["write_rollbacks", "remove_abandoned", "record_rollback"])
 def test_killed_while_going_back(tmp_path, monkeypatch, undisturbed, where):
     def killed(*arguments, **more):
         raise Killed
 
     owner = {
-        "write_rewinds": panax.run.recovery.rewinding,
-        "forget": Checkpointer,
-        "rewound": panax.run.reporting.report.RunReporter,
+        "write_rollbacks": panax.run.recovery.rewinding,
+        "remove_abandoned": Checkpointer,
+        "record_rollback": panax.run.reporting.report.RunReporter,
     }[where]
     with monkeypatch.context() as patch:
         Sick(3, "params.w", sign, lambda number, before: number == 6 and before == 0).patch(patch)
         patch.setattr(owner, where, killed)
         with pytest.raises(Killed):
             fit(tmp_path)
-    recorded = where != "write_rewinds"
+    recorded = where != "write_rollbacks"
     lines = []
     result = fit(tmp_path, say=lines.append)
     # Nothing on record: it goes on from the newest checkpoint, as after any kill.

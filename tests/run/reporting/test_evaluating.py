@@ -104,7 +104,7 @@ def test_sources_and_batches(ran):
     assert every["tokens"] == sum(batch["loss_mask"].sum() for batch, _ in held_out.batches())
     endless = PackedSource(held_out.rows, batch_size=8)
     for source in (endless, IterableSource(two)):
-        with pytest.raises(RecipeError, match="the data has no end; say how many batches"):
+        with pytest.raises(RecipeError, match="the data has no end; give the number of batches"):
             panax.evaluate(ran, source)
     assert panax.evaluate(ran, endless, batches=1)["loss"] == one["loss"]
 

@@ -293,7 +293,7 @@ def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, mon
         os.kill(os.getpid(), signal.SIGTERM)
         return "x"
 
-    monkeypatch.setattr("panax.run.loop.continue_text", drawn)
+    monkeypatch.setattr("panax.run.loop.generate_text", drawn)
     kept, lines = Kept(), []
     samples = Samples(every=4, prompts=("a", "b", "c"), tokens=5)
     result = fit(dataclasses.replace(short, hooks=(samples,), trackers=(kept,)), say=lines.append)

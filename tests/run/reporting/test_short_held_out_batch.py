@@ -70,7 +70,7 @@ def test_the_short_batch_counts(rows, tmp_path, source):
 
 
 def test_one_that_the_devices_can_not_share_is_named_with_the_rows_that_count(rows, tmp_path):
-    with pytest.warns(UserWarning, match=r"the evaluation is over 16 of 21 held-out rows: the last batch has 5"):
+    with pytest.warns(UserWarning, match=r"the evaluation covers 16 of 21 held-out rows: the last batch has 5"):
         result = trained(rows, tmp_path, batches(rows), devices=4)
     assert result.evaluation["loss"] == pytest.approx(over(rows, result, 16), rel=1e-5)
 

@@ -53,7 +53,7 @@ def test_a_run_shows_its_losses_and_nothing_by_choice(experiment, capsys):
     lines: list[str] = []
     fit(dataclasses.replace(short, num_steps=4), say=lines.append)
     assert not capsys.readouterr().out and any("resuming from step 3 of 4" in line for line in lines)
-    with pytest.raises(RecipeError, match="quiet shows nothing, say takes what there is to show: give one"):
+    with pytest.raises(RecipeError, match="quiet shows nothing, and say receives each line: give one"):
         fit(short, quiet=True, say=lines.append)
 
 

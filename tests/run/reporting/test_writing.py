@@ -71,6 +71,6 @@ def test_a_task_that_does_not_generate_says_so():
 
     with pytest.raises(RecipeError, match="Silent does not generate; a text model"):
         generate_text(Silent(), PARAMS, {}, Letters(), "a")
-    with pytest.raises(RecipeError, match="Silent does not generate; a task that does says so"):
+    with pytest.raises(RecipeError, match="Silent does not generate; a task that does sets `generates`"):
         Silent().generate(PARAMS, {}, jnp.ones((1, 1), jnp.int32), 1, jax.random.key(0))
     assert tiny.task().generates

@@ -76,7 +76,7 @@ def test_the_command_refuses(capsys):
     assert main(["find", "batch", "quickstart", "--target", "h100x8", "--memory-gib", "3"]) == 2
     assert "--memory-gib has no effect with --target" in capsys.readouterr().err
     assert main(["find", "batch", "quickstart", "--debug"]) == 2
-    assert "leave debug out" in capsys.readouterr().err
+    assert "remove debug" in capsys.readouterr().err
 
 
 def test_devices_of_the_host_share_what_it_may_use(monkeypatch):

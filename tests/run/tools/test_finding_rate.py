@@ -96,7 +96,7 @@ def test_what_makes_no_sense_is_refused(settings, message):
 
 def test_an_optimizer_with_a_rate_of_its_own_is_refused(experiment):
     own = dataclasses.replace(experiment, optimizer=Optax(transformation=optax.sgd(0.1)))
-    with pytest.raises(RecipeError, match="brings its own learning rate, so none can be tried"):
+    with pytest.raises(RecipeError, match="has a built-in learning rate, so none can be tried"):
         panax.find_lr(own)
 
 

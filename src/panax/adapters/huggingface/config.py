@@ -20,22 +20,23 @@ CONFIG = "config.json"
 
 
 def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
-    """The decoder, or the vision transformer, that a folder in Hugging Face's layout describes.
+    """Read the configuration of the decoder, or the vision transformer, in a folder in Hugging Face's layout.
 
-    Dropout is no part of it: it stays 0, whatever rates the release was trained with.
+    Dropout is not part of it: it stays 0, whatever rates the release was trained with.
 
     Args:
         directory: A folder with a config.json; nothing is downloaded.
 
     Raises:
-        CheckpointError: The folder or its config.json is missing or no JSON.
-        RecipeError: The model is of another family, or has a part that ours lacks; names the key and its value.
+        CheckpointError: The folder or its config.json is missing or is not JSON.
+        RecipeError: The model is of another family, or has a part that ours lacks; names the key and its
+            value.
     """
     return read_config(Path(directory))[1]
 
 
 def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
-    """The family of the model in a folder, and its configuration."""
+    """Return the family of the model in a folder, and its configuration."""
     raw = _read_json(folder)
     family = _family_of(raw, folder / CONFIG)
     try:
@@ -65,7 +66,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
 
 
 def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
-    """The family that config.json names by `model_type`, or by `architectures` where it has none."""
+    """Return the family that config.json names by `model_type`, or by `architectures` without one."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
     if not isinstance(architectures, list):
         raise RecipeError(f"{where}: architectures={architectures!r}; expected a list of names")
@@ -82,7 +83,7 @@ def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
 
 
 class _Reader:
-    """One config.json, read key by key."""
+    """Reader of one config.json, key by key."""
 
     def __init__(self, family: Family, raw: Mapping[str, Any], where: Path):
         self.family, self.raw, self.where = family, flatten_keys(raw, family.nested), where
@@ -91,7 +92,7 @@ class _Reader:
         raise RecipeError(f"{self.where}: {key}={self.raw.get(key)!r} in a {self.family.model_type} model; {why}")
 
     def field(self, field: str, key: str) -> Any:
-        """A field of `DecoderConfig`; 0 where the family lets it follow from others."""
+        """Read a field of `DecoderConfig`; 0 if the family derives it from others."""
         if key not in self.raw and key not in self.family.absent:
             raise RecipeError(f"{self.where} has no {key}, which a {self.family.model_type} model can't do without")
         value = self.raw.get(key, self.family.absent.get(key))
@@ -111,7 +112,7 @@ class _Reader:
         return wanted(value)
 
     def windows(self, num_layers: int) -> tuple[int, ...]:
-        """Each layer's window, 0 where it attends to all before."""
+        """Return each layer's window, 0 if it attends to all positions before."""
         if self.family.model_type == "qwen3":
             window = self.raw.get("sliding_window", 4096) if self.raw.get("use_sliding_window") else None
             full = [window is None or i < self.raw.get("max_window_layers", 28) for i in range(num_layers)]
@@ -164,6 +165,6 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
 
 
 def _shortest_cycle(windows: tuple[int, ...]) -> tuple[int, ...]:
-    """The fewest windows that give these when repeated."""
+    """Return the shortest cycle of windows that gives these when repeated."""
     lengths = range(1, len(windows) + 1)
     return next((windows[:n] for n in lengths if all(w == windows[i % n] for i, w in enumerate(windows))), (0,))

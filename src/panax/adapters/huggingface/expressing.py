@@ -1,4 +1,4 @@
-"""Whether two configurations are one model, and which family can express a `DecoderConfig` in its config.json."""
+"""Comparison of configurations, and choice of a family that can express a `DecoderConfig` as config.json."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from .nested import TRAINING_ONLY, complete_moe_fields, unflatten_keys, write_la
 
 
 def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
-    """What a configuration computes: what it leaves open, or may say in several ways, written out."""
+    """Return the fields that define a configuration's computation, with defaults and alternatives
+    resolved."""
     fields = dict(vars(config))
     cycle = config.windows
     fields["windows"] = tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
@@ -30,7 +31,8 @@ def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
     """Raise a RecipeError that names each field in which the two compute something else.
 
-    Dropout and what of a mixture concerns training alone may differ, and where no positions are learned the longest sequence.
+    Dropout may differ, settings of a mixture that concern training alone, and, without learned positions, the
+    maximum length.
     """
     free = {"dropout"} if theirs.learned_positions else {"dropout", "max_length"}
     there, here = resolve_defaults(theirs), resolve_defaults(ours)
@@ -47,7 +49,7 @@ def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None
 
 
 def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, dict[str, Any]]:
-    """The family that can express a configuration, and its config.json.
+    """Return the family that can express a configuration, and its config.json.
 
     Raises:
         RecipeError: None can, or `model_type` can't; names the fields in the way.
@@ -73,7 +75,7 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
 
 
 def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
-    """The family's config.json, and what it can't say."""
+    """Return the family's config.json, and the problems that it can't express."""
     fields = resolve_defaults(config)
     raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     derived = {
@@ -83,23 +85,23 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
     }
     expected = {name: value for name, value in derived.items() if name not in family.keys} | dict(family.always)
     problems = [
-        f"model.{name}={fields[name]!r}, where it has {value!r}"
+        f"model.{name}={fields[name]!r}, expected {value!r}"
         for name, value in expected.items()
         if fields[name] != value
     ]
     if family.whole_heads and config.embed % config.heads:
-        problems.append(f"model.embed={config.embed}, where it has a multiple of heads={config.heads}")
+        problems.append(f"model.embed={config.embed}, expected a multiple of heads={config.heads}")
     # The first of several names is the one that is written, unless the family has its own.
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | dict(family.activation_names)
     fields["activation"] = names[config.activation]
     if "query_scale" in family.keys:
         if not float(fields["query_scale"]).is_integer():
-            problems.append(f"model.query_scale={fields['query_scale']}, where it has a whole number")
+            problems.append(f"model.query_scale={fields['query_scale']}, expected a whole number")
         fields["query_scale"] = int(fields["query_scale"])
     for field, key in family.keys.items():
         if raw.setdefault(key, fields[field]) != fields[field]:
-            problems.append(f"model.{field}={fields[field]!r}, where {key}={raw[key]!r} is said of other fields too")
-    problems += [f"model.{name}=None, where it has a number" for name in family.needed if fields[name] is None]
+            problems.append(f"model.{field}={fields[field]!r}, but other fields require {key}={raw[key]!r}")
+    problems += [f"model.{name}=None, expected a number" for name in family.needed if fields[name] is None]
     parts = [write_rotary(family, config.rotary), _windows(family, fields["windows"])]
     if family.mixture is not None:
         parts.append(write_mixture(family.mixture, config))
@@ -118,9 +120,9 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
 def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
     lengths = sorted(set(windows) - {0})
     if not family.windowed:
-        return {}, [f"model.windows={lengths}, where it has no sliding windows"] if lengths else []
+        return {}, [f"model.windows={lengths}, expected no sliding windows"] if lengths else []
     if len(lengths) > 1:
-        return {}, [f"model.windows={lengths}, where it has one length for all layers"]
+        return {}, [f"model.windows={lengths}, expected one length for all layers"]
     raw: dict[str, Any] = {
         # Some families can't be built without a length, though no layer reads it.
         "sliding_window": lengths[0] if lengths else family.absent.get("sliding_window"),

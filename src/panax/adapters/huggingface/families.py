@@ -1,4 +1,4 @@
-"""Every family that is known: each module beside this one whose name begins with `families_` has some."""
+"""All known families, from each module in this package with a name that begins with `families_`."""
 
 import importlib
 import pkgutil
@@ -15,4 +15,4 @@ def _families() -> Mapping[str, Family]:
 
 
 FAMILIES: Mapping[str, Family] = _families()
-"""By `model_type`."""
+"""Families by `model_type`."""

@@ -1,4 +1,4 @@
-"""The families of dense models as tables; each line is read in both directions, by loading and by saving.
+"""Families of dense models as tables; each line is used in both directions, by loading and by saving.
 
 Sources: the modelling and configuration files of `transformers` 5.23 (gpt2, llama, qwen3, gemma2), and the
 configurations that were released with the models; the keys that versions before 5 wrote are read as well.

@@ -1,8 +1,8 @@
-"""The families with state-space layers: Mamba-2 of these alone, Bamba with attention in some layers.
+"""Families with state-space layers: Mamba-2 with these alone, Bamba with attention in some layers.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (mamba2, bamba), and the released configurations. What
-concerns rounding and speed (`chunk_size`, `residual_in_fp32`) or first values (`time_step_min`, ...) is passed over: the residual
-stream is in the task's `compute_dtype`.
+Sources: the modelling and configuration files of `transformers` 5.23 (mamba2, bamba), and the released
+configurations. Keys that concern rounding and speed (`chunk_size`, `residual_in_fp32`) or initialization
+(`time_step_min`, ...) are ignored: the residual stream is in the task's `compute_dtype`.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ from .nested import PARTIAL_ROTARY_KEY, is_json
 RefuseFn = Callable[[str, str], NoReturn]
 
 _DERIVED = ("kv_heads", "head_dim", "query_scale", "windows", "vocab_multiple", "dropout")
-"""Fields that follow from others where they are what they begin as, or are no part of a release."""
+"""Fields that follow from others if they have their defaults, or are not part of a release."""
 
 _UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))
-"""Steps of any length, as older and newer versions write it."""
+"""Time-step limits of unlimited length, as older and newer versions write them."""
 
 _INPUTS = "(ssm_heads ssm_head_dim|ssm_groups ssm_state|ssm_groups ssm_state)"
 _PROJECTED = f"(ssm_heads ssm_head_dim|{_INPUTS[1:-1]}|ssm_heads) embed"
 
 
 def _mixer(start: str) -> dict[str, tuple]:
-    """The places of a mixer's parameters: its input projection and its convolution are one tensor each."""
+    """Return the sources of a mixer's parameters; input projection and convolution are one tensor each."""
     projections = {f"mixer.w_{name}": part for part, name in enumerate(("z", "x", "b", "c", "dt"))}
     inputs = {name: part for part, name in enumerate(("x", "b", "c"))}
     return {
@@ -54,10 +54,10 @@ def _mixer(start: str) -> dict[str, tuple]:
 
 
 def _expansion(config: HybridConfig) -> tuple[int, list[str]]:
-    """The inner width as a multiple of the outer one, and what is wrong where it is none."""
+    """Return the inner width as a multiple of the outer one, and the problem if it is not a multiple."""
     inner = config.ssm_heads * config.ssm_head_dim
     expand, rest = divmod(inner, config.embed)
-    wrong = f"model.ssm_heads * ssm_head_dim={inner}, where it has a multiple of embed={config.embed}"
+    wrong = f"model.ssm_heads * ssm_head_dim={inner}, expected a multiple of embed={config.embed}"
     return expand, [wrong] if rest or not expand else []
 
 
@@ -145,7 +145,7 @@ def _read_bamba(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
 def _write_bamba(config: HybridConfig) -> tuple[dict[str, Any], list[str]]:
     expand, problems = _expansion(config)
     if not config.attention_layers:
-        problems.append("model.attention_layers=(), where some layers attend")
+        problems.append("model.attention_layers=(), expected some attention layers")
     layers, width = list(config.attention_layers), config.ssm_head_dim
     return {"mamba_expand": expand, "mamba_d_head": width, "attn_layer_indices": layers}, problems
 

@@ -1,7 +1,8 @@
-"""The families with mixtures of experts. In the files each expert has its own tensors; DBRX has one for all experts of a layer.
+"""Families with mixtures of experts. In the files each expert has its own tensors; DBRX has one for all
+experts of a layer.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (mixtral, qwen3_moe, deepseek_v3, dbrx), its conversion of
-weights, and the configurations that were released with the models.
+Sources: the modelling and configuration files of `transformers` 5.23 (mixtral, qwen3_moe, deepseek_v3, dbrx),
+its conversion of weights, and the configurations that were released with the models.
 """
 
 from .family import (
@@ -19,7 +20,7 @@ from .family import (
 )
 
 SELECTION_BIAS = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
-"""The tensor of a layer's selection biases, which are no parameter but model state."""
+"""Tensor of a layer's selection biases, which are not a parameter but model state."""
 
 
 def _experts(start: str, gate: str, up: str, down: str) -> dict[str, tuple[str, str]]:
@@ -164,7 +165,7 @@ DEEPSEEK_V3 = Family(
         shared="n_shared_experts",
     ),
     latent=True,
-    # Its own code, with the same parts under the same names.
+    # It has its own code, with the same parts under the same names.
     also=("kimi_k2",),
     predicts_more=True,
     whole_heads=False,
@@ -179,7 +180,7 @@ DBRX = Family(
     always={
         **PLAIN_FIELDS,
         "norm": "layer_unbiased",
-        # Of PyTorch's LayerNorm, which is built without one.
+        # The epsilon of PyTorch's LayerNorm, which is built without one.
         "norm_epsilon": 1e-5,
         "gated": True,
         "feed_forward_bias": False,
@@ -237,7 +238,8 @@ DBRX = Family(
             "ffn_config.moe_top_k": 1,
             "ffn_config.moe_normalize_expert_weights": 1.0,
         },
-        # The order of the norm that a token's weights are divided by: of the first, which is their sum, or of none.
+        # The order of the norm by which a token's weights are divided: 1, which is their sum, or None for no
+        # division.
         values={"ffn_config.moe_normalize_expert_weights": ((1.0, True), (None, False))},
     ),
     nested=("attn_config", "ffn_config"),

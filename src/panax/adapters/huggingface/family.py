@@ -1,4 +1,4 @@
-"""What a family of models is: tables that say which key of config.json and which tensor is which of ours."""
+"""Families of models: tables that map the keys of config.json and the tensors to ours."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ LLAMA3_KEYS = {
     "high_frequency_factor": "high_freq_factor",
     "original_length": "original_max_position_embeddings",
 }
-"""The fields of `RotaryScaling`, ours to theirs."""
+"""Fields of `RotaryScaling`, ours to theirs."""
 
 YARN_KEYS = {
     "factor": "factor",
@@ -34,7 +34,7 @@ YARN_KEYS = {
     "mscale": "mscale",
     "mscale_all_dim": "mscale_all_dim",
 }
-"""The fields of `YarnScaling`, ours to theirs."""
+"""Fields of `YarnScaling`, ours to theirs."""
 
 LATENT_KEYS = {
     "q_rank": "q_lora_rank",
@@ -43,19 +43,20 @@ LATENT_KEYS = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
-"""The fields of `Latent`, ours to theirs."""
+"""Fields of `Latent`, ours to theirs."""
 
 HEAD_NAME = "lm_head.weight"
-"""The head's name in every family."""
+"""Name of the head in every family."""
 
 
 class TensorSource(NamedTuple):
-    """Where a parameter is in the files.
+    """Source of a parameter in the files.
 
     Attributes:
-        name: Of the tensor, with "{layer}" where the layer's number stands, and "{expert}" where each expert has a tensor.
-        pattern: What its dimensions are made of.
-        part: Which of the concatenated parameters, where the pattern holds a number.
+        name: The tensor's name, with "{layer}" in place of the layer's number, and "{expert}" if each expert
+            has a tensor.
+        pattern: How its dimensions are composed.
+        part: Index among the concatenated parameters, if the pattern contains a number.
     """
 
     name: str
@@ -68,13 +69,14 @@ class MoEMapping:
     """The part of `MoE` that a family expresses.
 
     Attributes:
-        always: Fields of `MoE` that have this value in every member; a field in neither table has its default.
-        keys: Field to the key of config.json that means the same.
-        absent: What `transformers` takes for a key that config.json leaves out.
+        always: Fields of `MoE` that have this value in every member; a field in neither table has its
+            default.
+        keys: Field to the key of config.json with the same meaning.
+        absent: Default of `transformers` for a key that config.json lacks.
         other_names: Keys that some versions of `transformers` write instead.
-        values: Key to pairs of values, theirs and ours, where they are not the same.
+        values: Key to pairs of values, theirs and ours, if they are not the same.
         shared: The key with the number of shared experts, each as wide as the others.
-        dense: The key with the numbers of layers that are dense.
+        dense: The key with the indices of layers that are dense.
     """
 
     always: Mapping[str, Any]
@@ -91,27 +93,31 @@ class Family:
     """One `model_type` of `transformers`, and the part of `DecoderConfig` that it expresses.
 
     Attributes:
-        prefix: What all names but the head's begin with; files of the bare model leave it out.
+        prefix: Prefix of all names but the head's; files of the bare model lack it.
         always: Fields of `DecoderConfig` that have this value in every member.
-        keys: Field to the key of config.json that means the same. A field in neither table is derived from others.
-        absent: What `transformers` takes for a key that config.json leaves out.
-        only: Keys that change what is computed, and the values of them that the decoder computes.
-        activation_names: Ours to theirs, where it is not the one that most families write.
+        keys: Field to the key of config.json with the same meaning. A field in neither table is derived from
+            others.
+        absent: Default of `transformers` for a key that config.json lacks.
+        only: Keys that change the computation, and their values that the decoder supports.
+        activation_names: Ours to theirs, if it is not the one that most families write.
         scalings: The values of `rope_type` that it has.
-        mixture: Of a family with experts.
-        latent: Has latent attention.
-        also: Other values of `model_type` that mean the same.
-        predicts_more: Files may hold layers past the last, which predict further tokens: they are left out.
-        nested: Keys whose values are objects; "outer.inner" is a key inside of one.
-        theta: The key of the rotary base, where a release has it elsewhere than `transformers`.
-        needed: Fields that may be None, and that a member can't do without.
-        windowed: Has `sliding_window` and `layer_types`.
-        whole_heads: `transformers` refuses a member whose heads don't divide its width, even with a `head_dim`.
-        weights: Parameter name, "layers." standing for a block's place in its stack, to where it is.
-        buffers: Tensors of this name are no parameters; older files hold them.
-        config: The class of settings that it expresses, `DecoderConfig` or one that adds to it.
-        read: (config.json, a function that refuses a key with a reason) to the fields that the tables don't say.
-        write: A configuration to the keys that the tables don't say, and to what config.json can't express.
+        mixture: Mapping of the mixture, for a family with experts.
+        latent: True if it has latent attention.
+        also: Other values of `model_type` with the same meaning.
+        predicts_more: True if files may have layers past the last, which predict further tokens: they are
+            ignored.
+        nested: Keys with values that are objects; "outer.inner" is a key inside of one.
+        theta: The key of the rotary base, if a release has it elsewhere than `transformers`.
+        needed: Fields that may be None, but not in a member of this family.
+        windowed: True if it has `sliding_window` and `layer_types`.
+        whole_heads: True if `transformers` refuses a member with a width that its heads don't divide, even
+            with a `head_dim`.
+        weights: Parameter name, with "layers." for a block's position in its stack, to its source.
+        buffers: Tensors with names that match are not parameters; older files contain them.
+        config: The class of settings that it expresses, `DecoderConfig` or one that extends it.
+        read: (config.json, a function that refuses a key with a reason) to the fields that the tables lack.
+        write: A configuration to the keys that the tables lack, and to the problems that config.json can't
+            express.
     """
 
     model_type: str
@@ -149,7 +155,7 @@ PLAIN_FIELDS = {
     "embed_scale": False,
 }
 ROTARY = {"norm": "rms", "gated": True, "feed_forward_bias": False}
-"""What all families with rotary embedding share."""
+"""Fields that all families with rotary embedding share."""
 
 ROTARY_KEYS = {
     "vocab_size": "vocab_size",
@@ -180,7 +186,7 @@ ROTARY_ABSENT = {
 def map_weights(
     prefix: str, outside: Mapping[str, tuple], inside: Mapping[str, tuple], blocks: str = "layers"
 ) -> dict[str, TensorSource]:
-    """The places of all parameters, from names after `prefix`, and after a layer's number in `blocks`."""
+    """Return the sources of all parameters, from names after `prefix`, and after the number in `blocks`."""
 
     def foreign(start: str, name: str, pattern: str, part: int = 0) -> TensorSource:
         return TensorSource(start + name, Pattern(pattern), part)
@@ -207,7 +213,7 @@ GATED = {
     "feed_forward.w_up": ("mlp.up_proj.weight", "ffn embed"),
     "feed_forward.w_down": ("mlp.down_proj.weight", "embed ffn"),
 }
-"""What is inside a layer, besides norms."""
+"""Parameters inside a layer, apart from norms."""
 
 PRE_NORMS = {
     "attention_norm.scale": "input_layernorm.weight",
@@ -218,7 +224,8 @@ PRE_NORMS = {
 def rotary_weights(
     norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED
 ) -> dict[str, TensorSource]:
-    """The names that Llama introduced; families differ in what they call their norms, and in what else is inside a layer."""
+    """Return sources with the names that Llama introduced; families differ in the names of norms, and in the
+    rest of a layer."""
     return map_weights(
         "model.",
         {"embedding.table": ("embed_tokens.weight", "vocab embed"), "final_norm.scale": ("norm.weight", "norm")},

@@ -1,4 +1,4 @@
-"""Which tensors of the files each parameter of a model is, and each part of its model state."""
+"""Matches between the tensors of files and the parameters and model state of a model."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -11,20 +11,20 @@ from .family import Family, TensorSource
 from .pattern import Pattern
 
 StackIndex = tuple[int, ...]
-"""An index into the leading axes of an array that is put together from several tensors."""
+"""Index into the leading axes of an array that is assembled from several tensors."""
 
 
 class ParameterMatch(NamedTuple):
-    """A parameter, or a part of the model state, and where it is in the files.
+    """A parameter, or a part of the model state, and its source in the files.
 
     Attributes:
-        name: The parameter's, dotted.
+        name: The parameter's dotted name.
         leaf: Its array, real or abstract.
         axes: Its logical axes, without those that it is stacked along.
-        stacked: For each axis that tensors are stacked along, what it runs over ("layer" or "expert"), and the numbers that these
-            have in the names.
-        vocab_size: Of the files' embedding and head; the parameter's rows past it are padding.
-        beside: The sizes of axes of other parameters that the same tensor holds.
+        stacked: For each axis that tensors are stacked along, its kind ("layer" or "expert"), and the numbers
+            of its entries in the names.
+        vocab_size: The vocabulary of the files' embedding and head; the parameter's rows past it are padding.
+        beside: Sizes of the axes of other parameters in the same tensor.
     """
 
     name: str
@@ -37,21 +37,21 @@ class ParameterMatch(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Logical axis to size in the files, for one tensor."""
+        """Return logical axis to size in the files, for one tensor."""
         sizes = {**self.beside, **dict(zip(self.axes, self.leaf.shape[len(self.stacked) :]))}
         return sizes | {"vocab": self.vocab_size} if "vocab" in sizes else sizes
 
     @property
     def places(self) -> Iterator[StackIndex]:
-        """Of each tensor; a single one, empty, where nothing is stacked."""
+        """Yield the index of each tensor; a single empty one if nothing is stacked."""
         return itertools.product(*(range(len(numbers)) for _, numbers in self.stacked))
 
     def tensor(self, place: StackIndex) -> str:
-        """The tensor's name."""
+        """Return the tensor's name."""
         return self.source.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
 
     def layer(self, place: StackIndex) -> int:
-        """The number of the layer in the model; -1 outside of the layers."""
+        """Return the number of the layer in the model; -1 outside of the layers."""
         return self.stacked[0][1][place[0]] if self.stacked else -1
 
     @property
@@ -60,7 +60,8 @@ class ParameterMatch(NamedTuple):
 
 
 def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, Any]) -> Iterator[ParameterMatch]:
-    """A match for each parameter of a model (real, abstract, or its gradients), in the order of its tree, then of its state."""
+    """Yield a match for each parameter of a model (real, abstract, or its gradients), in the order of its
+    tree, then of its state."""
     if isinstance(model, Vit):
         yield from _matches_of_vit(family, model)
         return
@@ -88,7 +89,7 @@ def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, A
 
 
 def _sizes(model: Decoder) -> dict[str, int]:
-    """The size of each logical axis that has the same in all parameters."""
+    """Return the size of each logical axis that has the same size in all parameters."""
     found: dict[str, set[int]] = {}
     for _, leaf, axes in pair_axes(model, logical_axes(model)):
         for axis, size in zip(axes, leaf.shape):
@@ -108,5 +109,5 @@ def _matches_of_vit(family: Family, model: Vit) -> Iterator[ParameterMatch]:
 
 
 def index_ranges(shape: tuple[int, ...], index: Any) -> list[tuple[int, int]]:
-    """(first, past the last) along each dimension, of a device's index as JAX gives it."""
+    """Return (first, past the last) along each dimension, for a device's index from JAX."""
     return [part.indices(size)[:2] for part, size in zip(index, shape)]

@@ -1,4 +1,4 @@
-"""The fields of `DecoderConfig` that are values of their own: mixture, latent and rotary, from config.json and into it."""
+"""Nested fields of `DecoderConfig`: mixture, latent and rotary, from config.json and into it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,26 +10,27 @@ from ...models import DecoderConfig
 from .family import LATENT_KEYS, LLAMA3_KEYS, YARN_KEYS, Family, MoEMapping
 
 RefuseFn = Callable[[str, str], Any]
-"""Raises an error about a key, with the reason."""
+"""Function that raises an error about a key, with the reason."""
 
 WrittenConfig = tuple[dict[str, Any], list[str]]
-"""A part of config.json, and what it can't say."""
+"""A part of config.json, and the problems that it can't express."""
 
 TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "buffer", "bias_rate")
-"""Fields of `MoE` that change no logits of a model that drops no token; like dropout, they are no part of a release."""
+"""Fields of `MoE` that change no logits of a model that drops no token; like dropout, not part of a
+release."""
 
 ORIGINAL_LENGTH = LLAMA3_KEYS["original_length"]
-"""The key of the length that a model with scaled positions was trained with first."""
+"""Key of the length at which a model with scaled positions was first trained."""
 
 PARTIAL_ROTARY_KEY = "partial_rotary_factor"
-"""The key of the part of a head that turns; families that have it name what `transformers` takes where it is absent."""
+"""Key of the rotated share of a head; families with it list the default of `transformers`."""
 
 DEFAULT_THETA = 10_000.0
-"""What `transformers` takes where a configuration names no base of the wavelengths."""
+"""Default of `transformers` for the base of the wavelengths."""
 
 
 def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, refuse: RefuseFn) -> dict[str, Any]:
-    """The fields of the mixture that config.json describes."""
+    """Return the fields of the mixture that config.json describes."""
     fields = dict(mixture.always)
     for field, key in mixture.keys.items():
         named = mixture.other_names.get(key, key) if key not in raw else key
@@ -51,7 +52,7 @@ def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, r
 
 
 def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: RefuseFn) -> Any:
-    """Our value for theirs."""
+    """Return our value for theirs."""
     value = raw.get(key, mixture.absent[key])
     for theirs, ours in mixture.values[key]:
         if value == theirs and not isinstance(value, bool):
@@ -60,10 +61,10 @@ def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: R
 
 
 def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> WrittenConfig:
-    """What `read_mixture` reads the same from."""
+    """Return the keys from which `read_mixture` reads the same mixture."""
     moe = config.feed_forward
     if moe is None:
-        return {}, ["model.feed_forward=None, where it has a mixture"]
+        return {}, ["model.feed_forward=None, expected a mixture"]
     has = complete_moe_fields(config)
     raw = {key: has[field] for field, key in mixture.keys.items()}
     raw |= {key: next(a for a, b in pairs if b == raw[key]) for key, pairs in mixture.values.items()}
@@ -75,21 +76,19 @@ def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> WrittenConfig:
     elif "first_dense" not in mixture.keys:
         expected["first_dense"] = 0
     problems = [
-        f"model.feed_forward.{name}={has[name]!r}, where it has {value!r}"
+        f"model.feed_forward.{name}={has[name]!r}, expected {value!r}"
         for name, value in expected.items()
         if has[name] != value
     ]
     if mixture.shared is not None:
         raw[mixture.shared], rest = divmod(moe.shared, has["ffn"])
         if rest or not moe.shared:
-            problems.append(
-                f"model.feed_forward.shared={moe.shared}, where it has a multiple of an expert's {has['ffn']}"
-            )
+            problems.append(f"model.feed_forward.shared={moe.shared}, expected a multiple of an expert's {has['ffn']}")
     return raw, problems
 
 
 def complete_moe_fields(config: DecoderConfig) -> dict[str, Any]:
-    """The fields of a decoder's mixture, what they leave to the decoder filled in."""
+    """Return the fields of a decoder's mixture, with those that it leaves to the decoder filled in."""
     moe = config.feed_forward
     assert moe is not None
     gated = config.gated if moe.gated is None else moe.gated
@@ -98,7 +97,7 @@ def complete_moe_fields(config: DecoderConfig) -> dict[str, Any]:
 
 
 def read_latent(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
-    """The fields of `Latent`; all are needed."""
+    """Return the fields of `Latent`; all are needed."""
     return {
         field: _checked(raw, key, None, int, refuse, none=0 if field == "q_rank" else None)
         for field, key in LATENT_KEYS.items()
@@ -106,16 +105,17 @@ def read_latent(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
 
 
 def write_latent(config: DecoderConfig) -> WrittenConfig:
-    """What `read_latent` reads the same from."""
+    """Return the keys from which `read_latent` reads the same fields."""
     if config.latent is None:
-        return {}, ["model.latent=None, where it has latent attention"]
+        return {}, ["model.latent=None, expected latent attention"]
     raw = {key: getattr(config.latent, field) for field, key in LATENT_KEYS.items()}
     raw[LATENT_KEYS["q_rank"]] = config.latent.q_rank or None
     return raw | {"num_key_value_heads": config.heads}, []
 
 
 def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse: RefuseFn) -> Rotary:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions before 5 wrote."""
+    """Read rotary positions from `rope_parameters`, or from `rope_theta` and `rope_scaling`, which versions
+    before 5 wrote."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values = raw.get(key) or {}
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
@@ -130,13 +130,13 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
         if said != own:
             refuse(
                 family.theta,
-                f"and the model's positions say rope_theta={said!r}. The release was trained with the first, and `transformers` "
-                f"5 computes with the second; make them equal",
+                f"but the model's positions have rope_theta={said!r}. The release was trained with the first, and "
+                f"`transformers` 5 computes with the second; make them equal",
             )
         values["rope_theta"] = own
     partial = family.absent.get(PARTIAL_ROTARY_KEY)
     if partial is not None:
-        # Such a family reads it in this place only.
+        # Such a family has it in this place only.
         fraction = (raw.get(key) or {}).get(PARTIAL_ROTARY_KEY, partial)
     elif (fraction := values.get(PARTIAL_ROTARY_KEY, 1.0)) != 1.0:
         refuse(key, f"{PARTIAL_ROTARY_KEY}={fraction!r}; it turns whole heads")
@@ -164,7 +164,7 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
 
 
 def _of_yarn(values: dict[str, Any], refuse: Callable[[str], Any]) -> dict[str, Any]:
-    """With what `transformers` takes where a value is left out."""
+    """Fill in the defaults of `transformers` for missing values."""
     if values.get("attention_factor") is not None or not values.get("truncate", True):
         refuse("attention_factor and truncate=False of yarn are unknown here")
     all_dim = values.get("mscale_all_dim") or 0.0
@@ -180,11 +180,11 @@ def _of_yarn(values: dict[str, Any], refuse: Callable[[str], Any]) -> dict[str, 
 
 
 def write_rotary(family: Family, rotary: Rotary | None) -> WrittenConfig:
-    """As versions before 5 of `transformers` wrote it, which later ones read too."""
+    """Return the keys as versions before 5 of `transformers` wrote them, which later ones read too."""
     if "rotary" in family.always:
         return {}, []
     if rotary is None:
-        return {}, ["model.rotary=None, where it has rotary positions"]
+        return {}, ["model.rotary=None, expected rotary positions"]
     raw: dict[str, Any] = {"rope_theta": rotary.theta, "rope_scaling": None}
     if family.theta is not None:
         raw[family.theta] = rotary.theta
@@ -196,19 +196,19 @@ def write_rotary(family: Family, rotary: Rotary | None) -> WrittenConfig:
             PARTIAL_ROTARY_KEY: rotary.fraction,
         }
     elif rotary.fraction != 1.0:
-        problems.append(f"model.rotary.fraction={rotary.fraction}, where whole heads turn")
+        problems.append(f"model.rotary.fraction={rotary.fraction}, expected 1 (whole heads are rotated)")
     if family.latent:
         raw["rope_interleave"] = rotary.interleaved
     elif rotary.interleaved:
-        problems.append("model.rotary.interleaved=True, where halves are rotated against each other")
+        problems.append("model.rotary.interleaved=True, expected False (halves are rotated against each other)")
     scaling = rotary.scaling
     if scaling is not None:
         kind, names = ("yarn", YARN_KEYS) if isinstance(scaling, YarnScaling) else ("llama3", LLAMA3_KEYS)
         raw["rope_scaling"] = {"rope_type": kind, **{theirs: getattr(scaling, ours) for ours, theirs in names.items()}}
         if kind not in family.scalings:
-            problems.append(f"model.rotary.scaling={scaling}, where it has one of {', '.join(family.scalings)}")
+            problems.append(f"model.rotary.scaling={scaling}, expected one of {', '.join(family.scalings)}")
         elif isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim and scaling.mscale != 1.0:
-            problems.append(f"model.rotary.scaling.mscale={scaling.mscale}, where it has 1.0 without mscale_all_dim")
+            problems.append(f"model.rotary.scaling.mscale={scaling.mscale}, expected 1.0 without mscale_all_dim")
     return raw, problems
 
 
@@ -221,14 +221,14 @@ def _checked(raw: Mapping[str, Any], key: str, absent: Any, kind: type, refuse: 
 
 
 def is_json(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of this type: an int is a float too, but a bool is no number."""
+    """Return True if a JSON value is of this type: an int is a float too, but a bool is not a number."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
 def flatten_keys(raw: Mapping[str, Any], nested: Sequence[str]) -> dict[str, Any]:
-    """With the values inside of the objects at these keys beside the others.
+    """Move the values inside the objects at these keys to the top level, under dotted names.
 
     >>> flatten_keys({"a": 1, "b": {"c": {"d": 2}}}, ["b"])
     {'a': 1, 'b.c.d': 2}
@@ -244,7 +244,7 @@ def flatten_keys(raw: Mapping[str, Any], nested: Sequence[str]) -> dict[str, Any
 
 
 def unflatten_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """What `flatten_keys` gives these from.
+    """Invert `flatten_keys`.
 
     >>> unflatten_keys({"a": 1, "b.c.d": 2})
     {'a': 1, 'b': {'c': {'d': 2}}}

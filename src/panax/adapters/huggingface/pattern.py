@@ -1,10 +1,12 @@
-"""How a foreign tensor's dimensions are made of a parameter's logical axes, and the copy between the two, both ways.
+"""Patterns of how a foreign tensor's dimensions are composed of a parameter's logical axes, and the copy in
+both directions.
 
-"(heads head_dim) embed" is a matrix whose rows run over all heads' features, from a parameter of three dimensions in
-whichever order it has them. A number is an axis along which several parameters are concatenated: "embed (3 heads
-head_dim)" holds query, key and value side by side, and `part` says which one is meant. Where they differ in size they are named:
-"(heads+kv_heads+kv_heads head_dim) embed". Parts of different axes stand side by side between bars:
-"(ssm_heads ssm_head_dim|ssm_heads) embed" has two, of which the second one has an axis less. "1" is a dimension of size 1.
+"(heads head_dim) embed" is a matrix with rows that run over all heads' features, from a parameter of three
+dimensions in whichever order it has them. A number is an axis along which several parameters are
+concatenated: "embed (3 heads head_dim)" holds query, key and value next to each other, and `part` selects one
+of them. If they differ in size they are named: "(heads+kv_heads+kv_heads head_dim) embed". Parts of different
+axes are separated by bars: "(ssm_heads ssm_head_dim|ssm_heads) embed" has two, of which the second one has an
+axis less. "1" is a dimension of size 1.
 """
 
 import math
@@ -34,23 +36,24 @@ class Pattern:
 
     @property
     def named(self) -> frozenset[str]:
-        """The logical axes whose sizes it needs."""
+        """Return the logical axes for which it needs a size."""
         axes = (axis for parts in self._groups for part in parts for axis in part)
         return frozenset(name for axis in axes if not axis.isdigit() for name in axis.split("+"))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The foreign tensor's shape, given the size of each logical axis."""
+        """Return the foreign tensor's shape, given the size of each logical axis."""
         return tuple(sum(_length(part, sizes) for part in parts) for parts in self._groups)
 
     def read(
         self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[IndexRange], part: int
     ) -> np.ndarray:
-        """The region `ranges` of a parameter with these axes, of which only the smallest contiguous block is read.
+        """Read the region `ranges` of a parameter with these axes; only the smallest contiguous block is
+        read.
 
         Args:
             tensor: An array, or a safetensors slice, indexed once by a tuple of slices.
-            axes: The parameter's own, in its order; `ranges` has one range for each.
-            part: Place along a number in the pattern, in a sum of axes, or between bars.
+            axes: The parameter's own axes, in its order; `ranges` has one range for each.
+            part: Index along a number in the pattern, in a sum of axes, or between bars.
 
         >>> Pattern("b a").read(np.arange(6).reshape(2, 3), ("a", "b"), {"a": 3, "b": 2}, ((1, 3), (0, 2)), 0).tolist()
         [[1, 4], [2, 5]]
@@ -73,7 +76,7 @@ class Pattern:
     def write(
         self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int
     ) -> None:
-        """Put a whole parameter where it belongs in `tensor`, which is contiguous and of the pattern's shape."""
+        """Write a whole parameter into its region of `tensor`, which is contiguous and has this shape."""
         groups, own = self._own_groups(sizes, part), self._own_axes(part)
         region = tensor[tuple(slice(before, before + _length(group, sizes)) for group, before in groups)]
         at = tuple(
@@ -82,13 +85,13 @@ class Pattern:
             else slice(*_range(axis, sizes, {name: (0, sizes[name]) for name in axes}, part))
             for axis in own
         )
-        # A copy where the region is no contiguous part: written back whole.
+        # A copy if the region is not contiguous: written back whole.
         whole = np.array(region).reshape([_size(axis, sizes) for axis in own])
         whole[at] = np.transpose(array, np.argsort(_order(own, axes, part)))
         region[...] = whole.reshape(region.shape)
 
     def _own_groups(self, sizes: Mapping[str, int], part: int) -> list[tuple[tuple[str, ...], int]]:
-        """Of each dimension, a part's axes, and how much lies before it."""
+        """Return, for each dimension, the axes of a part, and the length of the parts before it."""
         found = []
         for parts in self._groups:
             place = part if len(parts) > 1 else 0
@@ -113,13 +116,13 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
 
 
 def _own(axis: str, part: int) -> str:
-    """The logical axis that a part of a sum of axes has; any other axis itself."""
+    """Return the logical axis of a part in a sum of axes; any other axis itself."""
     names = axis.split("+")
     return names[part] if len(names) > 1 else axis
 
 
 def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange], part: int) -> IndexRange:
-    """Where along an axis of the pattern the wanted region of a part lies."""
+    """Return the range of a part's wanted region along an axis of the pattern."""
     if axis.isdigit():
         return (0, 1) if axis == "1" else (part, part + 1)
     low, high = wanted[_own(axis, part)]
@@ -128,7 +131,8 @@ def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange]
 
 
 def _contiguous(sizes: Sequence[int], ranges: Sequence[IndexRange]) -> tuple[slice, list[int], list[slice]]:
-    """The shortest run along a merged dimension that covers `ranges`; its shape unmerged; the ranges inside of it."""
+    """Return the shortest run along a merged dimension that covers `ranges`; its shape unmerged; the ranges
+    inside of it."""
     start, inner = 0, math.prod(sizes)
     for place, (size, (low, high)) in enumerate(zip(sizes, ranges)):
         inner //= size

@@ -1,4 +1,4 @@
-"""Weights from safetensors files into a model's own sharding: each device's slice is read, and no more."""
+"""Loading of safetensors files into a model's own sharding: each device reads its slice, and no more."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-"""The dtypes, as safetensors names them, that a weight may have; others need scales to be read."""
+"""Dtypes, by safetensors' names, that a weight may have; others need scales to be read."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -38,22 +38,23 @@ Tensors = Mapping[str, Any]
 def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Any, ModelState]:
     """Read a model's weights from a folder in Hugging Face's layout.
 
-    Every process reads what its own devices hold, each part once. A vision transformer's head stays as it is in `params`, with a
-    warning, where the files have none or one for another number of classes.
+    Every process reads the slices of its own devices, each part once. A vision transformer's head stays as it
+    is in `params`, with a warning, if the files have none or one for another number of classes.
 
     Args:
-        directory: With config.json and model.safetensors, or several files and model.safetensors.index.json.
-        task: A `DecoderTask` or a `VitTask` whose model is the one in the folder.
-        params: The task's parameters, real or abstract: they give each array's shape, dtype and sharding only.
-        state: The task's model state likewise: the biases of a router's selection, where there are any.
+        directory: A folder with config.json and model.safetensors, or several files and
+            model.safetensors.index.json.
+        task: A `DecoderTask` or a `VitTask` with the model in the folder.
+        params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used.
+        state: The task's model state, in the same form: the biases of a router's selection, if there are any.
 
     Returns:
         Parameters like `params`, holding the weights, and model state like `state`.
 
     Raises:
         CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
-        RecipeError: The task has no such weights, the model's family is unknown, a field differs from the task's model, or a
-            head that is said to be tied is not the embedding.
+        RecipeError: The task has no such weights, the model's family is unknown, a field differs from the
+            task's model, or a head declared as tied is not the embedding.
     """
     if not (
         (isinstance(task, DecoderTask) and isinstance(params, Decoder))
@@ -94,7 +95,7 @@ def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask,
 def _kept_head(
     found: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
 ) -> list[ParameterMatch]:
-    """The parameters that the files can't give: the head, where they have none for these classes."""
+    """Return the parameters that the files don't have: the head, if there is none for these classes."""
     classes = params.config.num_classes
     have = f"{HEAD_WEIGHTS}weight" in tensors
     if have and config.num_classes == classes:
@@ -112,7 +113,7 @@ def _kept_head(
 
 
 def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
-    """One parameter, placed as its leaf says."""
+    """Read one parameter, with the sharding of its leaf."""
     leaf, pattern, sizes = match.leaf, match.source.pattern, match.sizes
     regions: dict[tuple, np.ndarray] = {}
 
@@ -121,7 +122,7 @@ def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
         if ranges not in regions:
             out = np.zeros([high - low for low, high in ranges], leaf.dtype)
             stacked = len(match.stacked)
-            # The files know nothing of a padded vocabulary.
+            # The files have no padding of the vocabulary.
             inside = [
                 (min(low, sizes[axis]), min(high, sizes[axis]))
                 for axis, (low, high) in zip(match.axes, ranges[stacked:])
@@ -159,7 +160,7 @@ def _check_names(
 
 
 def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> None:
-    """Raise a RecipeError where the head in the files is not the embedding that it is said to be tied to."""
+    """Raise a RecipeError if the head in the files is not the embedding to which it is declared tied."""
     name = embedding.tensor(())
     ours, head = tensors[name], tensors[HEAD_NAME]
     rows, *_ = shape = tuple(ours.get_shape())
@@ -170,12 +171,13 @@ def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> No
     if not same:
         raise RecipeError(
             f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD_NAME} in the files differs from {name}, and `transformers` "
-            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD_NAME} if the head is to be the embedding"
+            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD_NAME} if the head is to be "
+            "the embedding"
         )
 
 
 def _layer(name: str) -> int:
-    """The number of the layer that a tensor's name says; -1 outside of the layers."""
+    """Return the number of the layer in a tensor's name; -1 outside of the layers."""
     number = re.search(r"\.layers\.(\d+)\.", name)
     return int(number[1]) if number else -1
 
@@ -193,7 +195,7 @@ def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -
 
 @contextlib.contextmanager
 def _open(folder: Path, family: Family) -> Iterator[Tensors]:
-    """The tensors of the folder's files, which are mapped into memory."""
+    """Open the tensors of the folder's files, which are mapped into memory."""
     tensors: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for path in _weight_files(folder):
@@ -213,7 +215,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                 "rename the tensors"
             )
         if not any(name.startswith(family.prefix) for name in tensors):
-            # The model without its head, as the releases of GPT-2 are.
+            # The model without its head, like the releases of GPT-2.
             tensors = {name if name == HEAD_NAME else family.prefix + name: value for name, value in tensors.items()}
         yield tensors
 

@@ -1,7 +1,7 @@
 """Vision transformers: config.json and preprocessor_config.json read as a `VitConfig`, and written from one.
 
-Sources: the modelling, configuration and conversion files of `transformers` 5.23 (vit); the tensors' names are those that every
-version writes into files.
+Sources: the modelling, configuration and conversion files of `transformers` 5.23 (vit); the tensors' names
+are those that every version writes into files.
 """
 
 import re
@@ -20,7 +20,7 @@ from .pattern import Pattern
 PREPROCESSOR = "preprocessor_config.json"
 
 HEAD_WEIGHTS = "classifier."
-"""What the head's tensors are called."""
+"""Prefix of the head's tensors."""
 
 _BILINEAR = 2
 _BLOCK = {
@@ -89,7 +89,7 @@ VIT = Family(
             for ours, (name, pattern) in _BLOCK.items()
         },
     },
-    # What models without a head have instead of one.
+    # Models without a head have this instead.
     buffers=re.compile(r"^vit\.pooler\."),
 )
 
@@ -97,7 +97,7 @@ _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 def read_vit(raw: Mapping[str, Any], folder: Path, where: Path) -> VitConfig:
-    """The model that config.json describes, with what preprocessor_config.json says of its images.
+    """Read the model that config.json describes, with the image statistics of preprocessor_config.json.
 
     Raises:
         RecipeError: It has a part that `VitConfig` lacks, or a value of a wrong type.
@@ -123,7 +123,7 @@ def read_vit(raw: Mapping[str, Any], folder: Path, where: Path) -> VitConfig:
         if raw.get(key, values[0]) not in values:
             refuse(key, f"the vision transformer computes {key}={values[0]!r} only")
     labels = raw.get("id2label")
-    # `transformers` takes two classes where nothing is said.
+    # The default of `transformers` is two classes.
     fields["num_classes"] = len(labels) if isinstance(labels, dict) and labels else raw.get("num_labels", 2)
     fields |= _statistics(folder)
     try:
@@ -133,7 +133,7 @@ def read_vit(raw: Mapping[str, Any], folder: Path, where: Path) -> VitConfig:
 
 
 def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation of each channel; empty where nothing is said."""
+    """Return mean and deviation of each channel; empty if there are none."""
     path = folder / PREPROCESSOR
     if not path.is_file():
         return {}
@@ -144,15 +144,15 @@ def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
         if not raw.get("do_normalize", True):
             found = {"mean": [0.0], "std": [1.0]}
         if not (raw.get("do_rescale", True) and rescaled):
-            raise RecipeError(f"{path}: the model takes images whose bytes are divided by 255, and these are not")
-        # Equal channels are one number.
+            raise RecipeError(f"{path}: the model takes images with bytes divided by 255, and these are not")
+        # Equal channels are stored as one number.
         return {name: tuple(map(float, values if len({*values}) > 1 else values[:1])) for name, values in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} can't be read: {error!r}; expected image_mean and image_std") from error
 
 
 def check_same_vit(theirs: VitConfig, ours: VitConfig, folder: Path) -> None:
-    """Raise a RecipeError that names each field in which the two compute something else; the head may be another."""
+    """Raise a RecipeError that names each field in which the two differ, other than the head."""
     there, here = _effective(theirs), _effective(ours)
     if not (folder / PREPROCESSOR).is_file():
         there |= {name: here[name] for name in ("mean", "std")}
@@ -171,17 +171,18 @@ def _effective(config: VitConfig) -> dict[str, Any]:
 
 
 def vit_json(config: VitConfig, classes: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and preprocessor_config.json, of which `read_vit` reads the same.
+    """Return config.json and preprocessor_config.json, from which `read_vit` reads the same configuration.
 
     Args:
-        classes: What the labels stand for; numbers beyond them have no name.
+        classes: Class names of the labels; indices beyond them have no name.
 
     Raises:
         RecipeError: `transformers` has no such model.
     """
     if config.pooling != "class_token":
         raise RecipeError(
-            f"no vit model of Hugging Face's can express this one: model.pooling={config.pooling!r}, where it has 'class_token'"
+            f"no vit model of Hugging Face's can express this one: model.pooling={config.pooling!r}, expected "
+            f"'class_token'"
         )
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     fields = {**vars(config), "activation": names[config.activation]}

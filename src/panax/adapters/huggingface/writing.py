@@ -1,4 +1,4 @@
-"""A model's weights into safetensors files and a config.json that `transformers` loads."""
+"""Export of a model's weights to safetensors files and a config.json that `transformers` loads."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from .reading import INDEX_FILE, WEIGHTS_FILE
 from .vision import PREPROCESSOR, VIT, vit_json
 
 Sources = list[tuple[ParameterMatch, StackIndex]]
-"""What a tensor is put together from: parameters, and where in them."""
+"""Sources of a tensor: parameters, and indices in them."""
 
 
 def save(
@@ -40,23 +40,23 @@ def save(
 ) -> None:
     """Write a model so that `transformers` computes the same logits.
 
-    A decoder is for `AutoModelForCausalLM.from_pretrained(directory)`; a vision transformer, with its images' preprocessing, for
-    `AutoModelForImageClassification`.
+    A decoder is for `AutoModelForCausalLM.from_pretrained(directory)`; a vision transformer, with its images'
+    preprocessing, for `AutoModelForImageClassification`.
 
-    Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written last, so
-    that an interrupted export is not taken for a model.
+    Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written
+    last, so that an interrupted export is not taken for a model.
 
     Args:
-        directory: Made if it does not exist; must not hold other weights.
-        state: The task's model state, needed where routers select by a bias.
+        directory: Created if it does not exist; must not hold other weights.
+        state: The task's model state, needed if routers select by a bias.
         model_type: The family; by default derived from the model's configuration.
-        max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a file of its own.
-        token_ids: A decoder's tokenizer's `bos_token_id`, `eos_token_id` and `pad_token_id`, where it has them.
-        classes: What the labels of a vision transformer stand for, by their numbers.
+        max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a separate file.
+        token_ids: `bos_token_id`, `eos_token_id` and `pad_token_id` of a decoder's tokenizer, if it has them.
+        classes: Class names of a vision transformer's labels, by index.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
-        CheckpointError: The folder can't be written, or the weights lie on several processes.
+        CheckpointError: The folder can't be written, or the weights are sharded over several processes.
     """
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
@@ -69,7 +69,7 @@ def save(
         for match, _ in sources:
             if not match.leaf.is_fully_addressable:
                 raise CheckpointError(
-                    f"{match.name} lies on several processes; restore the checkpoint in a single one to export it"
+                    f"{match.name} is placed on several processes; restore the checkpoint in a single one to export it"
                 )
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
@@ -98,7 +98,7 @@ def save(
 def _described(
     model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None], classes: Sequence[str] = ()
 ) -> tuple[Family, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The model's family, its config.json, and the files that belong beside it, by name."""
+    """Return the model's family, its config.json, and further files to write next to it, by name."""
     if isinstance(model, Vit):
         if model_type not in (None, VIT.model_type):
             raise RecipeError(
@@ -119,14 +119,14 @@ def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
 
 
 def named_tensors(model: Decoder | Vit, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Each tensor as it would be saved, by name; of a model, or of its gradients."""
+    """Yield each tensor as it would be saved, by name; of a model, or of its gradients."""
     family = VIT if model_type == VIT.model_type else FAMILIES[model_type]
     for name, sources in _tensors(list(match_parameters(family, model, {}))).items():
         yield name, _tensor(sources)
 
 
 def _tensors(found: list[ParameterMatch]) -> dict[str, Sources]:
-    """Tensor name to its sources: what is outside of the layers, then layer by layer."""
+    """Return tensor name to its sources: those outside of the layers first, then layer by layer."""
     sources = [(match.layer(place), match, place) for match in found for place in match.places]
     tensors: dict[str, Sources] = {}
     for _, match, place in sorted(sources, key=lambda source: source[0]):
@@ -135,7 +135,7 @@ def _tensors(found: list[ParameterMatch]) -> dict[str, Sources]:
 
 
 def _tensor(sources: Sources) -> np.ndarray:
-    """One tensor, in host memory."""
+    """Assemble one tensor in host memory."""
     first = sources[0][0]
     out = np.empty(first.tensor_shape, first.leaf.dtype)
     for match, place in sources:
@@ -146,7 +146,7 @@ def _tensor(sources: Sources) -> np.ndarray:
 
 
 def _part(match: ParameterMatch, place: StackIndex) -> np.ndarray:
-    """What a parameter holds at a place (all of it, where nothing is stacked), put together from the devices' shards."""
+    """Assemble a parameter's values at an index (all, if nothing is stacked) from the devices' shards."""
     leaf: jax.Array = match.leaf
     skip = len(place)
     out = np.empty(leaf.shape[skip:], leaf.dtype)

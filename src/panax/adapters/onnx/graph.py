@@ -1,4 +1,4 @@
-"""An ONNX graph made ready to be fine-tuned: what it is made of, what of it trains, and the same as a JAX function."""
+"""An ONNX graph prepared for fine-tuning: its weights, its constants, and a JAX function."""
 
 import contextlib
 import math
@@ -25,23 +25,24 @@ NEWEST_OPSET = 20
 
 
 class OnnxGraph:
-    """An ONNX model with its weights apart.
+    """An ONNX model with separate weights.
 
     Attributes:
-        proto: The model as it was given, with weights that stood in Constant nodes made initializers.
-        weights: What trains, by name: see `onnx_weights.py`.
+        proto: The model as it was given, with weights in Constant nodes turned into initializers.
+        weights: The weights that train, by name: see `onnx_weights.py`.
         inputs: Names of the graph's inputs.
         outputs: Names of its outputs.
-        notes: What fine-tuning it leaves as it is.
+        notes: Notes on the parts that fine-tuning does not change.
     """
 
     def __init__(self, proto: onnx.ModelProto, told: WeightPatterns | None = None):
         """
         Args:
-            told: What the user says of initializers.
+            told: The user's declarations about initializers.
 
         Raises:
-            RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it can't be told what trains.
+            RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it is not
+                clear what trains.
         """
         told = told or WeightPatterns()
         self.proto = _lifted(proto)
@@ -66,7 +67,7 @@ class OnnxGraph:
         self.notes = (*_notes(count), *_notes_on_constants(kept))
 
     def kind_of(self, name: str) -> Kind | None:
-        """What a weight is, by the node that uses it."""
+        """Return the kind of a weight, by the node that uses it."""
         for node in self.proto.graph.node:
             place = list(node.input).index(name) if name in node.input else None
             if place is None:
@@ -82,7 +83,7 @@ class OnnxGraph:
         return None
 
     def to_jax(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-        """`(weights, inputs) -> outputs` in JAX, for inputs of these shapes.
+        """Convert the graph to `(weights, inputs) -> outputs` in JAX, for inputs of these shapes.
 
         Raises:
             RecipeError: The graph can't be run on them.
@@ -91,10 +92,10 @@ class OnnxGraph:
         proto = onnx.ModelProto()
         proto.CopyFrom(self._runnable)
         try:
-            # Run once on zeros, outside of any tracing: what shapes are made of becomes numbers.
+            # Run once on zeros, outside of any tracing: computed shapes become constants.
             with _static_shapes(), jax.ensure_compile_time_eval(), use_library_promotion():
                 function, _ = call_onnx.call_onnx_model(proto, zeros)
-        except Exception as error:  # its operations raise whatever NumPy and JAX do
+        except Exception as error:  # its operations raise any exception of NumPy and JAX
             listed = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in shapes.items())
             raise RecipeError(
                 f"the ONNX graph can't be run on {listed}: {type(error).__name__}: {_first_line(error)}; "
@@ -108,7 +109,7 @@ class OnnxGraph:
         return run
 
     def with_weights(self, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-        """The model with these weights, in the dtypes that it had."""
+        """Return the model with these weights, in their original dtypes."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
@@ -119,7 +120,7 @@ class OnnxGraph:
 
 
 def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which weights in Constant nodes are initializers, where they can be replaced."""
+    """Return a copy in which weights in Constant nodes are initializers, which can be replaced."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for node in list(copy.graph.node):
@@ -133,7 +134,7 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operations that there is JAX for: others that ONNX defines by simpler ones are replaced by these."""
+    """Replace operations without JAX code by the simpler ones with which ONNX defines them."""
     proto = _of_known_version(proto)
     known = _known(proto)
     compound = sorted({(node.domain, node.op_type) for node in proto.graph.node} - known)
@@ -142,7 +143,7 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     functions = [(function.domain, function.name) for function in proto.functions]
     typed = onnx.ModelProto()
     typed.CopyFrom(proto)
-    # The inliner asks for the type of everything, and does not look at initializers.
+    # The inliner requires the type of every value, and does not look at initializers.
     known_types = {value.name for value in [*typed.graph.input, *typed.graph.value_info]}
     typed.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -156,12 +157,13 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
         raise RecipeError(
             f"{', '.join(name for _, name in compound)} can't be replaced by simpler operations: {_first_line(error)}"
         ) from error
-    # What replaces an operation may be compound itself.
+    # The replacement of an operation may be compound itself.
     return simpler if len(simpler.graph.node) == len(proto.graph.node) else _expanded(simpler)
 
 
 def _in_32_bits(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without integers that 32 bits cannot hold: exporters write the largest of 64 bits where a slice has no end."""
+    """Return a copy without integers that 32 bits cannot hold: exporters write the largest of 64 bits if a
+    slice has no end."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     held = [node.attribute for node in copy.graph.node if node.op_type == "Constant"]
@@ -175,7 +177,7 @@ def _in_32_bits(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _of_known_version(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in the newest opset that jaxonnxruntime was written for, where it is of a later one."""
+    """Convert a model of a later opset to the newest one that jaxonnxruntime was written for."""
     if max((opset.version for opset in proto.opset_import if not opset.domain), default=0) <= NEWEST_OPSET:
         return proto
     try:
@@ -188,7 +190,7 @@ def _of_known_version(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _known(proto: onnx.ModelProto) -> set[tuple[str, str]]:
-    """(domain, operation) of all that jaxonnxruntime computes in the version that the model asks for."""
+    """Return (domain, operation) of all that jaxonnxruntime computes in the model's version."""
     versions = {opset.domain: opset.version for opset in proto.opset_import}
     return {
         (handler.DOMAIN, handler.OP_TYPE)
@@ -224,7 +226,7 @@ def _refuse_training_mode(graph: onnx.GraphProto) -> None:
 
 
 def _notes(count: Mapping[str, int]) -> Iterator[str]:
-    yield "fine-tuning of an exported graph: what its framework did only while training is not in it"
+    yield "fine-tuning of an exported graph: it lacks all that its framework did only in training"
     if count.get("BatchNormalization"):
         yield f"the statistics of {count['BatchNormalization']} BatchNormalization stay as they are"
     if count.get("Dropout"):
@@ -234,14 +236,14 @@ def _notes(count: Mapping[str, int]) -> Iterator[str]:
 
 
 def _notes_on_constants(kept: list[str]) -> Iterator[str]:
-    yield "what the model held fixed (buffers, tables of positions) looks like a weight in a graph: name it in constants="
+    yield "constants of the model (buffers, tables of positions) look like weights in a graph: name them in constants="
     if kept:
         yield f"{len(kept)} initializers are constants of the model's code and stay: {', '.join(kept[:8])}; weights= trains them"
 
 
 @contextlib.contextmanager
 def _static_shapes() -> Iterator[None]:
-    """Shapes may be computed from shapes, and not only be initializers."""
+    """Allow shapes to be computed from shapes, instead of initializers only."""
     option = "jaxort_only_allow_initializers_as_static_args"
     before = jaxonnxruntime.config.read(option)
     jaxonnxruntime.config.update(option, False)

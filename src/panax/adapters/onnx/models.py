@@ -1,7 +1,9 @@
-"""ONNX files: fine-tuning of what any framework exported (PyTorch, MXNet, TensorFlow, PaddlePaddle, …).
+"""ONNX files: fine-tuning of models exported from any framework (PyTorch, MXNet, TensorFlow, PaddlePaddle,
+…).
 
-An exported graph is the model at inference: BatchNorm's statistics are frozen, dropout is gone. So this continues training from
-weights that are good already; it does not train from the beginning as the model's own framework would.
+An exported graph is the model at inference: BatchNorm's statistics are frozen, dropout is gone. So this
+continues training from weights that are good already; it does not train from the beginning as the model's own
+framework would.
 """
 
 import os
@@ -22,7 +24,8 @@ from ..extras import import_extra
 from ..losses import read_loss
 
 OUTPUT_TOLERANCE = 1e-4
-"""Of an output, relative to its largest value: ONNX's evaluator is NumPy in the graph's own precision."""
+"""Tolerance of an output, relative to its largest value: ONNX's evaluator is NumPy in the graph's
+precision."""
 
 
 def task(
@@ -37,26 +40,30 @@ def task(
     untied: Iterable[str] = (),
     check: bool = True,
 ) -> AdaptedTask:
-    """An ONNX model as a task, to be fine-tuned: it trains the weights, and nothing that was only there in training comes back.
+    """Adapt an ONNX model as a task, for fine-tuning: its weights train, and parts that existed only in
+    training don't return.
 
-    Operations that jaxonnxruntime does not know are replaced by those with which ONNX defines them (LayerNormalization, Gelu and
-    many more); what is left is refused by name. `trained` gives an `onnx.ModelProto`, for `onnx.save`.
+    Operations that jaxonnxruntime does not have are replaced by those with which ONNX defines them
+    (LayerNormalization, Gelu and many more); the rest is refused by name. `trained` returns an
+    `onnx.ModelProto`, for `onnx.save`.
 
     Args:
         model: A file's path, or an `onnx.ModelProto`.
-        loss: `loss(model, batch)`, or with the keywords `key` and `train`, in JAX; `model(*inputs)` or `model(name=input)`, which
-            returns an array, or a tuple where the graph has several outputs.
+        loss: `loss(model, batch)`, or with the keywords `key` and `train`, in JAX; `model(*inputs)` or
+            `model(name=input)` returns an array, or a tuple if the graph has several outputs.
         example: A batch, for its shapes and the check.
         sharding: Patterns of weight names to logical axes.
-        weights: Initializers that train though they look like constants; these four are names or patterns (`*`).
+        weights: Initializers that train though they look like constants; these four are names or patterns
+            (`*`).
         constants: Initializers that stay though they look like weights.
         tied: Weights that several nodes use, and that are one weight.
-        untied: Weights that several nodes use because the exporter merged what was equal: each node trains its own.
+        untied: Weights that several nodes use because the exporter merged equal ones: each node trains its
+            own.
         check: Compare the outputs for the example with those of ONNX's reference evaluator.
 
     Raises:
-        RecipeError: An operation is unknown, the graph is in training mode or has no weights, it can't be told what trains, the
-            loss can't be computed, or the outputs differ.
+        RecipeError: An operation is unknown, the graph is in training mode or has no weights, it is not clear
+            what trains, the loss can't be computed, or the outputs differ.
     """
     onnx = import_extra("onnx", "onnx")
     import_extra("jaxonnxruntime", "onnx")
@@ -64,7 +71,7 @@ def task(
     if isinstance(model, str | os.PathLike):
         try:
             proto = onnx.load(os.fspath(model))
-        except Exception as error:  # protobuf's own, a missing file, external data that is not there
+        except Exception as error:  # protobuf's own, a missing file, missing external data
             raise DataError(
                 f"{os.fspath(model)} can't be read as an ONNX model: {type(error).__name__}: {error}"
             ) from error
@@ -114,7 +121,7 @@ def _names(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 class _Callable:
-    """What the user's loss calls.
+    """The model as the user's loss calls it.
 
     Attributes:
         calls: (inputs, outputs) so far.
@@ -148,7 +155,7 @@ def _check(
     """Compute the loss of the example once, and each call of the model in it by ONNX's own evaluator too.
 
     Returns:
-        Why they could not be compared; None where they were, and agree.
+        Why they could not be compared; None if they were, and agree.
     """
     from onnx.helper import tensor_dtype_to_np_dtype
     from onnx.reference import ReferenceEvaluator
@@ -168,7 +175,7 @@ def _check(
         try:
             with np.errstate(all="ignore"):
                 expected = evaluator.run(None, {n: np.asarray(value).astype(kinds[n]) for n, value in inputs.items()})
-        except Exception as error:  # it does not run everything that it is the reference of
+        except Exception as error:  # it does not run everything that it is the reference for
             return f"it fails on this graph ({type(error).__name__}: {error})"
         for output, ours, theirs in zip(graph.outputs, outputs, expected):
             theirs = np.asarray(theirs, np.float64)

@@ -1,4 +1,4 @@
-"""ONNX operations that jaxonnxruntime lacks and exported transformers are made of; importing this registers them."""
+"""ONNX operations of exported transformers that jaxonnxruntime lacks; importing this registers them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +13,8 @@ from onnx import numpy_helper
 
 @register_op("LayerNormalization")
 class LayerNormalization(Handler):
-    """Over all dimensions from `axis` on; also its mean and reciprocal deviation where they are asked for."""
+    """Layer normalization over all dimensions from `axis` on; also returns its mean and reciprocal deviation
+    if requested."""
 
     @classmethod
     def version_17(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -37,7 +38,7 @@ def _layer_normalization(x: Any, scale: Any, shift: Any = None, *, axis: int, ep
 
 @register_op("Gelu")
 class Gelu(Handler):
-    """Exact, or by tanh."""
+    """GELU, exact or with the tanh approximation."""
 
     @classmethod
     def version_20(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -46,7 +47,7 @@ class Gelu(Handler):
 
 @register_op("Size")
 class Size(Handler):
-    """How many numbers there are."""
+    """Number of elements of an array."""
 
     @classmethod
     def version_1(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -57,7 +58,7 @@ class Size(Handler):
 
 @register_op("ConstantOfShape")
 class ConstantOfShape(Handler):
-    """One value in a shape that is known when the graph is made."""
+    """One value in a shape that is known when the graph is built."""
 
     @classmethod
     def version_9(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -71,7 +72,7 @@ class ConstantOfShape(Handler):
 
 @register_op("HardSigmoid")
 class HardSigmoid(Handler):
-    """A line, cut off at 0 and 1."""
+    """Linear function, clipped at 0 and 1."""
 
     @classmethod
     def version_6(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -81,7 +82,7 @@ class HardSigmoid(Handler):
 
 @register_op("Elu")
 class Elu(Handler):
-    """Exponential below zero."""
+    """ELU: exponential below zero."""
 
     @classmethod
     def version_6(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ class Elu(Handler):
 
 @register_op("InstanceNormalization")
 class InstanceNormalization(Handler):
-    """Each channel of each row by itself."""
+    """Normalization of each channel of each row separately."""
 
     @classmethod
     def version_6(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -108,7 +109,7 @@ class InstanceNormalization(Handler):
 
 @register_op("Mod")
 class Mod(Handler):
-    """The remainder, with the divisor's sign, or with the dividend's as C has it."""
+    """Remainder, with the divisor's sign, or with the dividend's as in C."""
 
     @classmethod
     def version_10(cls, node: Any, inputs: Sequence[Any]) -> Callable[..., Any]:

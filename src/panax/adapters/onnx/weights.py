@@ -1,7 +1,8 @@
-"""Which initializers of an ONNX graph train, and which of them are one weight: what an exporter does not write down.
+"""Classification of the initializers of an ONNX graph: which train, and which are one weight. Exporters don't
+record it.
 
-An exporter writes parameters, buffers and literal numbers alike as initializers, and merges those that are equal. Where the
-place, the name and the values leave no doubt the graph decides; elsewhere its user is asked.
+An exporter writes parameters, buffers and literal values alike as initializers, and merges those that are
+equal. If use, name and values leave no doubt the graph decides; otherwise the user has to.
 """
 
 import fnmatch
@@ -30,14 +31,14 @@ _OTHER_PLACES = {
 _PASSING = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Flatten")
 
 _LITERAL = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
-"""What PyTorch calls the numbers that a model's code holds."""
+"""PyTorch's names for literal values in a model's code."""
 
 _NAMELESS = re.compile(r"^(_?val_\d+|const\w*_\w*|\d+|tmp\w*_?\d+)$", re.IGNORECASE)
-"""Names that exporters make up."""
+"""Names that exporters generate."""
 
 
 class WeightPatterns(NamedTuple):
-    """What the user says of initializers, as patterns of names."""
+    """The user's declarations about initializers, as patterns of names."""
 
     weights: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
@@ -45,10 +46,10 @@ class WeightPatterns(NamedTuple):
     untied: tuple[str, ...] = ()
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise where a pattern matches nothing, or where two contradict each other.
+        """Check that every pattern matches a name, and that no two contradict each other.
 
         Raises:
-            RecipeError: One does.
+            RecipeError: A pattern matches nothing, or two contradict each other.
         """
         names = list(names)
         for kind, patterns in self._asdict().items():
@@ -68,14 +69,14 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 
 
 class InitializerUse(NamedTuple):
-    """One node's input at which an initializer arrives, as it is or turned, cast or reshaped."""
+    """One node's input that receives an initializer, unchanged or transposed, cast or reshaped."""
 
     node: onnx.NodeProto
     input_index: int
 
 
 def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
-    """Where an initializer is used; what operations in `through` make of it counts as itself."""
+    """Yield the uses of an initializer; outputs of operations in `through` count as itself."""
     for node in graph.node:
         for place, each in enumerate(node.input):
             if each != name:
@@ -88,10 +89,10 @@ def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) ->
 
 
 def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[list[str], list[str]]:
-    """Names of the initializers that train, and of those of floating point that stay though they could.
+    """List the names of the initializers that train, and of floating-point ones that don't though they could.
 
     Raises:
-        RecipeError: Of some it can't be told.
+        RecipeError: It is not clear for some of them.
     """
     statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
     made_by = {output: node for node in graph.node for output in node.output}
@@ -106,9 +107,9 @@ def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[
         {True: trained, False: kept, None: unclear}[verdict].append(tensor.name)
     if unclear:
         raise RecipeError(
-            f"it can't be told from the graph whether {', '.join(unclear[:8])} ({len(unclear)} in all) are weights or constants "
-            f"of the model: the exporter has dropped their names; give task(..., weights=[...], constants=[...]), as names or "
-            f"patterns such as {unclear[0]!r} or 'val_*'"
+            f"the graph does not show whether {', '.join(unclear[:8])} ({len(unclear)} in all) are weights or "
+            f"constants of the model: the exporter has dropped their names; give task(..., weights=[...], "
+            f"constants=[...]), as names or patterns such as {unclear[0]!r} or 'val_*'"
         )
     return trained, kept
 
@@ -116,7 +117,7 @@ def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[
 def _verdict(
     tensor: onnx.TensorProto, uses: list[InitializerUse], made_by: Mapping[str, onnx.NodeProto]
 ) -> bool | None:
-    """Whether an initializer trains; None where nothing tells."""
+    """Return True if an initializer trains, False if not; None if nothing decides it."""
     value = numpy_helper.to_array(tensor).astype(np.float32)
     if _LITERAL.search(tensor.name) or not np.isfinite(value).all():
         return False
@@ -128,7 +129,7 @@ def _verdict(
         and np.ptp(value) == 0
         and value.flat[0] in (0, 1)
     ):
-        # A GroupNorm is written as an InstanceNorm of reshaped groups, without a scale and shift of its own.
+        # A GroupNorm is exported as an InstanceNorm of reshaped groups, without its own scale and shift.
         grouped = any(_is_reshaped(use.node.input[0], made_by) for use in uses)
         return not (grouped or nameless or tensor.name.startswith("onnx::"))
     if any(use.input_index in _WEIGHT_PLACES.get(use.node.op_type, ()) for use in uses):
@@ -141,10 +142,10 @@ def _is_reshaped(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
 
 
 def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: WeightPatterns) -> None:
-    """Give each node that uses an untied weight a copy of its own; changes the model.
+    """Give each node that uses an untied weight a separate copy, in place.
 
     Raises:
-        RecipeError: A weight is used by several nodes, and it is not said whether it is one.
+        RecipeError: A weight is used by several nodes, and it is not declared as tied or untied.
     """
     graph = proto.graph
     unclear = []
@@ -168,7 +169,7 @@ def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: W
 
 
 def _copy_for_each(graph: onnx.GraphProto, name: str) -> None:
-    """Turn the `Identity`s of an initializer into initializers, and number the copies for all further nodes."""
+    """Turn the `Identity`s of an initializer into initializers, and number the copies for further nodes."""
     original = next(tensor for tensor in graph.initializer if tensor.name == name)
 
     def copied(new: str) -> None:

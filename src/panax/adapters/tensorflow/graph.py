@@ -1,7 +1,8 @@
 """A TensorFlow function of a batch as a JAX function of variables, the batch, and random draws.
 
-The function is traced once by TensorFlow, with the functions that it calls laid out flat. In its graph each random draw becomes
-an input: so JAX draws from the step's key, and TensorFlow can be given the same draws. tf2jax then translates the graph.
+The function is traced once by TensorFlow, with all functions that it calls inlined. In its graph each random
+draw becomes an input: so JAX draws from the step's key, and TensorFlow can receive the same draws. tf2jax
+then translates the graph.
 """
 
 import contextlib
@@ -60,19 +61,19 @@ class TensorflowGraph:
     """The graph of one function for batches of one shape.
 
     Attributes:
-        variables: Those it uses.
-        assigned: Those of them that it assigns.
-        gathered: Those of them of which it looks up rows.
+        variables: The variables it uses.
+        assigned: The variables that it assigns.
+        gathered: The variables in which it looks up rows.
         draws: Its random draws, all of them inputs.
-        hidden_draws: Names of random operations inside loops and branches, which stay what they are.
-        nested: Whether it calls functions that could not be laid out flat.
+        hidden_draws: Names of random operations inside loops and branches, which are left unchanged.
+        nested: True if it calls functions that could not be inlined.
     """
 
     def __init__(self, function: Callable[..., Any], batch: Any):
         """
         Args:
-            function: Of a batch, in TensorFlow.
-            batch: `tf.TensorSpec`s in the form in which `function` takes it.
+            function: A TensorFlow function of a batch.
+            batch: `tf.TensorSpec`s in the form that `function` takes.
 
         Raises:
             RecipeError: It can't be traced, or can't become a function of its inputs.
@@ -91,8 +92,8 @@ class TensorflowGraph:
                 self._captured[inside.name] = by_handle[id(outside)]
             else:
                 raise RecipeError(
-                    f"the TensorFlow code uses {inside.op.name}, which is not a tf.Variable (a table, a queue, an iterator?); "
-                    f"bring what it holds in with the batch"
+                    f"the TensorFlow code uses {inside.op.name}, which is not a tf.Variable (a table, a queue, an "
+                    f"iterator?); pass its contents in with the batch"
                 )
         self.variables = list(self._captured.values())
         self._returned = concrete.structured_outputs
@@ -126,10 +127,11 @@ class TensorflowGraph:
         ]
 
     def convert(self, names: Mapping[Any, str]) -> "ConvertedGraph":
-        """As functions of JAX and of TensorFlow in which the variables bear `names` (by `variable.ref()`).
+        """Convert to functions of JAX and of TensorFlow in which the variables have `names` (by
+        `variable.ref()`).
 
         Raises:
-            RecipeError: tf2jax does not know an operation.
+            RecipeError: tf2jax does not have an operation.
         """
         refs = dict.fromkeys(variable.ref() for variable in self.variables)
         own = {names[ref]: _shadow(f"v{i}", ref.deref()) for i, ref in enumerate(refs)}
@@ -140,7 +142,7 @@ class TensorflowGraph:
             for name, value in self._constants.items():
                 bound[name] = tf.constant(value)
             for name, variable in handles.items():
-                variable.read_value()  # lets the graph know of it
+                variable.read_value()  # registers it with the graph
                 bound[name] = tf.raw_ops.Identity(input=variable.handle).op.inputs[0]
             return tf.graph_util.import_graph_def(self._definition, bound, self._outputs, name="")
 
@@ -159,7 +161,7 @@ class TensorflowGraph:
         return ConvertedGraph(self, function, translated, own, columns)
 
     def describe_line(self, *types: str) -> str:
-        """Where an operation of one of these types comes from, as a clause for a message."""
+        """Return the source line of an operation of one of these types, as a clause for a message."""
         for operation in self._graph.get_operations():
             if operation.type in types:
                 frames = [frame for frame in operation.traceback or () if not frame.filename.startswith(_LIBRARIES)]
@@ -169,7 +171,7 @@ class TensorflowGraph:
 
     @property
     def first_loop(self) -> str | None:
-        """The first loop in the graph and its line; None where there is none."""
+        """Return the first loop in the graph and its line; None if there is none."""
         found = [operation.type for operation in self._graph.get_operations() if operation.type in _LOOPS]
         return self.describe_line(*found) if found else None
 
@@ -185,7 +187,7 @@ class TensorflowGraph:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConvertedGraph:
-    """One graph as a JAX function, and as a TensorFlow function of the same inputs, on variables of its own.
+    """One graph as a JAX function, and as a TensorFlow function of the same inputs, on separate variables.
 
     Attributes:
         shadows: Copies of the variables by name, which the TensorFlow function reads and assigns.
@@ -203,11 +205,11 @@ class ConvertedGraph:
     def __call__(
         self, values: Mapping[str, Any], batch: Any, draws: list[Any], key: jax.Array
     ) -> tuple[Any, dict[str, Any]]:
-        """What the function returned, and its variables by name afterwards.
+        """Return the function's result, and its variables by name afterwards.
 
         Args:
-            values: Of the variables, by name.
-            batch: Arrays in the form in which the function takes it.
+            values: Values of the variables, by name.
+            batch: Arrays in the form that the function takes.
         """
         own = {column: values[name] for column, name in self.columns.items()}
         with use_library_promotion():
@@ -216,12 +218,12 @@ class ConvertedGraph:
         return returned, {self.columns[column]: value for column, value in after.items()}
 
     def run_tensorflow(self, batch: Any, draws: list[Any]) -> Any:
-        """What TensorFlow computes on the copies of the variables."""
+        """Compute the result in TensorFlow, on the copies of the variables."""
         inputs = [tf.convert_to_tensor(leaf) for leaf in [*tf.nest.flatten(batch), *draws]]
         return tf.nest.pack_sequence_as(self.graph._returned, self.function(*inputs))
 
     def drop_shadows(self) -> "ConvertedGraph":
-        """The same without TensorFlow's half: it holds no copy of the weights."""
+        """Return the same without TensorFlow's half, so that it holds no copy of the weights."""
         return dataclasses.replace(self, function=None, shadows={})
 
 
@@ -231,11 +233,12 @@ def _shadow(name: str, variable: Any) -> Any:
 
 
 def _traced(function: Callable[..., Any], batch: Any) -> Any:
-    """The concrete function; with all that it calls in one graph, unless their control flow is of tensors."""
+    """Return the concrete function, with everything that it calls in one graph, unless their control flow
+    depends on tensors."""
     try:
         with _inlined():
             return tf.function(function).get_concrete_function(batch)
-    except Exception:  # whatever it is, the ordinary way has the better message
+    except Exception:  # whatever it is, the ordinary path has the better message
         try:
             return tf.function(function).get_concrete_function(batch)
         except Exception as error:
@@ -268,14 +271,15 @@ def _draw(operation: Any) -> Draw:
 
 
 def _free_of_draws(definition: Any) -> tuple[str, ...]:
-    """Make every draw a placeholder, to be bound to an input; the names of those in functions, which stay, unseeded."""
+    """Turn every draw into a placeholder, to be bound to an input; return the names of those in functions,
+    which stay, unseeded."""
     for node in definition.node:
         if node.op in _DRAWS:
             dtype = node.attr["dtype"].type
             _becomes(node, "Placeholder")
             node.attr["dtype"].type = dtype
         elif node.op == "RngReadAndSkip":
-            # What advances a tf.random.Generator has nothing left to do.
+            # The operation that advances a tf.random.Generator has nothing left to do.
             _becomes(node, "Const")
             node.attr["dtype"].type = tf.int64.as_datatype_enum
             node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([0, 0, 0], tf.int64))

@@ -31,23 +31,26 @@ def task(
     sharding: Mapping[str, Axes] | None = None,
     check: bool = True,
 ) -> AdaptedTask:
-    """TensorFlow code as a task. It keeps the values that its variables have, and gets the trained ones back by `trained`.
+    """Adapt TensorFlow code as a task. It starts from the values of its variables; `trained` assigns the
+    trained ones to them.
 
-    Random draws (dropout) come from the step's key, whatever seed the code gives. Variables that the code assigns while training,
-    such as a BatchNorm's statistics, are the state.
+    Random draws (dropout) come from the step's key, whatever seed the code sets. Variables that the code
+    assigns while training, such as a BatchNorm's statistics, are the state.
 
     Args:
-        model: A `tf.Module`, a `tf.function` or a function; handed to `loss` as it is.
-        loss: `loss(model, batch)`, or with the keyword `train` or `training`, which is False in evaluation; made of TensorFlow
-            operations. None: `model(batch)` returns its loss itself, and takes these keywords.
+        model: A `tf.Module`, a `tf.function` or a function; passed to `loss` as it is.
+        loss: `loss(model, batch)`, or with the keyword `train` or `training`, which is False in evaluation;
+            made of TensorFlow operations. None: `model(batch)` returns its loss itself, and takes these
+            keywords.
         example: A batch, for its form, its shapes, and the check.
-        variables: What is trained, by name or as they are; others that the code uses are held. None: all trainable ones.
+        variables: The variables to train, by name or as they are; others that the code uses are held fixed.
+            None: all trainable ones.
         sharding: Patterns of parameter names to logical axes.
         check: Compare loss and gradients with TensorFlow's own on the example, with the same random draws.
 
     Raises:
-        RecipeError: The code can't be traced, uses an operation that tf2jax does not know, assigns a variable that is trained,
-            or computes something else in JAX than in TensorFlow.
+        RecipeError: The code can't be traced, uses an operation that tf2jax does not have, assigns a variable
+            that is trained, or computes something else in JAX than in TensorFlow.
     """
     import_extra("tensorflow", "tensorflow")
     import_extra("tf2jax", "tensorflow")
@@ -56,10 +59,10 @@ def task(
 
 
 def _modestly() -> None:
-    """TensorFlow traces and checks, and the devices are JAX's: it takes no GPU, and few threads."""
+    """Restrict TensorFlow to no GPU and few threads: it only traces and checks, and the devices are JAX's."""
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # it has begun already
+    with contextlib.suppress(RuntimeError):  # it is initialized already
         tf.config.set_visible_devices([], "GPU")
         for threading in ("intra", "inter"):
             if not getattr(tf.config.threading, f"get_{threading}_op_parallelism_threads")():
@@ -67,7 +70,7 @@ def _modestly() -> None:
 
 
 class _Adapter:
-    """The user's code with what is known of its variables."""
+    """The user's code, its graphs and its variables."""
 
     def __init__(self, model: Any, loss: Callable[..., Any] | None, example: Any, variables: Any, check: bool):
         if type(model).__module__.split(".")[0] in ("keras", "tf_keras"):
@@ -108,7 +111,8 @@ class _Adapter:
         if self.unused:
             listed = ", ".join(self.unused[:5])
             self.notes.append(
-                f"the loss does not depend on {listed}: not trained, as in TensorFlow, where their gradient is None"
+                f"the loss does not depend on {listed}: not trained, as in TensorFlow, which gives them the gradient "
+                f"None"
             )
 
     def graph(self, batch: Mapping[str, Any], train: bool) -> Any:
@@ -123,7 +127,7 @@ class _Adapter:
         else:
             function, given = self.loss, (self.user_model, specs)
         keywords = select_keywords(_signature_of(function), len(given), offered)
-        # The function beneath a tf.function: its conditions and loops then become operations of the one graph.
+        # The function inside a tf.function: its conditions and loops then become operations of the one graph.
         function = getattr(function, "python_function", function)
 
         def of_batch(batch: Any) -> Any:
@@ -132,7 +136,7 @@ class _Adapter:
         return TensorflowGraph(of_batch, specs)
 
     def converted(self, batch: Mapping[str, Any], train: bool) -> Any:
-        """The JAX function for batches of this shape."""
+        """Return the JAX function for batches of this shape."""
         shapes = (*((name, tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in batch.items()), train)
         if shapes not in self.cache:
             graph = self.graph(batch, train)
@@ -141,7 +145,7 @@ class _Adapter:
                 raise RecipeError(
                     f"the loss uses {', '.join(unknown)} on this batch, and not on the example; create all variables beforehand"
                 )
-            self.cache[shapes] = graph.converted(self.names).without_shadows()
+            self.cache[shapes] = graph.convert(self.names).drop_shadows()
         return self.cache[shapes]
 
     def model(self) -> Model:
@@ -153,7 +157,7 @@ class _Adapter:
 
         def evaluate(params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
             converted = self.converted(batch, train)
-            returned, after = converted({**params, **state}, self.restored(batch), converted.draws(key), key)
+            returned, after = converted({**params, **state}, self.restored(batch), converted.sample_draws(key), key)
             return returned, {name: after[name] if name in self.assigned else leaf for name, leaf in state.items()}
 
         def rebuild(params: Any, state: Any) -> Any:
@@ -177,12 +181,12 @@ class _Adapter:
         )
 
     def compare(self) -> None:
-        """The same loss and gradients in TensorFlow and JAX, on the example."""
+        """Compare loss and gradients in TensorFlow and JAX, on the example."""
         import tensorflow as tf
 
         for train in (True, False):
             graph = self.graphs[train]
-            converted = graph.converted(self.names)
+            converted = graph.convert(self.names)
             unlike = (
                 f"it draws random numbers inside a loop or a branch ({', '.join(graph.hidden_draws)})"
                 if graph.hidden_draws
@@ -193,13 +197,13 @@ class _Adapter:
                 self.notes.append(f"{mode} was not compared with TensorFlow: {unlike}")
                 continue
             key = jax.random.key(0)
-            draws = [np.asarray(draw) for draw in converted.draws(key)]
+            draws = [np.asarray(draw) for draw in converted.sample_draws(key)]
             values = {name: np.array(shadow.numpy()) for name, shadow in converted.shadows.items()}
             free = {name: values.pop(name) for name in self.trained_names if name in values}
             batch = self.restored(self.example)
             with tf.device("CPU:0"), tf.GradientTape() as tape:
                 expected = _tensorflow_total(
-                    converted.in_tensorflow(batch, draws), len(next(iter(self.example.values())))
+                    converted.run_tensorflow(batch, draws), len(next(iter(self.example.values())))
                 )
             theirs = tape.gradient(expected, {name: converted.shadows[name] for name in free})
             if train:
@@ -225,16 +229,16 @@ class _Adapter:
         try:
             return jax.jit(jax.value_and_grad(objective, has_aux=True))(free)
         except ValueError as error:
-            if graph.loops and "while_loop" in str(error):
+            if graph.first_loop and "while_loop" in str(error):
                 raise RecipeError(
-                    f"JAX can't differentiate {graph.loops}, a loop whose length is known only while it runs; "
+                    f"JAX can't differentiate {graph.first_loop}, a loop of a length that is known only at run time; "
                     f"use a Python loop (range instead of tf.range), which is unrolled"
                 ) from error
             raise
 
 
 def _tensorflow_total(returned: Any, rows: int) -> Any:
-    """What `total_loss(read_loss(...))` is, computed by TensorFlow."""
+    """Compute the value of `total_loss(read_loss(...))` in TensorFlow."""
     import tensorflow as tf
 
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -250,7 +254,7 @@ def _tensorflow_total(returned: Any, rows: int) -> Any:
 
 
 def _form_of(example: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Named leaves back in the form in which the user gives batches."""
+    """Return a function from named leaves back to the form of the user's batches."""
     if isinstance(example, Mapping):
         return dict
     if isinstance(example, tuple | list):
@@ -260,7 +264,7 @@ def _form_of(example: Any) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _signature_of(function: Any) -> Any:
-    """A `tf.function`'s own Python function; a module's `__call__`."""
+    """Return the Python function of a `tf.function`; the `__call__` of a module."""
     function = getattr(function, "python_function", function)
     if not hasattr(function, "__code__") and not hasattr(function, "__func__") and callable(function):
         call = type(function).__call__
@@ -274,7 +278,8 @@ def _values(variables: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
 
 
 def _by_name(model: Any, used: list[Any], variables: Any) -> dict[str, Any]:
-    """Every variable of the model and its loss by a name of its own: the user's, its path in the module, or TensorFlow's."""
+    """Return every variable of the model and its loss by a unique name: the user's, its path in the module,
+    or TensorFlow's."""
     found: dict[Any, str] = {}
     if isinstance(variables, Mapping):
         found.update({variable.ref(): str(name) for name, variable in variables.items()})

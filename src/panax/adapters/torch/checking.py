@@ -1,4 +1,4 @@
-"""The self-check at adaptation: loss and gradients of the example batch, by PyTorch itself and by the JAX program."""
+"""Self-check at adaptation: loss and gradients of the example batch, by PyTorch and by the JAX program."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -25,27 +25,27 @@ from .tracing.tracing import set_mode
 from .tracing.values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
-"""How far the two may be apart, relative to the norm of each gradient. A hundred times what sums in another order make
-(measured: 1e-6 to 1e-5 over the models of docs/adapters.md; more where rounding decides which of two elements a pool takes),
-and far below what a wrong derivative makes."""
+"""Tolerance of gradients, relative to the norm of each, by the dtype of autocast. It is a hundred times the
+error of sums in another order (measured: 1e-6 to 1e-5 over the models of docs/adapters.md; more if rounding
+decides which of two elements a pool takes), and far below that of a wrong derivative."""
 
 LOSS_TOLERANCE = TOLERANCE
-"""Of a loss, relative to itself."""
+"""Tolerance of a loss, relative to itself."""
 
 MIN_GRADIENT_SHARE = 1e-2
-"""A gradient is compared at no less than this share of the largest one's norm: true zeros (of a key's bias, of a bias before
-BatchNorm) are rounding noise in both, of about 1e-6 of the largest."""
+"""Smallest norm that a gradient is compared against, as a share of the largest one's: true zeros (of a key's
+bias, of a bias before BatchNorm) are rounding noise in both, of about 1e-6 of the largest."""
 
 ROUNDING_MARGIN = 30
-"""Where a model amplifies rounding, it is compared with itself: how many times as far the two may be apart as PyTorch's gradient
-moves when every weight is moved by its last bit. Rounding happens in each of many operations, the nudge once."""
+"""Tolerance for a model that amplifies rounding, as a multiple of the change of PyTorch's own gradient when
+every weight is moved by its last bit. Rounding happens in each of many operations, the nudge once."""
 
 MAX_COPIES = 8
-"""Copies of the parameters that a check takes at most: gradients on both sides, and what is between."""
+"""Maximum number of copies of the parameters during a check: gradients on both sides, and intermediates."""
 
 
 def explain_too_large(module: nn.Module) -> str | None:
-    """Why a module is not checked; None if it can be."""
+    """Return the reason why a module is not checked; None if it can be."""
     if any(p.is_meta for p in module.parameters()):
         return "its parameters are on the meta device"
     needed = MAX_COPIES * sum(p.numel() * p.element_size() for p in module.parameters())
@@ -66,7 +66,7 @@ def check_gradients(
     """Compare loss, gradients and buffers on the example batch, with the same random bits.
 
     Raises:
-        RecipeError: They disagree: the worst gradient is named, with both values.
+        RecipeError: They disagree; the message names the worst gradient, with both values.
     """
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         key = jax.random.key(0)
@@ -85,7 +85,7 @@ def check_gradients(
             f"code of a library holds; compute it in the forward. check=False leaves {name} as it is"
         )
     for name, gradient in their_gradients.items():
-        # In float16 some overflow, and such steps are left out: by place they must agree.
+        # In float16 some overflow, and such steps are skipped: both must agree on the positions.
         if autocast is not torch.float16 or (np.isfinite(gradient) != np.isfinite(our_gradients[name])).any():
             _refuse_not_finite(name, gradient, our_gradients[name])
     apart = _apart(our_gradients, their_gradients)
@@ -95,7 +95,7 @@ def check_gradients(
         ):
             apart = {}
         with jax.default_device(jax.devices("cpu")[0]):
-            # What differs from itself has a state: no rounding explains that.
+            # A difference from itself means state: no rounding explains that.
             _, again, _ = _in_torch(module, objective, leaves, program, key, autocast)
             with _nudged(module):
                 _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
@@ -115,7 +115,7 @@ def check_gradients(
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`a - b`, and 0 where both are the same infinity or both NaN."""
+    """Compute `a - b`, with 0 if both are the same infinity or both NaN."""
     wide = np.complex128 if np.iscomplexobj(a) or np.iscomplexobj(b) else np.float64
     a, b = a.astype(wide), b.astype(wide)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -124,7 +124,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _wide(values: Any) -> np.ndarray:
-    """In float64, or both parts of complex numbers in that."""
+    """Convert to float64, or to complex128."""
     values = np.asarray(values)
     return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
@@ -134,21 +134,20 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
-    """Raise where a gradient is NaN or infinite: PyTorch's weights would become NaN, and such a step is left out here."""
+    """Raise if a gradient is NaN or infinite: PyTorch's weights would become NaN; such a step is skipped
+    here."""
     a, b = (int((~np.isfinite(gradient)).sum()) for gradient in (theirs, ours))
     if a or b:
         whose = "PyTorch's own gradient" if a else "the gradient as traced"
         raise RecipeError(
-            f"{whose} of {name} is NaN or infinite on the example, in {a} places in PyTorch and in {b} as traced: look "
-            "for a root or a "
-            "logarithm of 0, or 0 times infinity, behind a torch.where or a mask, or give another example. check=False "
-            "trains it "
-            f"nevertheless, and leaves such steps out"
+            f"{whose} of {name} is NaN or infinite on the example, in {a} places in PyTorch and in {b} as traced: "
+            f"look for a root or a logarithm of 0, or 0 times infinity, behind a torch.where or a mask, or give "
+            f"another example. check=False trains it nevertheless, and skips such steps"
         )
 
 
 def _hint(program: TracedProgram) -> str:
-    """What may be the reason of a disagreement besides state."""
+    """Return a possible reason of a disagreement other than state."""
     choosing = {getattr(node.target, "overloadpacket", None) for node in program.forward}
     if torch.ops.aten.topk in choosing or torch.ops.aten.kthvalue in choosing:
         return (
@@ -167,7 +166,8 @@ def _agree_on_one_side(
     theirs: Mapping[str, np.ndarray],
     tolerance: float,
 ) -> bool:
-    """Whether gradients differ only since rounding took another side of a kink, such as a ReLU's; see `rounding.py`."""
+    """Return True if gradients differ only because rounding took another side of a kink, such as a ReLU's;
+    see `rounding.py`."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **leaves}
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"), preserve_generators():
         plain, decided = (run_graph_in_torch(program, tensors, key, decided_by_jax=each) for each in (False, True))
@@ -177,7 +177,7 @@ def _agree_on_one_side(
 
 
 def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The distance of each gradient, relative to its norm or to the floor."""
+    """Compute the distance of each gradient, relative to its norm or to the floor."""
     norms = {name: float(np.linalg.norm(_wide(_finite(g)))) for name, g in theirs.items()}
     floor = MIN_GRADIENT_SHARE * max(norms.values(), default=0.0)
     return {
@@ -188,7 +188,7 @@ def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> 
 
 @contextlib.contextmanager
 def _nudged(module: nn.Module) -> Iterator[None]:
-    """The module with every weight moved by its last bit, up or down."""
+    """Move every weight of the module by its last bit, up or down, inside the context."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     generator = torch.Generator().manual_seed(0)
 
@@ -225,7 +225,7 @@ def _in_torch(
     key: jax.Array,
     autocast: Any,
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """By PyTorch; the module's buffers, gradients and modes are afterwards as before."""
+    """Compute losses, gradients and buffers in PyTorch, and restore the module afterwards."""
     casting = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     with (
@@ -269,7 +269,7 @@ def _in_jax(
         return sum(outputs[: 2 * count : 2]), outputs
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        # Not worth optimising: it runs once.
+        # Not worth optimizing: it runs once.
         run = jax.jit(
             jax.grad(total, has_aux=True),
             compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},

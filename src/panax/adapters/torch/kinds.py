@@ -1,4 +1,4 @@
-"""What each parameter of a module is, from the type of the module that holds it: for automatic layouts."""
+"""Kinds of the parameters of a module, from the type of the module that holds each: for automatic layouts."""
 
 from torch import nn
 
@@ -16,7 +16,7 @@ _BY_TYPE: tuple[tuple[type, Kind], ...] = (
 
 
 def classify_parameters(module: nn.Module) -> dict[str, Kind]:
-    """Parameter name to what it is, for those of which it is known."""
+    """Return the kind of each parameter for which it is known, by name."""
     found: dict[str, Kind] = {}
     for path, part in module.named_modules():
         kind: Kind | None = next((kind for cls, kind in _BY_TYPE if isinstance(part, cls)), None)
@@ -25,7 +25,7 @@ def classify_parameters(module: nn.Module) -> dict[str, Kind]:
             if kind is not None and parameter.ndim > 1:
                 found[full] = kind
             elif parameter.ndim == 3 and "expert" in (path + type(part).__name__).lower():
-                # As transformers stacks them: (expert, output, input).
+                # Stacked as in transformers: (expert, output, input).
                 found[full] = "members_out_in"
             elif parameter.ndim == 2 and type(part).__name__ != "Conv1D":
                 found[full] = "out_in"

@@ -1,4 +1,4 @@
-"""How a user's loss is called on a module and a batch, and what it may return: sums with weights, before any division."""
+"""Call of a user's loss on a module and a batch, and its results: sums with weights, before any division."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Objective:
     """A loss on a module and a batch in the user's own form.
 
     Attributes:
-        form: What a batch is to the user: the names of a mapping, or the length of a tuple.
+        form: The user's form of a batch: the names of a mapping, or the length of a tuple.
     """
 
     def __init__(self, loss: Callable[..., Any] | None, form: "Form"):
@@ -59,13 +59,13 @@ class Objective:
 
 
 def is_criterion(loss: Any) -> bool:
-    """Whether a loss compares outputs with targets, and knows of no module."""
+    """Return True if a loss compares outputs with targets, without the module."""
     return isinstance(loss, nn.Module) or getattr(loss, "__module__", "") == "torch.nn.functional"
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a batch looks like to the user: a mapping, a tuple, a list, or one tensor."""
+    """The user's form of a batch: a mapping, a tuple, a list, or one tensor."""
 
     kind: type
     names: tuple[str, ...]

@@ -1,7 +1,8 @@
-"""PyTorch's SGD, Adam and AdamW with their parameter groups and schedulers, as one optimizer that takes the same steps.
+"""PyTorch's SGD, Adam and AdamW with their parameter groups and schedulers, as one optimizer that takes the
+same steps.
 
-Optax has the same three by name, and they differ in the details (where epsilon stands, what the first momentum is, what decay is
-multiplied with): so the formulas here are PyTorch's.
+Optax has the same three by name, and they differ in the details (the position of epsilon, the first momentum,
+the factor of weight decay): so the formulas here are PyTorch's.
 """
 
 import copy
@@ -49,20 +50,22 @@ def from_torch(
     num_steps: int | None = None,
     steps_per_update: int = 1,
 ) -> "TorchOptimizer":
-    """An optimizer that steps as PyTorch's would, within 1e-6 in float32.
+    """Translate an optimizer into one that steps as PyTorch's would, within 1e-6 in float32.
 
-    Groups become sets of parameter names. A scheduler is asked once, for every step of the run. A parameter that is in no group
-    is not updated, as in PyTorch; `foreach`, `fused` and `capturable` have no meaning here.
+    Groups become sets of parameter names. A scheduler is evaluated once, for every step of the run. A
+    parameter that is in no group is not updated, as in PyTorch; `foreach`, `fused` and `capturable` have no
+    meaning here.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, new: with no steps taken.
         parameters: The module, or its parameters by name, to which the optimizer was given.
         scheduler: Any `torch.optim.lr_scheduler` that depends on the step alone.
-        num_steps: Of the run; needed with a scheduler, whose last learning rate is kept afterwards.
-        steps_per_update: Steps of the run to one `scheduler.step()`: those of an epoch, where it counts epochs.
+        num_steps: Length of the run; needed with a scheduler; its last learning rate is used afterwards.
+        steps_per_update: Steps of the run per `scheduler.step()`: those of an epoch, if it counts epochs.
 
     Raises:
-        RecipeError: Another optimizer or scheduler, one that has taken steps, or parameters that are not the module's.
+        RecipeError: Another optimizer or scheduler, one that has taken steps, or parameters that are not the
+            module's.
     """
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
@@ -76,8 +79,8 @@ def from_torch(
     ):
         for hook in hooks.values():
             raise RecipeError(
-                f"the {kind.__name__} has a hook {getattr(hook, '__qualname__', hook)!r} that {register} has set, which nobody "
-                f"would call here; remove it, or do what it does in a loop of your own with panax.compile_step"
+                f"the {kind.__name__} has a hook {getattr(hook, '__qualname__', hook)!r} that {register} has set, "
+                f"which is never called here; remove it, or do its work in a custom loop with panax.compile_step"
             )
     if optimizer.state:
         raise RecipeError(f"the {kind.__name__} has taken steps already, and its moments would be lost; give a new one")
@@ -107,12 +110,12 @@ class StepTable(NamedTuple):
         return jnp.asarray(self.values, jnp.float32)[jnp.minimum(step, len(self.values) - 1)]
 
     def log_at(self, step: jax.Array) -> jax.Array:
-        """The logarithm, of a number near 1, as exact as float32 can hold it."""
+        """Return the logarithm of a value near 1, as exact as float32 allows."""
         with np.errstate(divide="ignore"):
             return StepTable(tuple(np.log(self.values).tolist())).at(step)
 
     def less_than_one_at(self, step: jax.Array) -> jax.Array:
-        """One minus the value, rounded once."""
+        """Return one minus the value, rounded once."""
         return StepTable(tuple(1.0 - value for value in self.values)).at(step)
 
 
@@ -121,10 +124,10 @@ _ZERO, _BETA1, _BETA2 = StepTable((0.0,)), StepTable((0.9,)), StepTable((0.999,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that are stepped alike, with the settings of PyTorch's group.
+    """Parameters with the same update, and the settings of PyTorch's group.
 
     Attributes:
-        decoupled: Decay shrinks the parameter by itself (AdamW), and is no part of the gradient.
+        decoupled: True if decay shrinks the parameter directly (AdamW), and is not part of the gradient.
     """
 
     rule: Rule
@@ -149,7 +152,7 @@ class ParameterGroup:
 
 
 class TorchState(NamedTuple):
-    """Steps taken, and each moment by parameter name."""
+    """Number of steps taken, and each moment by parameter name."""
 
     steps: jax.Array
     moments: dict[str, dict[str, jax.Array]]
@@ -157,7 +160,7 @@ class TorchState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchOptimizer(Chained):
-    """What `from_torch` makes; `schedule` has no part in it.
+    """The optimizer that `from_torch` returns; `schedule` has no part in it.
 
     Attributes:
         known: All parameter names of the module.
@@ -175,7 +178,7 @@ class TorchOptimizer(Chained):
             raise RecipeError("optimizer.schedule has no effect on an optimizer of PyTorch's; use its lr_scheduler")
 
     def learning_rate(self, num_steps: int) -> optax.Schedule:
-        """Of the first group."""
+        """Return the learning rate of the first group, by step."""
         return lambda step: self.groups[0].lr.at(jnp.asarray(step))
 
     def chain(self, learning_rate: optax.Schedule, decay: Any) -> optax.GradientTransformation:
@@ -228,7 +231,7 @@ def _sgd(
         gradient = gradient + group.weight_decay.at(count) * weight
     if "momentum" in moments:
         momentum = group.momentum.at(count)
-        # The first momentum is the gradient itself, whatever the dampening.
+        # The first momentum is the gradient itself, independent of the dampening.
         running = momentum * moments["momentum"] + (1.0 - group.dampening) * gradient
         running = jnp.where(count == 0, gradient, running)
         moments = {"momentum": running}
@@ -252,7 +255,7 @@ def _adam(
     after = {"mean": mean, "square": square}
     if group.amsgrad:
         after["largest"] = square = jnp.maximum(moments["largest"], square)
-    # 1 - beta^t loses its digits in float32 where beta^t is near 1.
+    # 1 - beta^t loses its digits in float32 if beta^t is near 1.
     taken = (count + 1).astype(jnp.float32)
     first = -jnp.expm1(taken * group.beta1.log_at(count))
     second = -jnp.expm1(taken * group.beta2.log_at(count))
@@ -263,7 +266,7 @@ def _group(
     rule: Rule, group: Mapping[str, Any], names: tuple[str, ...], table: Mapping[str, StepTable]
 ) -> ParameterGroup:
     if group.get("differentiable"):
-        raise RecipeError("differentiable=True can't be had here: a step is not part of a graph; leave it out")
+        raise RecipeError("differentiable=True is not supported: a step is not part of a graph; remove it")
     shared = {
         "rule": rule,
         "names": frozenset(names),
@@ -301,7 +304,7 @@ def _names(parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -
 def _tabulated(
     optimizer: torch.optim.Optimizer, scheduler: Any, num_steps: int | None, steps_per_update: int
 ) -> list[dict[str, StepTable]]:
-    """For each group, what a scheduler may change, over the steps."""
+    """Tabulate, for each group, the settings that a scheduler may change, over the steps."""
     if scheduler is None:
         return [
             {name: StepTable((value,)) for name, value in _settings(group).items()} for group in optimizer.param_groups
@@ -332,9 +335,9 @@ def _check_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, num_steps
         required = [p for p in inspect.signature(part.step).parameters.values() if p.default is p.empty]
         if isinstance(part, torch.optim.lr_scheduler.ReduceLROnPlateau) or required:
             raise RecipeError(
-                f"{type(part).__name__} depends on what is measured while training, and here the learning rate is a function "
-                f"of the step; use a scheduler that is, such as CosineAnnealingLR, or lower the rate in a loop of your own with "
-                f"panax.compile_step"
+                f"{type(part).__name__} depends on values measured in training, but here the learning rate is a "
+                f"function of the step; use a scheduler of the step, such as CosineAnnealingLR, or lower the rate in "
+                f"a custom loop with panax.compile_step"
             )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise RecipeError(f"the {type(scheduler).__name__} is of another optimizer; give both of one")
@@ -354,7 +357,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, float]:
 
 
 _FIXED = ("dampening", "nesterov", "eps", "amsgrad", "maximize", "decoupled_weight_decay", "differentiable")
-"""What of a group is one value for the whole run; lr, weight_decay, momentum and betas are followed."""
+"""Settings of a group with one value for the whole run; lr, weight_decay, momentum and betas are followed."""
 
 
 def _others(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,7 +382,8 @@ def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], now: list[dict[s
 
 
 def _refuse_replaced(owner: Any, name: str) -> None:
-    """Raise where a method stands replaced on the instance, unless a scheduler has wrapped the class's own to count its calls."""
+    """Raise if a method is replaced on the instance, unless a scheduler has wrapped the class's own to count
+    its calls."""
     replaced = vars(owner).get(name)
     if replaced is None:
         return
@@ -389,8 +393,8 @@ def _refuse_replaced(owner: Any, name: str) -> None:
         return
     raise RecipeError(
         f"{name} of this {type(owner).__name__} is replaced by "
-        f"{getattr(inner or function, '__qualname__', inner or function)!r}, which "
-        f"nobody would call here; do what it does in the forward, or in a loop of your own with panax.compile_step"
+        f"{getattr(inner or function, '__qualname__', inner or function)!r}, which is never called here; do its work "
+        f"in the forward, or in a custom loop with panax.compile_step"
     )
 
 

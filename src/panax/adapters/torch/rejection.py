@@ -1,4 +1,4 @@
-"""What can't be traced is refused with the module and the line that does it."""
+"""Refusal of modules that can't be traced, with the module and the line at fault."""
 
 import contextlib
 import re
@@ -22,14 +22,14 @@ from .state.python_state import GENERATORS_OWNER, PythonState
 from .state.randomness import INSTEAD, RandomnessError, format_line
 
 MODULE_KEY = "panax_module"
-"""The key, in a node's `custom` metadata, of the module that ran it."""
+"""Key, in a node's `custom` metadata, of the module that ran it."""
 
 
 class ModuleTracker:
-    """Which modules run, and what was seen of them.
+    """The stack of running modules, and observations of them.
 
     Attributes:
-        drew: The first module that moved NumPy's random generator; None where none has.
+        drew: The first module that advanced NumPy's random generator; None if none has.
     """
 
     def __init__(self, module: nn.Module):
@@ -86,10 +86,10 @@ def _numpys_state() -> tuple[Any, ...]:
 def locate_errors(
     module: nn.Module, failing: str = "can't be traced", where: Callable[[], str | None] | None = None
 ) -> Iterator[ModuleTracker]:
-    """Turn what is raised inside into a RecipeError that names the module and the line of its code.
+    """Turn any exception inside into a RecipeError that names the module and the line of its code.
 
     Args:
-        where: What runs, if it is not the modules themselves.
+        where: Returns the name of the code that runs, if it is not the modules themselves.
 
     Raises:
         RecipeError: Something was raised.
@@ -115,25 +115,26 @@ def locate_errors(
 
 
 def refuse_leaks(after: PythonState) -> None:
-    """Raise where a forward has left a tensor in something other than a buffer: a next step would not see it."""
+    """Raise if a forward has left a tensor elsewhere than in a buffer: the next step would not see it."""
     for place in after.fakes:
         raise RecipeError(
-            f"{place.owner} keeps a tensor in {place.display_name}, which a compiled step would lose; make it a buffer: "
-            f"self.register_buffer(...), or compute it where it is used"
+            f"{place.owner} keeps a tensor in {place.display_name}, which a compiled step would lose; make it a "
+            f"buffer: self.register_buffer(...), or compute it at the point of use"
         )
 
 
 def refuse_views(before: PythonState) -> None:
-    """Raise where Python code holds what a parameter was made into, or a parameter where nothing can stand in for it."""
+    """Raise if Python code holds a value derived from a parameter, or an irreplaceable parameter."""
     for place in before.unfollowed:
         raise RecipeError(
             f"{place.owner} holds a view of a parameter or buffer, a tensor computed from one, or a tuple of them, in "
-            f"{place.display_name}; a trained model would keep its initial values. Compute it in the forward, or keep it in a list"
+            f"{place.display_name}; a trained model would keep its initial values. Compute it in the forward, or "
+            "keep it in a list"
         )
 
 
 def refuse_values(graph: torch.fx.GraphModule) -> None:
-    """Raise where a value of a tensor was asked for, though an `except` of the model's own has swallowed the error of that."""
+    """Raise if a tensor's value was requested, even if an `except` in the model has swallowed the error."""
     for node in graph.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _OF_VALUES:
             module = (node.meta.get("custom") or {}).get(MODULE_KEY) or "the loss"
@@ -162,7 +163,7 @@ _OF_VALUES = {
 
 
 def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
-    """Raise where a parameter, or a buffer that the forward writes, shares memory with another parameter or buffer."""
+    """Raise if a parameter, or a buffer that the forward writes, shares memory with another tensor."""
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     moving = written | {name for name, p in module.named_parameters() if p.requires_grad}
     for a, b in find_overlaps(own):
@@ -175,7 +176,7 @@ def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
 
 
 def refuse_changes(before: PythonState, after: PythonState, located: ModuleTracker) -> None:
-    """Raise where a further forward has changed a Python value again."""
+    """Raise if a further forward has changed a Python value again."""
     for place, was, now in after.diff(before):
         if place.owner == GENERATORS_OWNER:
             raise RecipeError(f"{located.drew or 'the forward'} draws numbers from {place.trail}, {INSTEAD}")
@@ -187,7 +188,8 @@ def refuse_changes(before: PythonState, after: PythonState, located: ModuleTrack
                 f"compiled step would hold fixed; hold that module in the adapted one: module.criterion = criterion"
             )
         raise RecipeError(
-            f"{place.owner} changes {place.display_name} in each forward{change}, which a compiled step would hold fixed; make it a "
+            f"{place.owner} changes {place.display_name} in each forward{change}, which a compiled step would hold "
+            "fixed; make it a "
             f"buffer that the forward updates: self.register_buffer(..., torch.tensor(...))"
         )
 
@@ -196,7 +198,7 @@ _A_BUFFER = re.compile(r"_buffers'?\['\w+'\]$")
 
 
 def refuse_changed_constants(graph: torch.fx.GraphModule, before: PythonState) -> None:
-    """Raise where a forward writes to a tensor that is neither the module's nor made in the forward."""
+    """Raise if a forward writes to a tensor that is neither the module's nor created in the forward."""
     for node in graph.graph.nodes:
         if not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable and node.args):
             continue

@@ -1,4 +1,4 @@
-"""`task`: an unmodified `torch.nn.Module` and its loss as what Panax trains."""
+"""`task`: an unmodified `torch.nn.Module` and its loss as a task that Panax trains."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -45,27 +45,34 @@ def task(
     initialise: Callable[[Any], Any] | None = None,
     check: bool = True,
 ) -> AdaptedTask:
-    """A PyTorch module, unchanged, as a task.
+    """Adapt a PyTorch module, unchanged, as a task.
 
-    It is traced forward and backward by PyTorch's own autograd, for the shapes of the batches that come; what can't be traced
-    rightly is refused, naming the module and the line. `task.trained(state)` gives the module back with its weights trained.
+    It is traced forward and backward by PyTorch's own autograd, for the shapes of each batch; a module that
+    can't be traced correctly is refused, naming the module and the line. `task.trained(state)` returns the
+    module with its trained weights.
 
     Args:
-        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialise`. In `eval()` it is trained in
-            `train()`; what its user has set to `eval()` inside of a module in `train()` stays so.
-        loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and targets; None where
-            the module returns its own, as those of `transformers` do with labels. It returns a scalar (the mean over the
-            batch's rows, which weigh it), a pair (sum, weight), a mapping of names to these, or one of those with a mapping
-            of metrics.
-        example: A batch as the data will give it: its leaves, their dtypes, and shapes to check with.
-        sharding: Patterns of parameter names (`*` stands for anything) to logical axes, instead of the automatic ones.
-        compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under `torch.autocast`, and parameters
-            stay as they are. In float16 the loss is scaled (`step.loss_scale`). "auto": bfloat16 where the devices here have
-            instructions for it, else float32.
-        weights: Safetensors (a file or a folder) with the values of what is on the meta device; each device reads its slices.
-        initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for example
-            `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's seed.
-        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse where they disagree.
+        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialise`. In
+            `eval()` it is trained in `train()`; modules set to `eval()` by the user inside a module in
+            `train()` stay so.
+        loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and
+            targets; None if the module returns its own, as those of `transformers` do with labels. It returns
+            a scalar (the mean over the batch's rows, which are its weight), a pair (sum, weight), a mapping
+            of names to these, or one of those with a mapping of metrics.
+        example: A batch in the form of the data: its leaves, their dtypes, and shapes to check with.
+        sharding: Patterns of parameter names (`*` matches anything) to logical axes, instead of the automatic
+            ones.
+        compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under
+            `torch.autocast`, and parameters stay as they are. In float16 the loss is scaled
+            (`step.loss_scale`). "auto": bfloat16 if the devices here have instructions for it, otherwise
+            float32.
+        weights: Safetensors (a file or a folder) with the values of tensors on the meta device; each device
+            reads its slices.
+        initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for
+            example `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's
+            seed.
+        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse the
+            module if they disagree.
 
     Raises:
         RecipeError: The module, the loss or the example can't be used.
@@ -82,7 +89,7 @@ def task(
     if compute_dtype not in AUTOCAST:
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {suggest_name(compute_dtype, (*AUTOCAST, AUTO))}")
     if initialise is not None and weights is not None:
-        raise RecipeError("initialise= and weights= both say where the weights come from; give one of them")
+        raise RecipeError("initialise= and weights= are both given; give only one of them, the source of the weights")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with restore_after(module, loss, unless_successful=True):
         drawn = None if initialise is None else make_initializer(module, initialise)
@@ -105,7 +112,7 @@ def task(
     def rebuild(params: Any, state: Any) -> nn.Module:
         if programs.watches:
             programs.refuse_moved()
-        # Another run of this task begins where the first one began.
+        # Another run of this task starts from the same values as the first one.
         for array in () if given is None else (*given[0].values(), *given[1].values()):
             if isinstance(array, TensorArray):
                 array.copy_values()
@@ -128,7 +135,7 @@ def task(
 
 
 class _Programs:
-    """The programs of one module, traced as shapes of batches come."""
+    """The programs of one module, traced for each new shape of a batch."""
 
     def __init__(
         self,
@@ -141,10 +148,10 @@ class _Programs:
     ):
         """
         Args:
-            watches: Refuse to go on where a tensor outside of the module was changed since the first trace.
+            watches: Raise if a tensor outside of the module was changed since the first trace.
         """
         self.module, self.objective, self.autocast, self.watches = module, objective, autocast, watches
-        # Shapes, dtypes and strides alone.
+        # Shapes, dtypes and strides only.
         self.examples = {
             name: torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
             for name, leaf in leaves.items()
@@ -163,12 +170,12 @@ class _Programs:
         return self._programs[signature]
 
     def refuse_moved(self) -> None:
-        """Raise where a tensor that is a constant of the programs has been changed since it was traced."""
+        """Raise if a tensor that is a constant of the programs has been changed since it was traced."""
         for program in self._programs.values():
             refuse_changed(program.traced.outside)
 
     def evaluate(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
-        """The losses and metrics as (sum, weight), and the buffers afterwards."""
+        """Return the losses and metrics as (sum, weight), and the buffers afterwards."""
         self._check(batch)
         if is_debugging():
             return self._for_real(params, state, batch, key, train)
@@ -202,7 +209,7 @@ class _Programs:
                 )
 
     def _for_real(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
-        """The module itself on real values, as a debugger wants it: breakpoints and prints in its code work."""
+        """Run the module itself on real values, for debugging: breakpoints and prints in its code work."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
@@ -225,7 +232,8 @@ class _Programs:
 
 
 def _strided_like(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor without values, whose dimensions stand in memory in the order of the example's: code may ask `is_contiguous()`."""
+    """Return a tensor without values, with the memory order of the example's dimensions: code may call
+    `is_contiguous()`."""
     if tuple(example.shape) == shape:
         return example
     if example.ndim != len(shape) or example.is_contiguous() or 0 in example.stride():
@@ -282,7 +290,7 @@ def _refuse_sparse_gradients(module: nn.Module) -> None:
 def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
     if example is None:
         raise RecipeError(
-            "example=None; give a batch as the data will: its shapes and dtypes are what the module is traced for"
+            "example=None; give a batch like those of the data: the module is traced for its shapes and dtypes"
         )
     form = Form.of(example)
     leaves = {}
@@ -297,7 +305,7 @@ def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
                 ) from error
         if leaf.ndim == 0:
             raise RecipeError(
-                f"leaf {name!r} of the example is a single number; expected a tensor whose first dimension is the batch"
+                f"leaf {name!r} of the example is a scalar; expected a tensor with the batch as its first dimension"
             )
         leaves[name] = leaf.detach()
     rows = {name: leaf.shape[0] for name, leaf in leaves.items()}
@@ -315,7 +323,8 @@ def _notes(module: nn.Module, program: TracedProgram) -> list[str]:
         notes.append(f"{len(fixed)} parameters have requires_grad=False and stay as they are")
     if unused:
         notes.append(
-            f"the loss does not depend on {', '.join(unused[:5])}: not trained, as in PyTorch, where their gradient is None"
+            f"the loss does not depend on {', '.join(unused[:5])}: not trained, as in PyTorch, which gives them the "
+            f"gradient None"
         )
     if traced.outside:
         names = "; ".join(constant.name for constant in traced.outside[:3])

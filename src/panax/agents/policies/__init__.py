@@ -1,4 +1,5 @@
-"""Networks that act: perceptrons, a recurrent one, a decoder, and the interface by which any model is a policy."""
+"""Policy networks: perceptrons, a recurrent one, a decoder, and the interface by which any model is a
+policy."""
 
 from .decoder import DecoderPolicy
 from .perceptron import Layers, PerceptronPolicy

@@ -1,4 +1,4 @@
-"""`DecoderPolicy`: a decoder that reads an observation as tokens and acts."""
+"""`DecoderPolicy`: a decoder that reads an observation as tokens, and outputs actions."""
 
 import dataclasses
 from typing import Any
@@ -27,12 +27,13 @@ class ActingDecoder(Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderPolicy(Policy):
-    """A decoder over the elements of an observation, which are whole numbers, in their order.
+    """A decoder over the elements of an observation, which are integers, in their order.
 
-    It is the module that language models are trained with, and its weights rest split as they do there.
+    It is the module that language models are trained with, and its weights are sharded as they are there.
 
     Attributes:
-        model: Of the decoder; its vocabulary is to hold all that an element of an observation may be.
+        model: Configuration of the decoder; its vocabulary must include all values of an observation's
+            elements.
     """
 
     model: DecoderConfig

@@ -1,4 +1,4 @@
-"""Perceptrons that act: `PerceptronPolicy`, and the network of any agent that reads features."""
+"""Perceptron policies: `PerceptronPolicy`, and the network of any agent that reads features."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Layers(Module):
-    """Dense layers with an activation behind each but the last, which is linear."""
+    """Dense layers with an activation after each one but the last, which is linear."""
 
     layers: tuple[Dense, ...]
     activation: str = eqx.field(static=True)
@@ -35,10 +35,11 @@ class Layers(Module):
     def build(
         cls, key: jax.Array, inputs: int, widths: Sequence[int], *, activation: Activation, last_gain: float = 1.0
     ) -> "Layers":
-        """Draw layers of these widths.
+        """Initialize layers of these widths.
 
         Args:
-            last_gain: Of the last layer's weights; small for a policy, which so begins by trying everything.
+            last_gain: Gain of the last layer's weights; small for a policy, so that it first explores all
+                actions.
         """
         keys = jax.random.split(key, len(widths))
         made = []
@@ -55,7 +56,7 @@ class Layers(Module):
 
 
 class ActorCritic(Module):
-    """Two perceptrons that share nothing."""
+    """Two perceptrons without shared parameters."""
 
     actor: Layers
     critic: Layers
@@ -68,8 +69,8 @@ class PerceptronPolicy(Policy):
 
     Attributes:
         hidden: Widths of the layers before the last one, of both.
-        activation: Behind each of them.
-        first_gain: Of the actor's last layer: how far the first policy is from trying all actions alike.
+        activation: Activation after each of them.
+        first_gain: Gain of the actor's last layer: how far the initial policy is from uniform.
     """
 
     hidden: tuple[int, ...] = (64, 64)

@@ -1,4 +1,4 @@
-"""`Policy`: a network that an agent acts with, from observations to the numbers of a distribution and a value."""
+"""`Policy`: the network of an agent, from observations to the parameters of a distribution and a value."""
 
 import abc
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from ...core.validation import Validated
 from ...environments import Discrete, Space
 
 Carry = Any
-"""What a recurrent policy remembers: a pytree of arrays with one row for each environment; () where there is none."""
+"""Memory of a recurrent policy: a pytree of arrays with one row for each environment; () without a memory."""
 
 
 class PolicyOutput(NamedTuple):
     """The outputs of a policy for observations.
 
     Attributes:
-        numbers: Parameters of the distribution over actions.
+        distribution_params: Parameters of the distribution over actions.
         value: The expected return.
     """
 
@@ -28,22 +28,24 @@ class PolicyOutput(NamedTuple):
 
 
 class Policy(Validated, abc.ABC):
-    """The settings of a network: a frozen keyword-only dataclass. Any model is a policy by these methods."""
+    """Settings of a network: a frozen keyword-only dataclass. Any model is a policy if it has these
+    methods."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether `act` reads what it remembers: rollouts are then trained on in pieces of several steps."""
+        """Return True if `act` reads its memory: training then uses sequences of several steps of a
+        rollout."""
         return False
 
     @abc.abstractmethod
     def build(self, key: jax.Array, observations: Space, outputs: int) -> Module:
-        """Draw the parameters.
+        """Initialize the parameters.
 
         Args:
-            outputs: How many numbers are to be given for each observation.
+            outputs: Number of outputs for each observation.
 
         Raises:
-            RecipeError: The network does not take such observations.
+            RecipeError: The network does not support such observations.
         """
 
     def initial_carry(self, rows: int) -> Carry:
@@ -52,7 +54,7 @@ class Policy(Validated, abc.ABC):
 
     @abc.abstractmethod
     def act(self, params: Any, carry: Carry, observation: Num[Array, "batch ..."]) -> tuple[Carry, PolicyOutput]:
-        """Take one step of each row."""
+        """Compute the outputs for one step of each row."""
 
     def unroll(
         self,
@@ -61,11 +63,11 @@ class Policy(Validated, abc.ABC):
         observations: Num[Array, "batch time ..."],
         begins: Bool[Array, "batch time"],
     ) -> PolicyOutput:
-        """Several steps of each row, as `act` would take them one after the other.
+        """Compute the outputs for several steps of each row, equal to those of consecutive calls of `act`.
 
         Args:
-            carry: Before the first step.
-            begins: Whether an episode begins with a step, and nothing is remembered of those before.
+            carry: Memory before the first step.
+            begins: True if an episode begins with the step, so that the memory is reset.
         """
         rows, steps = begins.shape
         if not self.recurrent:
@@ -80,7 +82,7 @@ class Policy(Validated, abc.ABC):
         return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
 
     def reset_carry(self, carry: Carry, begins: Bool[Array, " batch"]) -> Carry:
-        """What is remembered, replaced by `first_carry` in rows that begin an episode."""
+        """Reset the memory to `initial_carry` in rows that begin an episode."""
 
         def one(first: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(begins.reshape(begins.shape + (1,) * (old.ndim - 1)), first, old)
@@ -103,7 +105,8 @@ def num_features(space: Space) -> int:
 
 
 def as_features(observation: Num[Array, "batch ..."], space: Space) -> Float[Array, "batch inputs"]:
-    """Observations as rows of float32: choices as one-hot vectors, bytes divided by 255, all else flattened."""
+    """Convert observations to rows of float32: choices as one-hot vectors, bytes divided by 255, all others
+    flattened."""
     if isinstance(space, Discrete):
         return jax.nn.one_hot(observation, space.count, dtype=jnp.float32)
     scale = 1.0 / 255.0 if observation.dtype == jnp.uint8 else 1.0

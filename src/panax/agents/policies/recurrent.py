@@ -1,4 +1,4 @@
-"""`RecurrentPolicy`: a policy with a memory, for observations that don't tell all."""
+"""`RecurrentPolicy`: a policy with a memory, for partial observations."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,8 @@ from .policy import Carry, Policy, PolicyOutput, as_features, num_features
 class GatedUnit(Module):
     """A gated recurrent unit.
 
-    Source: arXiv:1406.1078, with the reset gate behind the recurrent product as in cuDNN, so that one product serves all gates.
+    Source: arXiv:1406.1078, with the reset gate after the recurrent matmul as in cuDNN, so that one matmul
+    serves all gates.
     """
 
     from_input: Dense
@@ -45,7 +46,7 @@ class GatedUnit(Module):
 
 
 class RecurrentActorCritic(Module):
-    """One layer and one unit, read by two perceptrons."""
+    """One layer and one recurrent unit, followed by two perceptrons."""
 
     enter: Layers
     unit: GatedUnit
@@ -56,12 +57,12 @@ class RecurrentActorCritic(Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentPolicy(Policy):
-    """A gated recurrent unit behind one layer, with a hidden layer for the actions and one for the value.
+    """A gated recurrent unit after one layer, with a hidden layer for the actions and one for the value.
 
     Attributes:
-        memory: Numbers that are remembered.
+        memory: Size of the memory.
         hidden: Width of each layer.
-        first_gain: As of `PerceptronPolicy`.
+        first_gain: As in `PerceptronPolicy`.
     """
 
     memory: int = 64

@@ -1,4 +1,4 @@
-"""`panax check`: measure the hardware before it is used, and name what is odd."""
+"""`panax check`: measure the hardware before it is used, and report anomalies."""
 
 import argparse
 import contextlib
@@ -28,17 +28,17 @@ USAGE = """\
 usage: panax check [RECIPE] [flags of panax train]
 
 Measures each device, mesh axis, link, clock and disk, each host's versions,
-compares them, and names what is odd. With a recipe: the mesh, collectives,
+compares them, and names anomalies. With a recipe: the mesh, collectives,
 message sizes and disks of that run. Started in several processes, as `panax
-train` is, it measures what is between them.
+train` is, it measures the links between them.
 
   --mesh.fsdp N ...  without a recipe: sizes of mesh axes (all along fsdp)
-  --place PLACE      write to and read from this place too (repeatable)
+  --place PLACE      write to and read from this location too (repeatable)
   --save FILE        keep the profile there, in place of Panax's cache
-  --strict           exit with 6 where something is found
+  --strict           exit with 6 if there are findings
   --full             also, in one process and some minutes: every kernel against
                      its definition, steps on each kind of layout, a checkpoint,
-                     a benchmark; one dated page about it. Exits with 1 where a
+                     a benchmark; one dated page about it. Exits with 1 if a
                      part fails
   --output FILE      that page (of --full; FILE must be new)
   --json             findings and all figures as JSON
@@ -46,7 +46,7 @@ train` is, it measures what is between them.
 
 
 def check_hardware(arguments: Sequence[str]) -> int:
-    """Measure, show figures and findings, and keep the profile."""
+    """Measure, show figures and findings, and save the profile."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
@@ -77,7 +77,7 @@ def check_hardware(arguments: Sequence[str]) -> int:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of the check itself, and the others."""
+    """Split the flags into those of the check itself and the others."""
     parser = argparse.ArgumentParser(prog="panax check", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--place", action="append", default=[])
     parser.add_argument("--save")
@@ -109,7 +109,8 @@ def _mesh(flags: Sequence[str]) -> MeshShape:
 
 @contextlib.contextmanager
 def _own_output() -> Iterator[None]:
-    """What libraries write to standard output meanwhile goes to standard error; Gloo says there whom it has connected to."""
+    """Redirect libraries' standard output to standard error within the context, where Gloo reports its
+    connections."""
     try:
         kept = os.dup(1)
     except OSError:
@@ -122,7 +123,7 @@ def _own_output() -> Iterator[None]:
         try:
             yield
         finally:
-            # C keeps lines back where nobody watches.
+            # C buffers lines if standard output is not a terminal.
             ctypes.CDLL(None).fflush(None)
             sys.stdout.flush()
             os.dup2(kept, 1)
@@ -132,7 +133,7 @@ def _own_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saying(console: Console, *, quiet: bool) -> Iterator[LogFn]:
-    """What is measured now, in a line that goes again; nothing where there is no terminal."""
+    """Show the current measurement in a temporary line; nothing without a terminal."""
     if quiet or console.quiet or not console.is_terminal:
         yield lambda line: None
         return
@@ -141,7 +142,7 @@ def _saying(console: Console, *, quiet: bool) -> Iterator[LogFn]:
 
 
 def show(result: Preflight, console: Console) -> None:
-    """Figures, then findings, then where the profile is."""
+    """Show figures, then findings, then the path of the profile."""
     for line in format_figures(result.profile):
         console.print(line if line.startswith(" ") or len(line) <= console.width else wrap_line(line, 15))
     for number, line in enumerate(format_findings(result)):

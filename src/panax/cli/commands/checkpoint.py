@@ -1,4 +1,5 @@
-"""`panax checkpoint`: what is there, is it whole, what differs; to another place or format; away with it."""
+"""`panax checkpoint`: list, verify and compare checkpoints; convert them to another place or format; remove
+one."""
 
 import argparse
 import os
@@ -24,13 +25,13 @@ from ..parser import Parser
 
 
 def checkpoint(arguments: Sequence[str]) -> int:
-    """Run one of the subcommands; its exit code."""
+    """Run one of the subcommands; return its exit code."""
     options = vars(parser().parse_args(arguments))
     return {"ls": ls, "verify": verify, "diff": diff, "convert": convert, "rm": rm}[options.pop("command")](**options)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The subcommands and their flags."""
+    """Return the parser of the subcommands and their flags."""
     parser = Parser(prog="panax checkpoint", description=(__doc__ or "").split(": ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     where = "a run's folder or that of its checkpoints; or one checkpoint's own; or an address: s3://bucket/run"
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "verify", help="read everything and compare it with its checksums; exit code 4 if anything is wrong"
     )
     add.add_argument("where", help=where)
-    add = commands.add_parser("diff", help="what differs between two checkpoints; exit code 1 if anything does")
+    add = commands.add_parser("diff", help="differences between two checkpoints; exit code 1 if there are any")
     add.add_argument("first", help=one)
     add.add_argument("second", help=one)
     add = commands.add_parser(
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--format", choices=("safetensors", "panax"), help="of the target (default: the one that the source is not)"
     )
-    add.add_argument("--prefix", help="only arrays whose names begin so (default for safetensors: params.)")
+    add.add_argument("--prefix", help="only arrays with names that begin so (default for safetensors: params.)")
     add = commands.add_parser("rm", help="remove a checkpoint")
     add.add_argument("where", help="the checkpoint's own folder or address")
     add.add_argument("--force", action="store_true", help="even if no other one of its run is whole")
@@ -111,7 +112,7 @@ def ls(where: str) -> int:
 
 
 def _of_arrays(found: Checkpoint) -> list[str]:
-    """Two lines for each array, whose name is whole and on a line alone: it is searched for."""
+    """Format two lines for each array, with its full name on a separate line, for searching."""
     arrays = found.manifest.arrays
     lines = ["array", f"  {'MB':>10}  {'chunks':>6}  dtype and shape"]
     for name, entry in arrays.items():
@@ -121,7 +122,7 @@ def _of_arrays(found: Checkpoint) -> list[str]:
 
 
 def verify(where: str) -> int:
-    """Read all checkpoints at a place; 4 if one is not whole."""
+    """Read a checkpoint, or all checkpoints of a run; return 4 if one is not complete."""
     found = [open_checkpoint(where)] if _is_checkpoint(where) else _all(_checkpointer(where))
     failed = False
     for each in found:
@@ -162,7 +163,7 @@ def _all(checkpointer: Checkpointer) -> list[Checkpoint | CheckpointError]:
 
 
 def diff(first: str, second: str) -> int:
-    """Compare arrays by name, and settings; 1 if anything differs."""
+    """Compare arrays by name, and settings; return 1 if anything differs."""
     one, two = _one(first), _one(second)
     a, b = one.manifest, two.manifest
     lines = [] if a.step == b.step else [f"step: {a.step} -> {b.step}"]
@@ -193,7 +194,7 @@ def _compared(one: Checkpoint, two: Checkpoint, name: str) -> str | None:
     both = np.isfinite(x) & np.isfinite(y)
     most, largest = (np.max(np.abs(values), initial=0.0) for values in (x[both] - y[both], x[both]))
     said = f"{name}: {changed:,} of {left.size:,} values differ, by at most {most:.3g} (of at most {largest:.3g})"
-    # NaN and infinities have no distance; where only one side has them, that is what differs.
+    # NaN and infinities have no distance; if only one side has them, they are the difference.
     bad = [np.count_nonzero(~np.isfinite(values)) for values in (x, y)]
     return said if not any(bad) else f"{said}; {bad[0]:,} -> {bad[1]:,} are not finite"
 
@@ -226,7 +227,7 @@ def convert(source: str, target: str, format: str | None, prefix: str | None) ->
 
 
 def rm(where: str, force: bool) -> int:
-    """Remove one checkpoint; not the last whole one of its run, unless forced."""
+    """Remove one checkpoint; not the last complete one of its run, unless forced."""
     parent, _, name = where.rstrip("/").rpartition("/")
     store = open_store(parent or ".")
     step = parse_step(name)
@@ -237,7 +238,7 @@ def rm(where: str, force: bool) -> int:
         )
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:
-        raise CheckpointError(f"{where} is the last checkpoint of its run; give --force to remove it all the same")
+        raise CheckpointError(f"{where} is the last checkpoint of its run; give --force to remove it nevertheless")
     target = os.readlink(where.rstrip("/")) if is_link(store, name) else ""
     remove(store, name)
     print(f"{where} removed: a link to {target}; {target} stays" if target else f"{where} removed")

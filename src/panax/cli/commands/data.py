@@ -1,4 +1,4 @@
-"""`panax data show`: what a model sees of its data, before it is trained on it."""
+"""`panax data show`: the data as a model sees it, before training."""
 
 import argparse
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ def data(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The subcommand and its own flags; all others are those of the recipe."""
-    parser = Parser(prog="panax data", description="Look at what a model sees of its data, before it is trained on it.")
+    """Return the parser of the subcommand and its flags; all others are those of the recipe."""
+    parser = Parser(prog="panax data", description="Look at the data as a model sees it, before training.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     show = commands.add_parser(
         "show",
-        help="the first batch: shapes, texts with what carries no loss, labels",
-        description="Print the first batch: shapes, dtypes and ranges; rows as text, with what carries no loss; labels.",
+        help="the first batch: shapes, texts with the parts without loss, labels",
+        description="Print the first batch: shapes, dtypes, ranges; rows as text, with the parts without loss; labels.",
         epilog="Takes `--data PATH...` and the recipe's own flags, as `panax train` does.",
         allow_abbrev=False,
     )

@@ -1,4 +1,4 @@
-"""`panax evaluate`: how good a trained model is."""
+"""`panax evaluate`: losses and metrics of a trained model."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ..plugins import start_jax
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Print losses and metrics of a checkpoint, on what its run held out or on other data."""
+    """Print losses and metrics of a checkpoint, on its run's held-out data or on other data."""
     options = parser().parse_args(arguments)
     check_single_process("panax evaluate")
     start_jax()
@@ -24,7 +24,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
     if fields and not options.data:
         raise RecipeError(
-            f"{', '.join(f'--{name}' for name in fields)} names a field of what --data gives; give that too"
+            f"{', '.join(f'--{name}' for name in fields)} names a field of the data in --data; give that too"
         )
     console = plain_console()
     found = evaluate_loaded_model(
@@ -36,7 +36,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     )
     print(f"checkpoint  {trained.url}")
     averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""
-    print(f"data        {' '.join(options.data) if options.data else 'what the run held out'}{averaged}")
+    print(f"data        {' '.join(options.data) if options.data else 'held out by the run'}{averaged}")
     width = max(map(len, found))
     for name, value in found.items():
         if name not in ("ema_decay", "averaged"):
@@ -45,18 +45,18 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = Parser(
         prog="panax evaluate", description="Losses and metrics of a trained model, on its newest checkpoint."
     )
     parser.add_argument("run", help="a run's folder (its newest checkpoint is taken), or a checkpoint's own")
     parser.add_argument(
-        "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: what the run held out)"
+        "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: the data held out by the run)"
     )
     parser.add_argument(
         "--text", metavar="FIELD", help="the field of a record that holds the text (default: the run's)"
     )
-    parser.add_argument("--prompt", metavar="FIELD", help="the field that holds what comes before the answer")
-    parser.add_argument("--answer", metavar="FIELD", help="the field that holds what is learnt")
-    parser.add_argument("--batches", type=int, help="at most so many (default: as the run did; of other data all)")
+    parser.add_argument("--prompt", metavar="FIELD", help="the field with the text before the answer")
+    parser.add_argument("--answer", metavar="FIELD", help="the field with the text to learn")
+    parser.add_argument("--batches", type=int, help="at most N batches (default: as the run did; of other data all)")
     return parser

@@ -1,4 +1,5 @@
-"""`panax find lr|batch`: a learning rate by a range test; the largest micro-batch that fits, without running a step."""
+"""`panax find lr|batch`: a learning rate by a range test; the largest micro-batch that fits, without running
+a step."""
 
 import argparse
 import sys
@@ -19,7 +20,7 @@ EPILOG = "Takes `--data PATH...` and the recipe's own flags, as `panax train` do
 
 
 def find(arguments: Sequence[str]) -> int:
-    """Find a setting, and say which flag sets it."""
+    """Find a setting, and print the flag that sets it."""
     options, rest = parser().parse_known_args(arguments)
     try:
         return _find_rate(options, rest) if options.command == "lr" else _find_batch(options, rest)
@@ -46,7 +47,7 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
     target = None if options.target is None else parse_target(options.target)
     if target is not None:
         if memory is not None:
-            raise RecipeError("--memory-gib has no effect with --target, whose memory is known; leave one of them out")
+            raise RecipeError("--memory-gib has no effect with --target, which has a known memory; remove one of them")
         with suppress_plugin_warnings():
             devices = target_devices(target)
         memory = target.memory_bytes / 2**30
@@ -65,7 +66,7 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The subcommands and their own flags; all others are those of the recipe."""
+    """Return the parser of the subcommands and their flags; all others are those of the recipe."""
     parser = Parser(prog="panax find", description="Find a setting for a recipe.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     lr = commands.add_parser(
@@ -87,12 +88,12 @@ def parser() -> argparse.ArgumentParser:
     batch = commands.add_parser(
         "batch",
         help="the largest micro-batch that fits the memory",
-        description="Compile steps of more and more rows and read what memory they take, until they do not fit. None "
-        "is run, so nothing can run out of memory.",
+        description="Compile steps of more and more rows and read their memory, until they do not fit. None is run, "
+        "so nothing can run out of memory.",
         epilog=EPILOG,
         allow_abbrev=False,
     )
     batch.add_argument("recipe", metavar="RECIPE", help="as `panax train` takes it")
-    batch.add_argument("--memory-gib", type=float, metavar="GIB", help="of each device (what it says)")
+    batch.add_argument("--memory-gib", type=float, metavar="GIB", help="of each device (as it reports)")
     batch.add_argument("--target", metavar="h100x8", help="for devices that are not here")
     return parser

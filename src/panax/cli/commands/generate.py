@@ -11,13 +11,13 @@ from ..plugins import start_jax
 
 
 def generate(arguments: Sequence[str]) -> int:
-    """Print the prompt and what the model of a checkpoint continues it with."""
+    """Print the prompt and its continuation by the model of a checkpoint."""
     parser = Parser(prog="panax generate", description="Continue a text with a trained model.")
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--tokens", type=int, default=128, help="how many tokens to add (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=50, help="draw among the likeliest so many; 0: all (default: 50)")
+    parser.add_argument("--top-k", type=int, default=50, help="draw among the N likeliest tokens; 0: all (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
     options = parser.parse_args(arguments)
     check_single_process("panax generate")

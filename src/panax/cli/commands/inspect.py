@@ -1,4 +1,4 @@
-"""`panax inspect`: what a recipe is and what a step of it will take, before anything runs."""
+"""`panax inspect`: a recipe's contents and the cost of a step, before anything runs."""
 
 import dataclasses
 import json
@@ -56,31 +56,31 @@ LogFn = Callable[[str], None]
 SETTINGS = "--settings"
 
 HARDWARE = "--hardware"
-"""Takes the file of a profile; `--profile` is a setting of runs."""
+"""Flag for the file of a profile; `--profile` is a setting of runs."""
 
 HELP = """\
   --data PATH...    read these files, folders or globs of text
-  --hardware FILE   a step's time by what `panax check` measured
+  --hardware FILE   a step's time from the profile of `panax check`
   --target h100x64  for devices that are not here (v5p-128, ...)
-  --no-compile      as far as tracing tells, in a second or two
-  --settings        all settings too, with what was left open filled in
+  --no-compile      as far as tracing shows, in a second or two
+  --settings        all settings too, with open ones filled in
   --mesh auto       choose the layout over the devices
 """
 
 TPU_KINDS = {"v5e": ("tpu v5 lite", "tpu v5e"), "v5p": ("tpu v5", "tpu v5p"), "v6e": ("tpu v6 lite", "tpu v6e")}
-"""A target's kind to what JAX calls its devices, where that is not a part of the name."""
+"""JAX's names of a target's devices, if they do not contain the target's kind."""
 
 LESS = "Shard over more devices (--mesh.fsdp), or use --task.remat full, more --step.micro-batches or a smaller --data.batch-size"
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is inspected.
+    """Subject of the inspection.
 
     Attributes:
-        task: With what the recipe left open filled in.
+        task: The task, with the recipe's open settings filled in.
         batch: Shapes of a training batch.
-        target: What it is compiled for; None for the attached devices.
+        target: Hardware that it is compiled for; None for the attached devices.
     """
 
     experiment: Experiment
@@ -92,7 +92,8 @@ class Subject:
 
 
 def inspect(arguments: Sequence[str]) -> int:
-    """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled step."""
+    """Print parameters, layout, bytes, FLOPs, settings, and the communication and memory of one compiled
+    step."""
     if asks_for_help(arguments, "inspect", HELP):
         return 0
     if not arguments or arguments[0].startswith("-"):
@@ -131,7 +132,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
-    """The arguments without `--target`, `--no-compile` and `--hardware`, and what those say."""
+    """Return the arguments without `--target`, `--no-compile` and `--hardware`, and the values of those."""
     rest, target, compiles, profile = [], None, True, None
     remaining = iter(arguments)
     for argument in remaining:
@@ -164,8 +165,8 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
 
 
 def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
-    """For a target, or without data: text is not tokenised, since its batches' shapes are known, and a vocabulary is the task's
-    or the tokenizer's."""
+    """Inspect for a target, or without data: text is not tokenised, since its batches' shapes are known, and
+    a vocabulary is the task's or the tokenizer's."""
     found = sketch_step(
         experiment,
         devices,
@@ -201,7 +202,7 @@ def print_parameters(subject: Subject, console: Console) -> None:
         if kept is not None:
             whole, each = _bytes(kept, lies)
             console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
-    words = program.comms.words()
+    words = program.comms.describe()
     if words is not None:
         console.print(words)
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
@@ -215,19 +216,19 @@ def print_parameters(subject: Subject, console: Console) -> None:
 def print_walk(
     subject: Subject, batch: dict[str, Any], console: Console, profile: tuple[HardwareProfile, Path] | None = None
 ) -> None:
-    """Trace the training step; print what it will take, as far as its trace tells.
+    """Trace the training step; print its cost, as far as it is known from the trace.
 
     Args:
-        profile: What was measured of the hardware, with its file; None to look for one.
+        profile: Measurements of the hardware, with their file; None to search for them.
     """
     if not subject.task.names_axes and subject.step.placement.devices.size > 1:
-        console.print("traced         no: XLA partitions this task's program, so that only the compiled step tells")
+        console.print("traced         no: XLA partitions this task's program, so that only the compiled step shows it")
         return
     cost = walk_step(subject.step, batch)
     lines = [*walk_lines(cost, _memory_limit(subject)), *_times(subject, cost, profile)]
     renewal, renewed = subject.step.program.transformation.renewal, walk_renewal(subject.step)
     if renewal is not None and renewed is not None:
-        lines += rare_lines("renewal", renewed, renewal.when)
+        lines += rare_lines("renewal", renewed, renewal.description)
     comms = subject.step.program.comms
     # After the first steps, and before the last one, it is always a part.
     for part in range(comms.fragments):
@@ -240,14 +241,14 @@ def print_walk(
 
 
 def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path] | None) -> list[str]:
-    """A step's time by what was measured of the devices, else by their data sheets; nothing where there is neither."""
+    """Format a step's time by the devices' measurements, else by their data sheets; empty without either."""
     placement, target = subject.step.placement, subject.target
     if given is None and target is None:
         folders = [profile_in(subject.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
         given = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
     if given is not None:
         profile, path = given
-        source = f"what was measured on {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
+        source = f"measurements of {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
         return time_lines(step_time(cost, ProfileFigures(profile, placement.sizes)), source)
     if target is None:
         return []
@@ -258,7 +259,7 @@ def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path]
 
 
 def _check_profile(subject: Subject, profile: HardwareProfile, path: Path) -> None:
-    """See that a profile is of the kind of devices that a step is for."""
+    """Check that a profile is of the kind of devices that a step is for."""
     if subject.target is None:
         kind = subject.step.placement.devices.devices.flat[0].device_kind
         fits = kind == profile.device_kind
@@ -267,8 +268,8 @@ def _check_profile(subject: Subject, profile: HardwareProfile, path: Path) -> No
         fits = kind in profile.device_kind.lower() or profile.device_kind.lower() in TPU_KINDS.get(kind, ())
     if not fits:
         raise ProfileError(
-            f"{path} is the profile of {profile.device_kind}, and the step is for {kind}; run `panax check` there, or leave "
-            f"{HARDWARE} out"
+            f"{path} is the profile of {profile.device_kind}, and the step is for {kind}; run `panax check` there, or "
+            f"remove {HARDWARE}"
         )
 
 
@@ -287,12 +288,12 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     if limit and plan.memory.total > limit:
         _warn(
             console,
-            f"the step does not fit: {size(plan.memory.total)} on each device, where there are {size(limit)}. {LESS}",
+            f"the step does not fit: {size(plan.memory.total)} on each device, which has {size(limit)}. {LESS}",
         )
 
 
 def _fitted(line: str) -> str:
-    """A line behind its name; a table's own lines stay."""
+    """Wrap a line, indented after its name; lines of tables are not changed."""
     return line if line.startswith("  ") else wrap_line(line, 15)
 
 
@@ -322,7 +323,8 @@ def _resolved(subject: Subject) -> dict[str, Any]:
 
 
 def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
-    """Two lines for each parameter: its name and bytes, and its axes with the mesh axes that split them. Names are never cut."""
+    """Format two lines for each parameter: its name and bytes, and its axes with the mesh axes that shard
+    them. Names are never truncated."""
     lines = [_row("parameter", "bytes", "on each device")]
     places = jax.tree.leaves(shardings)
     for (name, leaf, leaf_axes), place, free in zip(pair_axes(params, axes), places, jax.tree.leaves(trainable)):
@@ -338,7 +340,8 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
 
 
 def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
-    """A line for each kind of what an optimizer on shards keeps: its bytes, its types, and its bytes for each parameter."""
+    """Format a line for each kind of state of a sharded optimizer: its bytes, its dtypes, and its bytes per
+    parameter."""
     lines = []
     for kind, kept in state.items() if isinstance(state, Mapping) else ():
         whole, each = _bytes(kept, shardings[kind])

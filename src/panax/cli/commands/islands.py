@@ -1,4 +1,5 @@
-"""`panax launch --islands N`: as many jobs, each with its own supervisor and folder, that meet in one place."""
+"""`panax launch --islands N`: N jobs, each with a supervisor and a folder, that synchronize in one
+folder."""
 
 import os
 import signal
@@ -19,15 +20,16 @@ _OWN = ("--comms.islands.count", "--comms.islands.index")
 
 
 def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, only: int | None) -> int:
-    """Start the islands of a run, and follow them until all have ended. One that fails for good stops no other.
+    """Start the islands of a run, and monitor them until all have ended. A final failure of one does not stop
+    the others.
 
     Args:
-        flags: Of `panax launch`, those that say how many islands there are left out.
-        folder: The run's; each island has a folder in it.
-        only: Start this one alone, to bring it back.
+        flags: Flags of `panax launch`, except those for islands.
+        folder: The run's folder; each island has a folder in it.
+        only: Start only this island, to restart it.
 
     Returns:
-        0 where all have ended well, else the exit code of one that has not.
+        0 if all have succeeded, else the exit code of one that has not.
 
     Raises:
         LaunchError: The flags can't be used for islands.
@@ -38,7 +40,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
         )
     given = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
     if given:
-        raise LaunchError(f"{given[0]} is set by --islands for each island; leave it out")
+        raise LaunchError(f"{given[0]} is set by --islands for each island; remove it")
     if "--fresh" in flags and only is None:
         _set_aside(folder / MEETING_FOLDER)
     indices = range(count) if only is None else [only]
@@ -75,7 +77,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
 
 
 def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> list[str]:
-    """The flags that the job of one island is launched with, from those of all."""
+    """Return the flags of one island's job, from those of all."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
     if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
         own += ["--comms.islands.place", str(folder / MEETING_FOLDER)]
@@ -84,7 +86,7 @@ def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> 
 
 def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "panax", "launch", recipe, *flags]
-    # In a session of its own: Ctrl-C reaches this process alone, which passes it on once.
+    # In a separate session: Ctrl-C only reaches this process, which passes it on once.
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -96,11 +98,11 @@ def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event, errors: Outlet) -> dict[int, int]:
-    """The exit codes, when all have ended.
+    """Wait until all jobs have ended; return their exit codes.
 
     Args:
-        stopped: Whether they were told to end.
-        errors: Takes what a person should know.
+        stopped: Set once they were asked to end.
+        errors: Outlet of messages for the user.
     """
     codes: dict[int, int] = {}
     while len(codes) < len(jobs):
@@ -121,14 +123,14 @@ def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event
 
 
 def _told(lines: IO[str] | None, index: int, outlet: Outlet) -> None:
-    # Read whether anybody reads what is written, or not: an island would stand still otherwise.
+    # Read even if the output is not read: an island would block otherwise.
     if lines is not None:
         for line in iter(lambda: lines.readline(LINE_CHARACTERS), ""):
             outlet.write(f"island {index} | {line.rstrip()}\n")
 
 
 def _set_aside(place: Path) -> None:
-    """Move what an earlier run's islands left out of the way; it is not removed."""
+    """Move the files of an earlier run's islands out of the way, without removing them."""
     if not place.exists():
         return
     number = next(n for n in range(1, 10_000) if not place.with_name(f"{place.name}.{n}").exists())
@@ -136,7 +138,7 @@ def _set_aside(place: Path) -> None:
 
 
 def without_directory(flags: Sequence[str]) -> list[str]:
-    """The flags without the one that says where the run lies.
+    """Return the flags without the run's directory.
 
     >>> without_directory(["--directory", "a", "--seed", "3", "--directory=b"])
     ['--seed', '3']

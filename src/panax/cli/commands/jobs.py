@@ -1,4 +1,5 @@
-"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: of a run, by the files in its folder; here of one that was launched."""
+"""`panax status`, `logs`, `stop`, `cordon`, `uncordon`: commands for a run, based on the files in its folder;
+here for launched runs."""
 
 import argparse
 import sys
@@ -29,12 +30,12 @@ from . import plain_runs
 
 FOLLOW_SECONDS = 0.5
 WAIT_SECONDS = 660.0
-"""For a stopped job to have saved and ended."""
+"""Time for a stopped job to save and end."""
 
 
 ABOUT = {
-    "status": "How a run is, or why it ended.",
-    "logs": "What a run, or the processes of a launched one, have said.",
+    "status": "Show the state of a run, or why it ended.",
+    "logs": "Show the output of a run, or of a launched run's processes.",
     "stop": "Save a run, in all its processes at one step, and end it.",
     "cordon": "Take nodes out of a launched run: it continues without them from its next save.",
     "uncordon": "Put nodes back that were taken out of a launched run: it takes them in at its next save.",
@@ -42,13 +43,13 @@ ABOUT = {
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The flags of a command."""
+    """Return the parser of a command's flags."""
     parser = Parser(prog=f"panax {command}", description=ABOUT[command])
     parser.add_argument("run", help="its folder: runs/NAME")
     if command == "logs":
         parser.add_argument("--process", type=int, help="of one process alone; without it, of each, its last lines")
         parser.add_argument("--lines", type=int, default=20, help="the last ones of each (%(default)s)")
-        parser.add_argument("--follow", action="store_true", help="and what comes, until the job ends")
+        parser.add_argument("--follow", action="store_true", help="and new lines, until the job ends")
     if command in ("cordon", "uncordon"):
         parser.add_argument("nodes", nargs="+", metavar="NODE", help="a number of the job's, or a host's name")
     if command == "cordon":
@@ -57,7 +58,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def status(arguments: Sequence[str]) -> int:
-    """Say how a launched run is, or why it has ended."""
+    """Print the state of a launched run, or why it has ended."""
     run = parser_of("status").parse_args(arguments).run
     if plain_runs.is_plain(run):
         return plain_runs.status(run)
@@ -73,7 +74,7 @@ def status(arguments: Sequence[str]) -> int:
     state = "no longer supervised" if gone else found["state"]
     print_escaped(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
     print_escaped(f"  {job['command']}")
-    # Goodput is told below, as the ledger has it.
+    # Goodput is printed below, from the ledger.
     reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
     values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
@@ -111,7 +112,7 @@ def status(arguments: Sequence[str]) -> int:
 
 
 def logs(arguments: Sequence[str]) -> int:
-    """Print what the processes of a launched run have said."""
+    """Print the output of a launched run's processes."""
     asked = parser_of("logs").parse_args(arguments)
     if asked.lines < 1:
         raise LaunchError(f"--lines {asked.lines}; expected at least 1")
@@ -144,7 +145,7 @@ def logs(arguments: Sequence[str]) -> int:
 
 
 def stop(arguments: Sequence[str]) -> int:
-    """Have a launched run save at one step in all processes, and end."""
+    """Make a launched run save at one step in all processes, and end."""
     run = parser_of("stop").parse_args(arguments).run
     if plain_runs.is_plain(run):
         return plain_runs.stop(run, WAIT_SECONDS)
@@ -185,7 +186,7 @@ def uncordon(arguments: Sequence[str]) -> int:
 
 
 def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
-    """The job's files, the nodes that are meant, and how many it has.
+    """Return the folder of the job's files, the selected nodes, and the number of nodes.
 
     Raises:
         LaunchError: The job has ended, or a host of that name runs none of its processes.
@@ -212,9 +213,9 @@ def _status(place: Path) -> dict[str, Any]:
 
 
 def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
-    """Whether a supervisor writes a job's status: it is new, or changes while it is looked at.
+    """Return True if a supervisor writes a job's status: it is recent, or changes while observed.
 
-    The clock of the host that writes may be another one: a status that looks old, or of tomorrow, is looked at for a while.
+    The writing host's clock may differ: a status that looks old, or from the future, is observed for a while.
     """
     if abs(time.time() - found.get("at", 0.0)) <= STALE_SECONDS:
         return True
@@ -232,7 +233,7 @@ def _over(place: Path) -> bool:
 
 
 def _ago(seconds: float) -> str:
-    """Seconds in words.
+    """Format a duration.
 
     >>> [_ago(5.0), _ago(125.0), _ago(7300.0)]
     ['5 s', '2 min 5 s', '2 h 1 min']

@@ -1,4 +1,4 @@
-"""`panax launch`: the flags that say where a job runs; the rest is what `panax train` takes."""
+"""`panax launch`: the flags for the location of a job; all others are those of `panax train`."""
 
 import argparse
 import dataclasses
@@ -26,14 +26,14 @@ usage: panax launch RECIPE --processes N [--on ENGINE] [flags of panax train]
 
 Starts N processes, follows them, and starts them again from the last checkpoint
 when one fails. Ctrl-C saves and ends all of them. In the run's folder, job/ has
-what each process said; `panax status RUN` tells how it is.
+the output of each process; `panax status RUN` shows its state.
 
-  --processes N     in all; each node runs as many (1)
+  --processes N     in all, the same number on each node (1)
   --devices D       of each process; on CPU they are simulated
   --on ENGINE       local, ray, slurm, mpi or kubernetes (local)
   --nodes M         machines (1)
   --check           measure the hardware in these processes first; stop where
-                    something is odd (--check=warn: say it, and train)
+                    something is odd (--check=warn: warn, and train)
   --dry-run         print what would be started or submitted, and end
   --port P          of JAX's coordinator (any that is free)
   --max-restarts R  then give up (20)
@@ -43,20 +43,20 @@ what each process said; `panax status RUN` tells how it is.
   --start-seconds S the same before the first step, while a state is restored
                     or a program compiled (1800)
   --save-seconds S  for the save when the job is stopped (600)
-  --replace-seconds S  for a lost node to come back; then the job goes on
+  --replace-seconds S  for a lost node to come back; then the job continues
                     without it, and takes it in again at a later save (5)
-  --min-nodes M     the fewest that it goes on with (1)
-  --stragglers P    a node that is slower than the others: warn says it, cordon
+  --min-nodes M     the fewest that it continues with (1)
+  --stragglers P    a node that is slower than the others: warn warns, cordon
                     takes it out at a later save too, ignore does neither (warn)
-  --slow-factor F   a node is slow if it takes F times what others take (1.5)
+  --slow-factor F   a node is slow if it takes F times as long as others (1.5)
   --slow-probes N   in N measurements in a row (3)
   --no-spares       keep no processes that wait for a restart
   --quiet           show nothing but how it ended
-  --islands I       as many jobs as these flags say, which train by themselves
+  --islands I       I jobs, each with these flags, which train by themselves
                     and meet after --comms.local-steps; one that is lost stops
                     no other. --island K starts one of them alone
 
-for engines, as each of them needs; docs/launch.md says which
+for engines, as each of them needs; docs/launch.md lists which
   --accelerator cpu|gpu|tpu   --cpus C   --memory 64G   --time HH:MM:SS
   --partition P --account A --constraint F --array 0-3          Slurm
   --hosts a,b                                                   MPI
@@ -82,13 +82,14 @@ LAUNCH_FLAGS = (
 DRY_RUN, ISLANDS, ISLAND = "--dry-run", "--islands", "--island"
 
 SUBMISSION = "--submission"
-"""Given by Panax itself to a job that an engine may start again: --fresh counts for its first start."""
+"""Flag that Panax itself passes to a job that an engine may start again: --fresh only applies to its first
+start."""
 
 PROBE_SECONDS = 600.0
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Start a job where the flags say, and follow it; or hand it to an engine's queue."""
+    """Start a job according to the flags, and monitor it; or submit it to an engine's queue."""
     if arguments[:1] in ([], ["-h"], ["--help"]):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
@@ -134,11 +135,11 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
-    """Start islands, each by this command without the flags that say how many there are."""
+    """Start islands, each by this command without the flags for islands."""
     if own.islands is None:
-        raise LaunchError(f"{ISLAND} {own.island} is one of several: say how many there are, as in {ISLANDS} 4")
+        raise LaunchError(f"{ISLAND} {own.island} is one of several: give their number, as in {ISLANDS} 4")
     if own.dry_run or own.submission or own.processes != 1 or own.nodes != 1:
-        raise LaunchError(f"{ISLANDS} {own.islands}: an island is one process, with as many devices as --devices says")
+        raise LaunchError(f"{ISLANDS} {own.islands}: an island is one process, with the devices of --devices")
     flags, skips = [], False
     for flag in arguments[1:]:
         name, equals, _ = flag.partition("=")
@@ -148,7 +149,7 @@ def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[s
             skips = not equals
         else:
             flags.append(flag)
-    # As each of them will be: an error is said once, before any is started.
+    # With an island's settings: an error is reported once, before any is started.
     own_place = (
         []
         if any(flag.partition("=")[0] == "--comms.islands.place" for flag in rest)
@@ -159,10 +160,10 @@ def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[s
 
 
 def probe(arguments: Sequence[str]) -> dict[str, Any]:
-    """The run's folder, name and steps; from another process, since telling takes jax.
+    """Return the run's folder, name and steps, from another process, since they require jax.
 
     Raises:
-        PanaxError: The recipe or its flags can't be used; the message has been said.
+        PanaxError: The recipe or its flags can't be used; the message has been printed.
     """
     command = [sys.executable, "-m", "panax.cli.probe", *arguments]
     try:
@@ -184,7 +185,7 @@ _ERROR = "panax: error: "
 
 
 class _Refused(PanaxError):
-    """What another process has found wrong."""
+    """Error reported by another process."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -196,7 +197,7 @@ def _start_of_error(lines: Sequence[str]) -> int:
 
 
 def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags that say where, and the others."""
+    """Split the flags into those of the launch and the others."""
     parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--on", default=LOCAL)
     parser.add_argument(DRY_RUN, action="store_true")
@@ -234,7 +235,7 @@ def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def read_resources(own: argparse.Namespace) -> Resources:
-    """What the flags ask an engine for."""
+    """Return the resources that the flags request from an engine."""
     return Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
 
 
@@ -264,7 +265,7 @@ def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> in
 
 
 def _ended(code: int, job: Job, view: View) -> int:
-    """Say why a job was not done and where it left its words."""
+    """Print why a job did not succeed, and where its logs are."""
     if code == 0:
         return 0
     from ...cluster.supervisor.job_folder import STATUS, read_job_file
@@ -275,8 +276,8 @@ def _ended(code: int, job: Job, view: View) -> int:
     kind = "panax" if code in (129, 130, 143) else "panax: error"
     said = end.get("message", "ended")
     if end.get("cause") == Cause.CHECK.value and view.has_shown(said):
-        said = "the hardware check has failed, as said above"
+        said = "the hardware check has failed, as shown above"
     elif view.has_shown(said):
         said = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
-    print(f"{kind}: {said}{advice}\nits words: panax logs {run}", file=sys.stderr)
+    print(f"{kind}: {said}{advice}\nits output: panax logs {run}", file=sys.stderr)
     return code

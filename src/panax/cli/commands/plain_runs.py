@@ -1,4 +1,5 @@
-"""`panax status`, `logs`, `stop` of a run that `panax train` or a script has started, by the files in its folder."""
+"""`panax status`, `logs`, `stop` for a run started by `panax train` or a script, based on the files in its
+folder."""
 
 import os
 import signal
@@ -19,7 +20,7 @@ FOLLOW_SECONDS = 0.5
 
 
 def is_plain(run: str | Path) -> bool:
-    """True if a folder is that of a run without a supervisor."""
+    """Return True if a folder is that of a run without a supervisor."""
     folder = Path(run)
     return (
         any((folder / name).is_file() for name in (SESSIONS, FIGURES, NAME)) and not (folder / "job/job.json").is_file()
@@ -27,7 +28,7 @@ def is_plain(run: str | Path) -> bool:
 
 
 def status(run: str) -> int:
-    """Say how a run is, or how it ended."""
+    """Print the state of a run, or how it ended."""
     found = read_run(run)
     session = found.life.sessions[-1] if found.life is not None else None
     step, steps = found.last_step, found.num_steps
@@ -65,7 +66,7 @@ def _end(end: str) -> str:
 
 
 def logs(run: str, lines: int, *, following: bool) -> int:
-    """Print the last lines of a run's log, and what comes until it ends."""
+    """Print the last lines of a run's log, and new ones until it ends."""
     path = Path(run) / NAME
     if not path.is_file():
         raise LaunchError(f"{path} is not there: the run was trained by an older Panax, which kept no log")
@@ -82,14 +83,14 @@ def logs(run: str, lines: int, *, following: bool) -> int:
 
 
 def stop(run: str, seconds: float) -> int:
-    """Have a run save, and end.
+    """Make a run save, and end.
 
     Raises:
-        LaunchError: It does not run, or not here.
+        LaunchError: It is not running, or not on this host.
     """
     folder = Path(run)
     if not read_run(folder).alive:
-        raise LaunchError(f"{run} does not run now; `panax status {run}` says how it ended")
+        raise LaunchError(f"{run} does not run now; `panax status {run}` shows how it ended")
     hindrance = signal_owner(folder / LOCK_FILE, signal.SIGTERM)
     if hindrance:
         raise LaunchError(f"{run} can't be stopped from here: {hindrance}")

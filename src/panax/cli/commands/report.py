@@ -9,13 +9,13 @@ from ..parser import Parser
 ABOUT = """\
 Write one self-contained HTML page about a run: curves, throughput, where the
 time went, every incident with its cause and cost, layout, device-hours and
-their price, energy where a device tells it, environment, how to reproduce it.
+their price, energy if devices report it, environment, how to reproduce it.
 Two or more runs are shown side by side. Only the files in the runs' folders
-are read, also while a run goes on."""
+are read, also during a run."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the parser of the flags."""
     found = Parser(prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder: runs/NAME")
     found.add_argument(
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path."""
     asked = parser().parse_args(arguments)
     print(written(*asked.runs, rate=asked.rate, currency=asked.currency, output=asked.output))
     return 0

@@ -1,4 +1,5 @@
-"""`panax simulate`: goodput at N devices from measured stage times and a failure rate, and the best checkpoint interval."""
+"""`panax simulate`: goodput at N devices from measured stage times and a failure rate, and the best
+checkpoint interval."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from ...plan.goodput.shown import format_goodput
 from ..parser import Parser
 
 ABOUT = """\
-Say what share of its time a run will train on so many devices, and how often
+Estimate the share of its time that a run on N devices trains, and how often
 it should save. Stage times are those of RUN, a measured run's folder: each of
 them can be set, and without RUN all up to --first-step must be. Times are in
 seconds."""
@@ -19,7 +20,7 @@ STAGES = {
     "every": "steps between two checkpoints",
     "stall": "a checkpoint holds training up",
     "detect": "from a failure until it is known",
-    "teardown": "ending what is left",
+    "teardown": "ending the remaining processes",
     "restart": "starting all processes, until they have joined",
     "restore": "reading the checkpoint",
     "first-step": "compiling and taking the first step",
@@ -44,7 +45,7 @@ COUNTS = {"every", "copy-every", "measured-devices", "devices-per-host"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the parser of the flags."""
     found = Parser(prog="panax simulate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("run", nargs="?", metavar="RUN", help="a measured run's folder: runs/NAME")
     found.add_argument("--devices", type=int, required=True, metavar="N", help="how many the run is to use")
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def simulate(arguments: Sequence[str]) -> int:
-    """Show what was found."""
+    """Print the results."""
     asked = vars(parser().parse_args(arguments))
     as_json = asked.pop("json")
     found = simulated(asked.pop("run"), **asked)

@@ -21,7 +21,7 @@ run after the other, each in its own folder of runs/NAME-sweep:
 
 It ends with a table (sweep.csv) and a chart of the losses (sweep.svg). The
 same command again resumes; a run that fails is a row with its error.
---fresh and --accept-changes mean what they mean for `panax train`.
+--fresh and --accept-changes work as in `panax train`.
 """
 
 
@@ -39,7 +39,7 @@ def sweep(arguments: Sequence[str]) -> int:
         raise RecipeError(
             "no setting has several values; separate them by commas, as in --optimizer.schedule.peak 1e-3,3e-3"
         )
-    # All are read before the first is trained: a mistake in the last one shows at once.
+    # All are read before the first is trained: a mistake in the last one is reported immediately.
     trials = [(varied, experiment_from([name, *run], "train")) for varied, run in runs]
     check_single_process("panax sweep")
     start_jax()
@@ -53,7 +53,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def format_sweep(found: Sweep) -> list[str]:
-    """The table of a sweep, the best run first, in at most 80 columns where names allow it."""
+    """Format the table of a sweep, the best run first, in at most 80 columns if names allow it."""
     names = list(found.trials[0].settings)
     titles = [name.rpartition(".")[2] for name in names]
     accurate = any("accuracy" in trial.evaluation for trial in found.trials)

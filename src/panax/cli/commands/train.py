@@ -32,34 +32,34 @@ from ..recipes import built_in_recipes
 
 HELP = """\
   --data PATH...    train on these files, folders or globs of text
-  --fresh           train from step 0; what is there is set aside
+  --fresh           train from step 0; an earlier run is set aside
   --accept-changes  resume with other settings or data
-  --check           measure the hardware first, and stop where something is odd
-  --check=warn      say it, and train
+  --check           measure the hardware first, and stop if something is odd
+  --check=warn      warn, and train
   --prometheus PORT  let a Prometheus server read all figures, at this host's
                     loopback (or at ADDRESS:PORT)
-  --fast-dev-run    two steps of everything, to see that it runs
+  --fast-dev-run    two steps of everything, to check that it runs
   --mesh auto       choose the layout over the devices
-  --traceback       show where an error came from
+  --traceback       show the origin of an error
 """
 
 SAMPLE_TOKENS = 96
 
 START_FLAGS = {"fresh": "--fresh", "accept_changes": "--accept-changes", "fast_dev_run": "--fast-dev-run"}
-"""Flags that say how a run begins: they are no part of the experiment."""
+"""Flags for how a run begins: they are not part of the experiment."""
 
 
 PROMETHEUS = "--prometheus"
 
 CHECK_FLAGS = ("--check", "--check=warn")
-"""Flags of a check before the run: the first stops where something is found."""
+"""Flags of a check before the run: the first one stops if there are findings."""
 
 NON_SETTING_FLAGS = (*START_FLAGS.values(), *CHECK_FLAGS)
 """Flags of `panax train` alone."""
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train a recipe's experiment, then show what came of it."""
+    """Train a recipe's experiment, then show the result."""
     count_from_process_start()
     if asks_for_help(arguments, "train", HELP):
         return 0
@@ -73,7 +73,7 @@ def train(arguments: Sequence[str]) -> int:
     start_jax()
     heartbeat().phase("prepare")
     console = plain_console()
-    # The first process speaks for all.
+    # The first process reports for all.
     console.quiet = not is_process_zero()
     say, progress = open_console(console)
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
@@ -85,7 +85,7 @@ def train(arguments: Sequence[str]) -> int:
         check_before_run(experiment, say, strict=CHECK_FLAGS[0] in arguments)
     result = fit(experiment, say=say, trackers=(progress, *endpoint), **how)
     if result.interrupted_by is not None:
-        # The terminal may be what has gone.
+        # The terminal may have gone.
         with contextlib.suppress(OSError):
             console.print(
                 wrap_line(
@@ -99,7 +99,7 @@ def train(arguments: Sequence[str]) -> int:
     try:
         show(result, console, kept=not how["fast_dev_run"])
     except Exception as error:
-        # The run is done and saved: what is shown of it does not decide whether it succeeded. The terminal may be what has gone.
+        # The run is done and saved: showing it does not decide if it succeeded. The terminal may have gone.
         with contextlib.suppress(OSError):
             said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
             say(f"warning: the run is done and saved ({result.checkpoint}); it can't be shown whole: {said}")
@@ -107,7 +107,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, ...]]:
-    """The other arguments, and the tracker that `--prometheus` asks for."""
+    """Return the other arguments, and the tracker requested by `--prometheus`."""
     for number, each in enumerate(arguments):
         flag, equals, value = each.partition("=")
         if flag == PROMETHEUS:
@@ -119,10 +119,10 @@ def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, .
 
 
 def check_before_run(experiment: Experiment, say: LogFn, *, strict: bool) -> None:
-    """Measure the hardware in the processes that are about to train on it, and keep its profile in the run's folder.
+    """Measure the hardware in the processes that will train on it, and save its profile in the run's folder.
 
     Raises:
-        CheckError: `strict`, and something is odd.
+        CheckError: `strict` is set, and there are findings.
     """
     say("measuring devices, links, clocks and disks")
     found = check(experiment, save=profile_in(experiment.folder), strict=strict)
@@ -132,10 +132,10 @@ def check_before_run(experiment: Experiment, say: LogFn, *, strict: bool) -> Non
 
 
 def show(result: Result, console: Console, *, kept: bool) -> None:
-    """What a run ends with: how good, a sample, where everything is, what to try next.
+    """Show the summary of a run: its quality, a sample, the paths of its files, next steps.
 
     Args:
-        kept: Whether there still is what it wrote.
+        kept: True if its files still exist.
     """
     prepared = result.prepared
     lines: list[str] = []
@@ -158,13 +158,13 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
     try:
         sampled = _sample(result)
     except Exception as error:
-        # The run is done and saved: a sample does not decide whether it succeeded.
+        # The run is done and saved: a sample does not decide if it succeeded.
         sampled = None
         said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
         lines.append(f"warning: no sample: {said}")
     if sampled is not None:
         prompt, text, flags = sampled
-        console.print("\na sample of what the model writes, after a prompt in bold")
+        console.print("\na sample of the model's text, after a prompt in bold")
         console.print(prompt, style="bold", end="")
         console.print(make_printable(text), style="cyan")
         if kept:
@@ -175,11 +175,12 @@ def show(result: Result, console: Console, *, kept: bool) -> None:
 
 
 def _sample(result: Result) -> tuple[str, str, str] | None:
-    """(a prompt, what follows it, the flags that `panax generate` needs for the same), drawn as the run's own samples are."""
+    """Return (a prompt, its continuation, the flags of `panax generate` for the same), sampled like the run's
+    own samples."""
     task, data = result.prepared.task, result.prepared.data
     if data.tokenizer is None or not task.generates:
         return None
-    # No space after the word: tokenizers keep a space with the word that follows.
+    # No space after the word: tokenizers attach a space to the word that follows.
     prompt = "def" if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The"
     length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
     tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
@@ -199,8 +200,8 @@ def _corpus(experiment: Experiment) -> Any:
 
 
 def recipes(arguments: Sequence[str]) -> int:
-    """List the recipes, each with the first line of what it says of itself, and the published models."""
-    parser = Parser(prog="panax recipes", description="What there is to train, and how large it is.")
+    """List the recipes, each with the first line of its docstring, and the published models."""
+    parser = Parser(prog="panax recipes", description="List recipes and published models, with their sizes.")
     parser.parse_args(arguments)
     print("recipes: panax train NAME")
     for name, recipe in sorted(built_in_recipes().items()):
@@ -215,7 +216,7 @@ def recipes(arguments: Sequence[str]) -> int:
 
 
 def format_parameter_count(parameters: int) -> str:
-    """A number of parameters in words.
+    """Format a number of parameters.
 
     >>> [format_parameter_count(124_439_808), format_parameter_count(8_030_261_248), format_parameter_count(1_008_038_758_400)]
     ['124 M', '8.0 B', '1008 B']

@@ -1,4 +1,5 @@
-"""An engine's own programs: run for an answer, or followed while agents run under them; and the address that nodes reach."""
+"""Client programs of engines: run for an answer, or monitored while agents run under them; and the address
+that nodes can reach."""
 
 import contextlib
 import os
@@ -16,20 +17,20 @@ from ...system import children
 from ...system.signals import signal_name
 
 ANSWER_SECONDS = 20.0
-"""For a client to answer: a wrong address is told within half a minute."""
+"""Time for a client to answer: a wrong address is reported within half a minute."""
 
 END_SECONDS = 10.0
-"""For a followed client to end with its agents, and again after each signal."""
+"""Time for a followed client to end with its agents, and again after each signal."""
 
 TAIL_LINES, TAIL_BYTES = 12, 4000
-"""Of a client's output, what a message repeats."""
+"""Limits of a client's output that is repeated in messages."""
 
 
 def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
-    """The path of a program.
+    """Return the path of a program.
 
     Raises:
-        LaunchError: It is not there.
+        LaunchError: It is not installed.
     """
     found = shutil.which(program, path=environment.get("PATH"))
     if found is None:
@@ -38,13 +39,13 @@ def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
 
 
 def run_client(command: Sequence[str], environment: Mapping[str, str], *, given: str | None = None) -> str:
-    """What a client prints.
+    """Run a client and return its output.
 
     Args:
-        given: To its standard input.
+        given: Its standard input.
 
     Raises:
-        LaunchError: It failed, or gave no answer in time.
+        LaunchError: It failed, or did not answer in time.
     """
     shown = " ".join(command[:3])
     try:
@@ -61,15 +62,16 @@ def run_client(command: Sequence[str], environment: Mapping[str, str], *, given:
 
 
 def last_lines(text: str, most: int = TAIL_LINES) -> str:
-    """The last lines that say something, `most` of them."""
+    """Return the last lines with content, at most `most`."""
     lines = [line.rstrip() for line in text[-TAIL_BYTES:].splitlines() if line.strip(" -=*\t")]
     return "\n".join(lines[-most:])
 
 
 def read_tail(file: IO[bytes]) -> str:
-    """The last lines of a file that a process still writes; empty when it is closed.
+    """Return the last lines of a file that a process still writes; empty if it is closed.
 
-    It is read at a place: the process writes where its own handle stands, which is shared with this one.
+    It is read with `pread`: the process writes at the position of its file handle, which is shared with this
+    one.
     """
     if file.closed:
         return ""
@@ -78,7 +80,8 @@ def read_tail(file: IO[bytes]) -> str:
 
 
 class ClientProcess:
-    """A client that runs while its agents do: mpirun, srun. Ctrl-C of the terminal is for the supervisor alone, not for it."""
+    """A client that runs while its agents do: mpirun, srun. The terminal's Ctrl-C is for the supervisor
+    alone, not for it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
         self._name = command[0].rsplit("/", 1)[-1]
@@ -101,22 +104,22 @@ class ClientProcess:
         return self._process.pid
 
     def failure(self) -> str:
-        """Why it has failed; empty while it runs, and where all agents ended as they were told."""
+        """Return why it has failed; empty while it runs, and if all agents ended as requested."""
         code = self._process.poll()
         if not code:
             return ""
         how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
-        return f"{self._name} ended {how}: {self.log_tail() or 'it said nothing'}"
+        return f"{self._name} ended {how}: {self.log_tail() or 'no output'}"
 
     def log_tail(self) -> str:
-        """Its last lines, and those of the agents that it forwards."""
+        """Return its last lines, and those of the agents that it forwards."""
         return read_tail(self._output)
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """Wait for it to end, as it does when its agents have; or else end it.
+        """Wait for it to end, as it does after its agents; otherwise end it.
 
         Args:
-            seconds: To wait before the first signal.
+            seconds: Seconds to wait before the first signal.
         """
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
@@ -129,12 +132,13 @@ class ClientProcess:
 
 
 def local_address(peer: str = "") -> str:
-    """The address of this machine that a peer reaches; without one, that of its default route. Nothing is sent.
+    """Return the address of this machine that a peer can reach; by default that of its default route. Nothing
+    is sent.
 
     >>> local_address("127.0.0.1")
     '127.0.0.1'
     """
-    # TEST-NET-3 stands for any machine that is not here.
+    # TEST-NET-3 stands for any other machine.
     for host in (peer, "203.0.113.1"):
         if not host:
             continue
@@ -150,7 +154,7 @@ def local_address(peer: str = "") -> str:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether a host's name or address is this machine's.
+    """Return True if a host's name or address is this machine's.
 
     >>> is_local_host("localhost"), is_local_host("203.0.113.1")
     (True, False)
@@ -164,7 +168,7 @@ def is_local_host(host: str) -> bool:
 
 
 def wait_for_port(host: str, port: int, seconds: float) -> bool:
-    """Whether somebody listens there within so many seconds."""
+    """Wait until a server listens at an address; return False after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):

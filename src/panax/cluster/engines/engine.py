@@ -1,4 +1,5 @@
-"""What every engine does: it says whether it is there, what it would be given, and places one agent on each node."""
+"""Interface of engines: each checks its availability, describes a submission, and places one agent on each
+node."""
 
 import importlib
 import os
@@ -11,10 +12,11 @@ from ...core.errors import LaunchError, suggest_name
 from .resources import Resources
 
 AGENT_COMMAND = (sys.executable, "-m", "panax.cluster.node.agent")
-"""What an engine starts on each node; the supervisor's address and the job's secret are in its environment."""
+"""Command that an engine starts on each node; the supervisor's address and the job's secret are in its
+environment."""
 
 AGENTS_SECONDS = 25.0
-"""For agents to come where all of them are started at once."""
+"""Time for agents to connect if all of them are started at once."""
 
 ENGINES = {"ray": "Ray", "slurm": "Slurm", "mpi": "Mpi", "kubernetes": "Kubernetes"}
 """The class of each engine, in the module of its name."""
@@ -25,30 +27,30 @@ class RunningAgents(Protocol):
     """Agents that an engine has started."""
 
     def failure(self) -> str:
-        """Why an agent can't come or has gone, as the engine tells it; empty while all is well."""
+        """Return why an agent can't start or has gone, as reported by the engine; empty otherwise."""
         ...
 
     def log_tail(self) -> str:
-        """The last lines of the engine's client and of agents, for a message that says why none came."""
+        """Return the last lines of the engine's client and of agents, for the message if none connected."""
         ...
 
     def replace(self, node: int) -> None:
-        """Start another agent in the place of a node's, which has gone.
+        """Start another agent in place of a node's agent that has gone.
 
         Raises:
-            LaunchError: The engine can't.
+            LaunchError: The engine can't start one.
         """
         ...
 
     def start_over(self, *, preempted: bool = False) -> int | None:
-        """Have the engine start the whole job again, which has too few nodes left.
+        """Make the engine start the whole job again, because it has too few nodes left.
 
         Args:
-            preempted: It has ended well since it was told to: start it again only where the engine has taken its nodes away
-                for another one, and would forget it.
+            preempted: The job ended in order, on request: start it again only if the engine has preempted its
+                nodes for another job, and would not restart it itself.
 
         Returns:
-            The exit code with which this launch has to end for that; None where the engine can't.
+            The exit code that this launch has to end with for that; None if the engine can't.
         """
         ...
 
@@ -59,56 +61,58 @@ class RunningAgents(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Where a job runs.
+    """Execution environment of a job.
 
     Attributes:
-        agents_seconds: For agents to come, once they are placed.
+        agents_seconds: Time for agents to connect, once they are placed.
     """
 
     agents_seconds: float
 
     def check(self) -> None:
-        """See that the engine can take the job, as far as it tells without being given it.
+        """Check that the engine can run the job, as far as that is possible without submitting it.
 
         Raises:
-            LaunchError: It isn't installed, can't be reached, or has less than what is asked for.
+            LaunchError: It isn't installed, can't be reached, or has less than requested.
         """
         ...
 
     def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
-        """What the engine would be given, as text: a script, a manifest, a command line.
+        """Return the submission as text: a script, a manifest, a command line.
 
         Args:
-            arguments: `launch` and what follows it on the command line, for engines that run it again on their first node.
-            folder: The run's.
+            arguments: `launch` and its arguments, for engines that run it again on their first node.
+            folder: The run's folder.
         """
         ...
 
     def is_queued(self) -> bool:
-        """Whether a launch from here hands the job to a queue and ends: `submit`; otherwise it places agents now."""
+        """Return True if a launch from here hands the job to a queue and ends: `submit`; otherwise it places
+        agents now."""
         ...
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
-        """Hand the job to the engine's queue.
+        """Submit the job to the engine's queue.
 
         Returns:
-            The job's name there.
+            The job's name in the queue.
         """
         ...
 
     def secret(self) -> str:
-        """What the job's processes know of each other; new unless the engine has brought one."""
+        """Return the secret shared by the job's processes; new unless the engine provides one."""
         ...
 
     def listen_address(self) -> tuple[str, int]:
-        """Where the supervisor must listen so that agents reach it: an address, and a port, where 0 is any."""
+        """Return the address and port (0 for any) at which the supervisor must listen so that agents can
+        reach it."""
         ...
 
     def start_agents(self, supervisor: str, secret: str) -> RunningAgents:
         """Start an agent on each node.
 
         Args:
-            supervisor: Where it listens, as `host:port`.
+            supervisor: Its address, as `host:port`.
         """
         ...
 
@@ -120,19 +124,19 @@ def make_engine(
     agent: Sequence[str] = AGENT_COMMAND,
     environment: Mapping[str, str] = os.environ,
 ) -> Engine:
-    """The engine of a name.
+    """Return an engine by name.
 
     Args:
         agent: The command that it starts on each node.
-        environment: What it is started from.
+        environment: The environment that it is started from.
 
     Raises:
-        LaunchError: There is not one of this name, or a field of `resources` has no effect there.
+        LaunchError: The name is unknown, or a field of `resources` has no effect there.
     """
     if name not in ENGINES:
         raise LaunchError(f"there is no engine {name!r}; {suggest_name(name, ENGINES)}")
     # An engine is imported when chosen: its client may not be installed.
     module = importlib.import_module(f"{__package__}.{name}")
     engine = getattr(module, ENGINES[name])(resources, agent=agent, environment=environment)
-    resources.check_used(name, module.USED)
+    resources.check_used(name, module.USED_RESOURCES)
     return engine

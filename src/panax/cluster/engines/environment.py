@@ -1,4 +1,5 @@
-"""Which environment variables go from where a job is launched to its nodes, and what nodes are told beside them."""
+"""Environment variables that are forwarded from the launching machine to a job's nodes, and those set for
+each process."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,19 +10,20 @@ FORWARDED_VARIABLES = (
     "TZ", "USER", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM",
     "TF_CPP_MIN_LOG_LEVEL",
 )  # fmt: skip
-"""Names of variables that nodes get; keys and tokens are not among them, and are passed where a launch names them."""
+"""Names of variables that nodes get; keys and tokens are not among them, and are only forwarded if a launch
+names them."""
 
 FORWARDED_PREFIXES = ("JAX_", "XLA_", "PANAX_", "NCCL_", "LIBTPU_")
 
 JOB_VARIABLES = frozenset({SUPERVISOR, SECRET, NODE, "PANAX_CONNECTION"})
-"""What a job's processes are told one by one."""
+"""Variables that are set for each of a job's processes separately."""
 
 NODE_VARIABLES = (NODE, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_NODEID")
-"""Where an agent finds which of the job's nodes it is on; MPI before Slurm, whose allocation it may run in."""
+"""Variables with an agent's node number; MPI before Slurm, since MPI may run in a Slurm allocation."""
 
 
 def forwarded_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that nodes get.
+    """Return the variables that nodes get.
 
     >>> forwarded_variables({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
     {'HOME': '/home/me', 'JAX_PLATFORMS': 'cpu'}
@@ -35,7 +37,7 @@ def forwarded_variables(environment: Mapping[str, str], more: Iterable[str] = ()
 
 
 def node_number(environment: Mapping[str, str]) -> str:
-    """Which of the job's nodes an agent's environment says it is on; empty where it does not say.
+    """Return the number of an agent's node from its environment; empty if it is not set.
 
     >>> node_number({"SLURM_NODEID": "3"}), node_number({"PANAX_NODE": "1", "SLURM_NODEID": "0"}), node_number({})
     ('3', '1', '')

@@ -1,6 +1,7 @@
-"""Kubernetes: a JobSet of one indexed job, with one pod a node; the first pod launches again and supervises the others.
+"""Kubernetes: a JobSet of one indexed job, with one pod per node; the first pod launches again and supervises
+the others.
 
-The manifest is JSON, which `kubectl` takes as it takes YAML. What is secret is in a Secret object, which the JobSet owns.
+The manifest is JSON, which `kubectl` accepts like YAML. Secrets are in a Secret object, owned by the JobSet.
 """
 
 import json
@@ -28,16 +29,17 @@ INSTALL_ADVICE = "install kubectl and give it a context of your cluster"
 API = "jobset.x-k8s.io/v1alpha2"
 
 PORT = 7733
-"""Where the first pod listens: pods have addresses of their own."""
+"""Port at which the first pod listens: each pod has a separate address."""
 
 JOB, CONTAINER = "nodes", "panax"
-"""Names in the manifest; a pod's host name is made of the JobSet's, the job's and its number."""
+"""Names in the manifest; a pod's host name consists of the JobSet's name, the job's and its index."""
 
 FINAL_CODES = [2, 3, 4, 5, 6, 129, 130, 143]
-"""Exit codes after which the same again would fail again, or was stopped by a person; the supervisor has retried the rest."""
+"""Exit codes after which the same run would fail again, or was stopped by a user; the supervisor has retried
+the others."""
 
 POD_FAILURES_PER_NODE, RESTARTS = 10, 3
-"""Pods that Kubernetes replaces while the job goes on, and restarts of the whole JobSet."""
+"""Number of pods that Kubernetes replaces while the job continues, and of restarts of the whole JobSet."""
 
 _POD_IP = "PANAX_POD_IP"
 _RESOURCE_OF = {"gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
@@ -46,7 +48,7 @@ _LONGEST_NAME = 40
 
 
 class Kubernetes:
-    """Outside of the cluster a JobSet is submitted; in a job's first pod, the job is supervised."""
+    """Outside the cluster, a JobSet is submitted; in a job's first pod, the job is supervised."""
 
     agents_seconds = 600.0
 
@@ -81,7 +83,7 @@ class Kubernetes:
         try:
             self._kubectl("get", "persistentvolumeclaim", self._resources.claim, "--output=name")
         except LaunchError as error:
-            # Who may not look at claims may use them.
+            # A user without permission to view claims may still use them.
             if "NotFound" in str(error):
                 raise LaunchError(
                     f"there is no volume claim {self._resources.claim!r} in the namespace; create it, or name another"
@@ -108,7 +110,7 @@ class Kubernetes:
                     f"a job {name!r} is there already; see it with `kubectl get jobset {name}`, or delete it"
                 ) from error
             raise
-        # Pods wait for it. It goes when the JobSet goes.
+        # Pods wait for it. It is deleted with the JobSet.
         secret = self._secret(name, made["metadata"]["uid"])
         try:
             self._kubectl("create", "--filename=-", "--output=name", given=json.dumps(secret))
@@ -160,7 +162,7 @@ class Kubernetes:
                 "rules": [
                     # A drained or preempted pod is replaced, and not counted.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                    # So is one that has only lost the others.
+                    # The same for one that has only lost the others.
                     {
                         "action": "Ignore",
                         "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [RESTART_EXIT_CODE]},
@@ -204,11 +206,11 @@ class Kubernetes:
         asked = self._resources
         labels = dict(each.split("=", 1) for each in asked.node_selector)
         return {
-            # What failed is replaced by the job, which sees why.
+            # Failed pods are replaced by the job, which sees the reason.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": SIGNAL_SECONDS + 30,
             "automountServiceAccountToken": False,
-            # The pod's first process takes in what others leave behind.
+            # The pod's first process reaps orphaned processes.
             "shareProcessNamespace": True,
             "securityContext": {"runAsNonRoot": True, "fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
             **({"nodeSelector": labels} if labels else {}),
@@ -244,13 +246,14 @@ class Kubernetes:
         if asked.memory:
             requests["memory"] = limits["memory"] = asked.memory[:-1] + _UNIT[asked.memory[-1]]
         if asked.accelerators_per_node:
-            # A device is asked for by its limit alone.
+            # A device is requested by its limit alone.
             limits[_RESOURCE_OF[asked.accelerator]] = str(asked.accelerators_per_node)
         return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
 class KubernetesAgents:
-    """The first pod's own agent; those of other pods come by themselves, and Kubernetes replaces their pods."""
+    """The agent of the first pod; those of other pods connect by themselves, and Kubernetes replaces their
+    pods."""
 
     def __init__(self, agent: Sequence[str], environment: Mapping[str, str], nodes: int):
         self._command, self._environment, self._nodes = list(agent), dict(environment), nodes
@@ -270,7 +273,8 @@ class KubernetesAgents:
             self._agent = ClientProcess(self._command, self._environment)
 
     def start_over(self, *, preempted: bool = False) -> int | None:
-        """The pod is replaced, and supervises the job again; one that is evicted is in any case."""
+        """Let Kubernetes replace the pod, which then supervises the job again; an evicted pod is replaced in
+        any case."""
         return None if preempted else RESTART_EXIT_CODE
 
     def close(self) -> None:
@@ -278,7 +282,7 @@ class KubernetesAgents:
 
 
 def jobset_name(folder: Path) -> str:
-    """The JobSet's name for a run: short enough for the host names that are made of it.
+    """Return the JobSet's name for a run: short enough for the host names derived from it.
 
     >>> jobset_name(Path("runs/GPT2_small.v1"))
     'panax-gpt2-small-v1'

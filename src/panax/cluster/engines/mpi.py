@@ -1,6 +1,7 @@
-"""MPI: one `mpirun` starts one agent on each machine. Open MPI, and those with Hydra: MPICH, Intel MPI.
+"""MPI: one `mpirun` starts one agent on each machine. Open MPI, and implementations with Hydra: MPICH, Intel
+MPI.
 
-Agents speak no MPI: mpirun is what starts a process on machines that MPI programs run on already.
+Agents do not use MPI: mpirun only starts processes on machines set up for MPI programs.
 """
 
 import os
@@ -37,7 +38,7 @@ MANAGER_PREFIXES = (
     "SLURM_",
     "UCX_",
 )
-"""Beginnings of variables by which mpirun is set, and learns which machines it was given."""
+"""Prefixes of variables that configure mpirun, and pass it the allocated machines."""
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
@@ -102,14 +103,15 @@ class Mpi:
         )
 
     def _command(self) -> list[str]:
-        """Names of variables alone: their values are mpirun's own environment, so that no list of processes shows them."""
+        """Build the mpirun command. Only variables' names are passed; the values come from its environment,
+        so that no process list shows them."""
         mpirun = require("mpirun", INSTALL_ADVICE, self._environment)
         nodes = str(self._resources.nodes)
         names = [*self._passed, SUPERVISOR, SECRET]
         hosts = ",".join(self._hosts[: self._resources.nodes])
         if self._is_hydra(mpirun):
             where = ["-hosts", hosts] if hosts else []
-            # An agent that is lost does not take the others with it.
+            # An agent that is lost does not end the others.
             return [
                 mpirun,
                 "-n",
@@ -124,13 +126,13 @@ class Mpi:
             ]
         where = ["--host", hosts] if hosts else []
         exported = [word for name in names for word in ("-x", name)]
-        # What an agent starts may use all of its machine.
+        # The processes that an agent starts may use all of its machine.
         alone = ["--map-by", "ppr:1:node", "--bind-to", "none", "--enable-recovery"]
         return [mpirun, "-n", nodes, *alone, *where, *exported, *self._agent]
 
 
 class MpiAgents:
-    """Agents under one `mpirun`; a machine that is lost can't be had again without ending it."""
+    """Agents under one `mpirun`; a lost machine can't be replaced without ending it."""
 
     def __init__(self, mpirun: ClientProcess, nodes: int):
         self._mpirun, self._nodes = mpirun, nodes
@@ -138,7 +140,9 @@ class MpiAgents:
     def failure(self) -> str:
         found = self._mpirun.failure()
         if found and self._nodes > 1:
-            found += f"\nexpected {self._nodes} machines: name them with hosts, or launch from an allocation that has as many"
+            found += (
+                f"\nexpected {self._nodes} machines: name them with hosts, or launch from an allocation of that size"
+            )
         return found
 
     def log_tail(self) -> str:

@@ -1,7 +1,7 @@
-"""What each pod of a job runs on Kubernetes: `python -m panax.cluster.engines.pod launch ...`.
+"""Entry point of a job's pods on Kubernetes: `python -m panax.cluster.engines.pod launch ...`.
 
-The first pod launches again, as the job's supervisor with an agent beside it. The others are agents alone: they wait until the
-first one listens, which may be minutes later.
+The first pod launches again, as the job's supervisor together with an agent. The others are only agents: they
+wait until the first one listens, which may be minutes later.
 """
 
 import os
@@ -15,17 +15,17 @@ from .engine import AGENT_COMMAND
 from .environment import SUPERVISOR
 
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Kubernetes numbers a job's pods in it."""
+"""Variable with the pod's index, set by Kubernetes."""
 
 FIRST_SECONDS = 900.0
-"""For the first pod to be placed, to have its image, and to listen."""
+"""Time for the first pod to be placed, to pull its image, and to listen."""
 
 
 def pod_command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """What the pod of this environment becomes.
+    """Return the command for the pod of this environment.
 
     Raises:
-        LaunchError: It is not a pod of a job, or the first pod did not come.
+        LaunchError: It is not a pod of a job, or the first pod did not listen in time.
 
     >>> pod_command(["launch", "gpt2"], {"JOB_COMPLETION_INDEX": "0"})[1:]
     ['-m', 'panax', 'launch', 'gpt2']
@@ -46,12 +46,12 @@ def pod_command(arguments: Sequence[str], environment: Mapping[str, str]) -> lis
 
 
 def main() -> int:
-    """Become it."""
+    """Replace this process by the pod's command."""
     try:
         command = pod_command(sys.argv[1:], os.environ)
     except LaunchError as error:
         print(f"panax: {error}", file=sys.stderr)
-        # Not one of the codes that end a job for good: the first pod may come later.
+        # Not one of the codes that end a job for good: the first pod may start later.
         return RESTART_EXIT_CODE
     os.execv(command[0], command)
 

@@ -1,7 +1,7 @@
-"""Ray: a placement group with one bundle a node, and in each an actor that runs the node's agent.
+"""Ray: a placement group with one bundle per node, and in each an actor that runs the node's agent.
 
-Ray's client is a process of its own (`ray_client.py`), so that a supervisor neither carries its threads and memory nor shows what
-it prints.
+Ray's client is a separate process (`ray_client.py`), so that a supervisor neither carries its threads and
+memory nor shows its output.
 """
 
 import json
@@ -27,16 +27,16 @@ from .resources import Resources
 USED_RESOURCES = frozenset({"cpus"})
 
 CLIENT_SECONDS = 60.0
-"""For Ray's client to be imported, to connect and to place: it has shorter times for each."""
+"""Time for Ray's client to be imported, to connect and to place: it has shorter limits for each."""
 
 END_SECONDS = 20.0
-"""For the client to end what it has started."""
+"""Time for the client to end its actors."""
 
 RAY_RESOURCES = {"gpu": "GPU", "tpu": "TPU"}
 
 
 class Ray:
-    """Agents in actors of a cluster of which this machine is a node."""
+    """Agents in actors of a cluster that includes this machine."""
 
     agents_seconds = AGENTS_SECONDS
 
@@ -104,7 +104,8 @@ class Ray:
 
 
 class RayAgents:
-    """Agents in actors. Ray gives the bundle of a lost node to another one that has room, and an actor follows when asked."""
+    """Agents in actors. Ray moves the bundle of a lost node to another one with room, and a new actor follows
+    on request."""
 
     def __init__(self, client: "RayClient", nodes: int):
         self._client, self._nodes = client, nodes
@@ -125,7 +126,7 @@ class RayAgents:
         if not 0 <= node < self._nodes:
             raise LaunchError(f"the job has nodes 0 to {self._nodes - 1}; there is no node {node}")
         self._client.ask({"do": "replace", "node": node})
-        # What the client told of this node before its answer is of the agent that is gone: Ray may see its end late.
+        # Events of this node before the answer concern the lost agent: Ray may notice its end late.
         self.failure()
         self._failed.pop(node, None)
 
@@ -137,7 +138,7 @@ class RayAgents:
 
 
 class RayClient:
-    """The process that speaks to Ray: JSON lines to its standard input and from its standard output."""
+    """The process that connects to Ray: JSON lines to its standard input and from its standard output."""
 
     def __init__(self, environment: Mapping[str, str]):
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -155,10 +156,10 @@ class RayClient:
         self._reader.start()
 
     def ask(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Its answer.
+        """Send a request and return the answer.
 
         Raises:
-            LaunchError: What it says is wrong, or that it has ended.
+            LaunchError: The error that it reports, or that it has ended.
         """
         assert self._process.stdin is not None
         try:
@@ -176,24 +177,24 @@ class RayClient:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has told since the last call."""
+        """Return its events since the last call."""
         found = []
         while not self._events.empty():
             found.append(self._events.get())
         return found
 
     def ended(self) -> str:
-        """How it has ended; empty while it runs."""
+        """Return how it has ended; empty while it runs."""
         if self._output.closed or self._process.poll() is None:
             return ""
-        return f"Ray's client ended with exit code {self._process.returncode}: {self.log_tail() or 'it said nothing'}"
+        return f"Ray's client ended with exit code {self._process.returncode}: {self.log_tail() or 'no output'}"
 
     def log_tail(self) -> str:
-        """Its last lines."""
+        """Return its last lines."""
         return read_tail(self._output)
 
     def close(self) -> None:
-        """Let it end what it has started, and itself."""
+        """Make it end its actors, and itself."""
         if self._output.closed:
             return
         assert self._process.stdin is not None
@@ -203,7 +204,7 @@ class RayClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join(END_SECONDS)  # what the client has forked may hold its pipe
+        self._reader.join(END_SECONDS)  # children of the client may hold its pipe
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._output.close()
@@ -214,6 +215,6 @@ class RayClient:
             try:
                 found = json_reader.parse_as(dict, line)
             except JsonError:
-                continue  # a library's own words
+                continue  # a library's output
             (self._events if "failed" in found else self._answers).put(found)
         self._answers.put(None)

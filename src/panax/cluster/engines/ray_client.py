@@ -1,7 +1,7 @@
-"""The process that speaks to Ray for a supervisor: `python -m panax.cluster.engines.ray_client` is one.
+"""The process that connects to Ray for a supervisor, run by `python -m panax.cluster.engines.ray_client`.
 
-It is asked by JSON lines on its standard input and answers by JSON lines on its standard output; when its input ends it ends
-what it has started. Ray's own connections are those of the cluster that it joins.
+It receives requests as JSON lines on its standard input and answers with JSON lines on its standard output;
+at the end of its input it ends its actors. Ray's connections are those of the cluster that it joins.
 """
 
 import contextlib
@@ -26,25 +26,28 @@ from .environment import NODE
 
 INSTALL_ADVICE = f"install it on every machine with `{package_install_command('ray')}`"
 
-START_ADVICE = "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, then launch on one of them"
+START_ADVICE = (
+    "start a cluster with `ray start --head` here and `ray start --address=HOST:6379` on others, "
+    "then launch on one of them"
+)
 
 PLACE_SECONDS = 20.0
-"""For Ray to grant a placement group; where others use the cluster, the job has to come later."""
+"""Time for Ray to grant a placement group; if others use the cluster, the job has to be launched later."""
 
 END_SECONDS = 3.0
-"""For agents to end by themselves, as they do when the supervisor has parted with them."""
+"""Time for agents to end by themselves, as they do when the supervisor has disconnected them."""
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 20.0, 1.0
-"""For Ray to move a lost node's bundle, and between two starts of its agent until then."""
+"""Time for Ray to move a lost node's bundle, and between two starts of its agent until then."""
 
 LOOK_SECONDS = 0.2
 
 
 def connect_ray() -> Any:
-    """The module `ray`, connected to the cluster of which this machine is a node.
+    """Return the module `ray`, connected to the cluster that includes this machine.
 
     Raises:
-        LaunchError: It is not installed, or there is no such cluster.
+        LaunchError: It is not installed, or no such cluster was found.
     """
     try:
         ray = importlib.import_module("ray")
@@ -63,7 +66,8 @@ def connect_ray() -> Any:
 
 
 def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """See that the cluster has room for a job when nobody else uses it, and where this machine is in it."""
+    """Check that the cluster has room for a job when it is otherwise unused; return this machine's address in
+    it."""
     bundle = asked["bundle"]
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fitting = [had for had in alive if all(had.get(name, 0) >= amount for name, amount in bundle.items())]
@@ -78,7 +82,7 @@ def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class AgentActors:
-    """The placement group of a job and its actors."""
+    """Placement group of a job and its actors."""
 
     def __init__(self, ray: Any, asked: dict[str, Any]):
         self._ray, self._bundle = ray, asked["bundle"]
@@ -99,7 +103,7 @@ class AgentActors:
             self.start(node)
 
     def start(self, node: int) -> None:
-        """Start a node's agent; in the place of the one before, if there is one."""
+        """Start a node's agent, in place of the previous one if there is one."""
         if node in self._actors:
             self._ends = {end: of for end, of in self._ends.items() if of != node}
             self._ray.kill(self._actors[node], no_restart=True)
@@ -113,15 +117,15 @@ class AgentActors:
             scheduling_strategy=strategy(self._group, placement_group_bundle_index=node),
         )
         self._actors[node] = actor.remote()
-        # A method's arguments go to the actor alone: the cluster keeps those of its creation.
+        # A method's arguments go to the actor alone: the cluster stores those of its creation.
         environment = {**self._environment, NODE: str(node)}
         self._ends[self._actors[node].run.remote(self._agent, environment, self._folder)] = node
 
     def failed(self) -> list[tuple[int, str]]:
-        """Nodes whose agents have failed since the last call, and why.
+        """Return the nodes with agents that have failed since the last call, and why.
 
-        Ray may learn later than the supervisor that a node is gone: what is started in its place begins there, and is started
-        again until Ray has moved the bundle.
+        Ray may notice later than the supervisor that a node is gone: a replacement is then started on the
+        lost node, and started again until Ray has moved the bundle.
         """
         now = time.monotonic()
         for node in [node for node, due in self._again.items() if now >= due]:
@@ -136,14 +140,14 @@ class AgentActors:
         return [(node, why) for node, why in found if node not in late]
 
     def replace(self, node: int) -> None:
-        """Start an agent in the place of one that is gone."""
+        """Start an agent in place of a lost one."""
         self._patience[node] = time.monotonic() + PATIENCE_SECONDS
         self._again.pop(node, None)
         self.start(node)
 
     def close(self) -> None:
-        """End all of them."""
-        with contextlib.suppress(Exception):  # A cluster that has gone has nothing left to end.
+        """End all agents."""
+        with contextlib.suppress(Exception):  # a cluster that has gone has nothing left to end
             if self._ends:
                 self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=END_SECONDS)
             for actor in self._actors.values():
@@ -151,24 +155,25 @@ class AgentActors:
             self._ray.util.remove_placement_group(self._group)
 
     def _why(self, end: Any) -> str:
-        """How an agent failed; empty where it ended as it was told."""
+        """Return how an agent failed; empty if it ended as requested."""
         try:
             code, said = self._ray.get(end)
         except importlib.import_module("ray.exceptions").RayError as error:
             return f"Ray has lost the node or its actor: {str(error).strip().splitlines()[0]}"
-        return f"the agent ended with exit code {code}: {said or 'it said nothing'}" if code else ""
+        return f"the agent ended with exit code {code}: {said or 'no output'}" if code else ""
 
 
 class AgentActor:
-    """Runs on a node, in one of Ray's own processes: it runs the agent as a process that ends with that one."""
+    """Actor on a node, in one of Ray's processes: it runs the agent as a child process that ends with the
+    actor."""
 
     def run(self, command: list[str], environment: dict[str, str], folder: str) -> tuple[int, str]:
-        """The agent's exit code and last lines; it runs in the folder in which the job was launched."""
+        """Run the agent in the folder in which the job was launched; return its exit code and last lines."""
         if not os.path.isdir(folder):
             return 1, f"{folder} is not a folder on {socket.gethostname()}; launch in one that all nodes see"
         process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.tether", *command],
-            # What Ray has set for this node stays, its devices among it.
+            # Variables that Ray has set for this node stay, including its devices.
             env={**os.environ, **environment},
             cwd=folder,
             stdin=subprocess.PIPE,
@@ -184,10 +189,11 @@ class AgentActor:
 
 
 def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> None:
-    """Do what is asked until nothing can be asked any more.
+    """Serve requests until the input ends.
 
     Args:
-        asked: The next line within so many seconds: None if there is none, empty when there will be none.
+        asked: Returns the next line within a number of seconds: None if there is none, empty at the end of
+            the input.
         tell: Writes an answer.
     """
     ray: Any = None
@@ -219,7 +225,7 @@ def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> No
 
 
 def main() -> None:
-    # What Ray prints goes with its errors.
+    # Ray's output goes to its standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines, ended = deque[str](), False
@@ -235,7 +241,7 @@ def main() -> None:
         return lines.popleft() if lines else "" if ended else None
 
     def tell(**answer: Any) -> None:
-        # The supervisor may have gone; the next line that is asked for says so.
+        # The supervisor may have gone; the next request read shows it.
         with contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
@@ -257,14 +263,14 @@ def _nodes(asked: dict[str, Any]) -> str:
 
 
 def _reach(address: str) -> None:
-    """See that somebody listens at the cluster's address: Ray itself waits long for nobody."""
+    """Check that a server listens at the cluster's address: Ray itself waits for a long time."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise LaunchError(f"RAY_ADDRESS={address!r}; expected HOST:PORT of the cluster's head, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=5.0).close()
     except OSError as error:
-        raise LaunchError(f"nobody answers at RAY_ADDRESS={address!r} ({error}); {START_ADVICE}") from error
+        raise LaunchError(f"no answer at RAY_ADDRESS={address!r} ({error}); {START_ADVICE}") from error
 
 
 if __name__ == "__main__":

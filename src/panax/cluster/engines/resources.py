@@ -1,4 +1,4 @@
-"""What a job asks an engine for, checked before any engine is asked."""
+"""Resources that a job requests from an engine, checked before the engine is called."""
 
 import dataclasses
 import re
@@ -8,7 +8,8 @@ from ...core.errors import LaunchError
 ACCELERATORS = ("cpu", "gpu", "tpu")
 
 SIGNAL_SECONDS = 90
-"""Between the signal to save and the end that an engine sets: a time limit, or the loss of a node that is told before."""
+"""Seconds between the signal to save and the end set by an engine: a time limit, or the announced loss of a
+node."""
 
 _WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]&|*()-]+")
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d\d):(\d\d)")
@@ -18,27 +19,29 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job asks an engine for. A field that an engine does not use must keep its default there.
+    """Resources that a job requests from an engine. A field that an engine does not use must have its default
+    there.
 
     Attributes:
         nodes: Machines; one agent runs on each.
-        processes: In all; each node runs as many.
-        devices: Of each process. On CPU they are simulated and nothing is asked of the engine for them.
-        accelerator: What the devices are: "cpu", "gpu" or "tpu".
+        processes: Number of processes in total, equally many per node.
+        devices: Devices of each process. On CPU they are simulated and not requested from the engine.
+        accelerator: Type of the devices: "cpu", "gpu" or "tpu".
         cpus: Processor cores of each node; None: one for each process.
-        memory: Of each node: "64G".
+        memory: Memory of each node: "64G".
         time: The limit after which the engine ends the job: HH:MM:SS, or D-HH:MM:SS.
-        env: Names of environment variables that nodes get beside the usual ones.
-        address: Where the supervisor listens; empty: the address of this machine that nodes reach.
+        env: Names of environment variables to forward to nodes in addition to the usual ones.
+        address: Address at which the supervisor listens; empty: the address of this machine that nodes can
+            reach.
         hosts: MPI: the machines, separated by commas; empty: those that mpirun knows of.
-        partition: Slurm's.
-        account: Slurm's.
+        partition: Slurm's partition.
+        account: Slurm's account.
         constraint: Slurm: features that each node must have.
         array: Slurm: indices of a job array; `%a` in the launched arguments is the index of a task.
-        image: Kubernetes: the container's, with Panax in it.
-        namespace: Kubernetes': empty: that of kubectl's context.
+        image: Kubernetes: the container image, with Panax in it.
+        namespace: Kubernetes: the namespace; empty: that of kubectl's context.
         claim: Kubernetes: the volume claim for the run's folder, which all pods mount at `mount`.
-        mount: Kubernetes: where; the command runs in this folder.
+        mount: Kubernetes: the mount path; the command runs in this folder.
         queue: Kubernetes: Kueue's local queue.
         node_selector: Kubernetes: labels that a node must have, each KEY=VALUE.
     """
@@ -71,8 +74,8 @@ class Resources:
                 raise LaunchError(f"{name}={value!r}; expected a whole number of at least 1")
         if self.processes % self.nodes:
             raise LaunchError(
-                f"processes={self.processes} is not divisible by nodes={self.nodes}: each node runs as many processes, and "
-                f"`processes` counts all of them"
+                f"processes={self.processes} is not divisible by nodes={self.nodes}: each node runs the same number "
+                f"of processes, and `processes` counts all of them"
             )
         if self.accelerator not in ACCELERATORS:
             raise LaunchError(f"accelerator={self.accelerator!r}; expected one of {', '.join(ACCELERATORS)}")
@@ -87,7 +90,7 @@ class Resources:
             if each.count("=") != 1 or each.startswith("="):
                 raise LaunchError(f"node_selector={each!r}; expected KEY=VALUE")
         words = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
-        # They stand in scripts, which take a space or a new line for the end of a value.
+        # They occur in scripts, where a space or a new line ends a value.
         for name, value in words + [("node_selector", each) for each in self.node_selector]:
             if isinstance(value, str) and value and not _WORD.fullmatch(value):
                 raise LaunchError(f"{name}={value!r}; expected one word of letters, digits and punctuation")
@@ -102,14 +105,14 @@ class Resources:
 
     @property
     def accelerators_per_node(self) -> int:
-        """GPUs or TPUs of a node: 0 on CPU."""
+        """Return the number of GPUs or TPUs of a node: 0 on CPU."""
         return 0 if self.accelerator == "cpu" else (self.devices or 1) * self.processes_per_node
 
     def check_used(self, engine: str, used: frozenset[str]) -> None:
-        """Refuse a field that has a value, and no effect on this engine.
+        """Raise an error if a field is set that has no effect on this engine.
 
         Raises:
-            LaunchError: Which, and what the engine takes.
+            LaunchError: Names the field, and the fields that the engine uses.
         """
         for field in dataclasses.fields(self):
             if getattr(self, field.name) != field.default and field.name not in used | COMMON_RESOURCES:
@@ -122,7 +125,7 @@ COMMON_RESOURCES = frozenset({"nodes", "processes", "devices", "accelerator", "e
 
 
 def parse_time_limit(time: str) -> int:
-    """The seconds of a time limit.
+    """Convert a time limit to seconds.
 
     Raises:
         LaunchError: It is not HH:MM:SS, or D-HH:MM:SS.

@@ -1,4 +1,5 @@
-"""Slurm: a batch script that launches again inside its allocation, where `srun` starts one agent on each node."""
+"""Slurm: a batch script that launches again inside its allocation, where `srun` starts one agent on each
+node."""
 
 import os
 import re
@@ -20,16 +21,16 @@ USED_RESOURCES = frozenset({"cpus", "memory", "time", "partition", "account", "c
 INSTALL_ADVICE = "launch from a login node of the cluster, or install Slurm's client (`apt install slurm-client`)"
 
 MIN_TIME_SECONDS = 300
-"""Of a time limit: Slurm's clock counts minutes, and the signal to save comes before the end."""
+"""Minimum time limit in seconds: Slurm's clock counts minutes, and the signal to save precedes the end."""
 
 REQUEUEING_AGENT_COMMAND = (sys.executable, "-m", "panax.cluster.engines.slurm_agent")
-"""An agent on a node of a batch job: it has the job queued again where its script is lost."""
+"""Command of an agent on a node of a batch job: it requeues the job if its script is lost."""
 
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
 
 class Slurm:
-    """Outside of an allocation jobs are submitted; inside of one, agents are placed."""
+    """Outside an allocation, jobs are submitted; inside one, agents are placed."""
 
     agents_seconds = AGENTS_SECONDS
 
@@ -81,7 +82,7 @@ class Slurm:
 
     def submit(self, arguments: Sequence[str], folder: Path) -> str:
         place = _place(folder)
-        # Slurm starts no job where its output can't be written, and says nothing.
+        # Slurm does not start a job with unwritable output, and reports nothing.
         place.mkdir(parents=True, exist_ok=True)
         script = place / "slurm.sh"
         script.write_text(self._script(arguments, folder), encoding="utf-8")
@@ -91,7 +92,7 @@ class Slurm:
         return secrets.token_hex(32)
 
     def listen_address(self) -> tuple[str, int]:
-        """The port is any: tasks of an array may share a node."""
+        """Return the address to listen at, with any port: tasks of an array may share a node."""
         if self._resources.address:
             return self._resources.address, 0
         if self._resources.nodes == 1:
@@ -112,10 +113,12 @@ class Slurm:
         return run_client(["scontrol", "show", "hostnames", nodes], self._environment).split()
 
     def _srun(self) -> list[str]:
-        """Names of variables alone: their values are srun's own environment, so that no list of processes shows them."""
+        """Build the srun command. Only variables' names are passed; the values come from its environment, so
+        that no process list shows them."""
         names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
         nodes = str(self._resources.nodes)
-        # All that the job has on a node, also where other steps run; an agent that is lost leaves the others.
+        # Everything that the job has on a node, also if other steps run; losing one agent does not end the
+        # others.
         alone = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--input=none", "--quiet"]
         if self._resources.nodes > 1:
             alone.append("--no-kill")
@@ -124,7 +127,8 @@ class Slurm:
         return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *agent]
 
     def _one_more(self) -> list[str]:
-        """The job that asks for another node; none for an allocation without a script, which a person holds."""
+        """Return the command of the job that requests another node; empty for an interactive allocation,
+        without a script."""
         folder = self._environment.get(FOLDER_VARIABLE, "")
         if self._resources.nodes == 1 or not folder:
             return []
@@ -143,7 +147,7 @@ class Slurm:
         return ["sbatch", "--parsable", "--no-requeue", *given, f"--wrap=exec {shlex.join(self._agent)}"]
 
     def _of_node(self) -> dict[str, object]:
-        """What a node must have, and where it is asked for."""
+        """Return the requirements of a node, and the queue to request it from."""
         asked = self._resources
         return {
             "cpus-per-task": asked.cpus_per_node,
@@ -158,7 +162,7 @@ class Slurm:
     def _script(self, arguments: Sequence[str], folder: Path) -> str:
         asked = self._resources
         task = "%A_%a" if asked.array else "%j"
-        # A percent sign begins what Slurm fills in.
+        # Slurm expands patterns that begin with a percent sign.
         output = str(_place(folder)).replace("%", "%%")
         options = {
             "job-name": f"panax-{_word(folder.name)}",
@@ -192,10 +196,10 @@ class Slurm:
 
 
 def check_allocation(environment: Mapping[str, str], nodes: int) -> None:
-    """See that an allocation has as many nodes as a job asks for, and that they are alike.
+    """Check that an allocation has the number of nodes that a job requests, and that they are alike.
 
     Raises:
-        LaunchError: It has not, or they are not.
+        LaunchError: The number differs, or the nodes do.
     """
     if environment.get("SLURM_HET_SIZE", "1") != "1":
         raise LaunchError("the allocation has several parts (a heterogeneous job); ask for one part of equal nodes")
@@ -207,8 +211,8 @@ def check_allocation(environment: Mapping[str, str], nodes: int) -> None:
     cpus = environment.get("SLURM_JOB_CPUS_PER_NODE", "")
     if "," in cpus:
         raise LaunchError(
-            f"the allocation's nodes differ: {environment.get('SLURM_JOB_NODELIST', '')} have {cpus} processors; each node "
-            f"runs as many processes, so ask for equal ones with cpus or constraint"
+            f"the allocation's nodes differ: {environment.get('SLURM_JOB_NODELIST', '')} have {cpus} processors; each "
+            f"node runs the same number of processes, so ask for equal ones with cpus or constraint"
         )
 
 
@@ -221,17 +225,17 @@ def _word(text: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A value of an option in a script's comment."""
+    """Quote an option's value in a script's comment."""
     if any(each in value for each in '\n\r"\\'):
         raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line's end")
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 
 def _argument(word: str) -> str:
-    """An argument of the command, with the index of the array's task in the place of `%a`."""
+    """Quote an argument of the command, with the index of the array's task in place of `%a`."""
     return '"${SLURM_ARRAY_TASK_ID}"'.join(shlex.quote(part) if part else "" for part in word.split("%a")) or "''"
 
 
 def _full(limit: str) -> str:
-    """A time as sinfo writes it, with its hours."""
+    """Convert a time in sinfo's format to one with hours."""
     return limit if limit.count(":") == 2 else f"00:{limit}"

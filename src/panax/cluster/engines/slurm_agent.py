@@ -1,7 +1,8 @@
 """An agent in a step of a batch job: `python -m panax.cluster.engines.slurm_agent`.
 
-The job goes on when it loses a node (`--no-kill`), also the one with the batch script and the supervisor in it: Slurm then
-keeps the job without a script until its time is up. An agent that has lost its supervisor has Slurm queue the job again.
+The job continues when it loses a node (`--no-kill`), even the one with the batch script and the supervisor:
+Slurm then retains the job without a script until its time limit. An agent that has lost its supervisor makes
+Slurm requeue the job.
 """
 
 import os
@@ -16,10 +17,10 @@ from ..node.agent import main as agent
 from .client import run_client
 
 WATCH_SECONDS = 1800.0
-"""For Slurm to know that a node is lost: SlurmdTimeout is five minutes where nobody has set it."""
+"""Time for Slurm to notice that a node is lost: SlurmdTimeout is five minutes by default."""
 
 LOOK_SECONDS = (5.0, 10.0)
-"""Between two looks at the job, at random: all of its agents look."""
+"""Range of the random time between two queries of the job's state: all of its agents query it."""
 
 
 def main() -> int:
@@ -31,9 +32,9 @@ def main() -> int:
 
 
 def requeue(job: str, environment: Mapping[str, str], sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Have a job queued again as soon as Slurm knows that its batch script is lost; whether it was.
+    """Requeue a job as soon as Slurm knows that its batch script is lost; return True if it was.
 
-    A job that ends, as it does where the script itself has ended, takes the steps with it, and so this process.
+    If the script itself has ended, the job ends with its steps, including this process.
     """
     deadline = time.monotonic() + WATCH_SECONDS
     while time.monotonic() < deadline:
@@ -42,17 +43,17 @@ def requeue(job: str, environment: Mapping[str, str], sleep: Callable[[float], N
                 run_client(["scontrol", "requeue", job], environment)
                 return True
         except LaunchError:
-            # Its controller is away, or another agent was first.
+            # Its controller is unavailable, or another agent was first.
             pass
         sleep(random.uniform(*LOOK_SECONDS))
     return False
 
 
 def has_lost_script(said: str, environment: Mapping[str, str]) -> bool:
-    """Whether a job runs on, and the node that had its batch script is not of it any more.
+    """Return True if a job is running without the node that ran its batch script.
 
     Args:
-        said: What `scontrol --oneliner show job` says of it.
+        said: Output of `scontrol --oneliner show job`.
     """
     facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
     script, nodes = facts.get("BatchHost", ""), facts.get("NodeList", "")

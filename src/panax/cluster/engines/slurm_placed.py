@@ -1,4 +1,5 @@
-"""Agents in a Slurm allocation: under `srun` on its nodes; for a node that Slurm has taken out of it, in a job of their own."""
+"""Agents in a Slurm allocation: under `srun` on its nodes; for a node that Slurm has removed from it, in a
+separate job."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,22 +9,22 @@ from .client import ClientProcess, run_client
 from .environment import NODE
 
 FOLDER_VARIABLE = "PANAX_SLURM_FOLDER"
-"""Set by the batch script: where it, and jobs that it submits, write what they say."""
+"""Set by the batch script: folder for its output, and that of the jobs that it submits."""
 
 _TAKEN = re.compile(r"\bPreemptTime=\d")
-"""In what Slurm says of a job that has to go for another one."""
+"""Part of Slurm's description of a job that is preempted."""
 
 REQUEUE_EXIT_CODE = 75
-"""The exit code of a launch that Slurm starts again."""
+"""Exit code of a launch that Slurm starts again."""
 
 
 class SlurmAgents:
-    """Agents under `srun`, and one more srun, or job, for each that was replaced.
+    """Agents under `srun`, and one more srun, or job, for each replaced agent.
 
     Args:
-        command: The srun that starts all.
-        hosts: Of the allocation, as it was granted.
-        other: The `sbatch` that asks for one more node; empty where nobody may.
+        command: The srun that starts all agents.
+        hosts: Hosts of the allocation, as it was granted.
+        other: The `sbatch` that requests one more node; empty if not allowed.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SlurmAgents:
 
     def failure(self) -> str:
         found = [each.failure() for each in (self._all, *self._later.values())]
-        # The step of all ends when agents that were replaced are the only ones that it had left.
+        # The step of all agents ends when only replaced agents were left in it.
         if found[0] and (self._later or self._jobs) and not all(found[1:]):
             found = found[1:]
         return "\n".join(each for each in found if each)
@@ -50,7 +51,8 @@ class SlurmAgents:
         return "\n".join(each for each in (one.log_tail() for one in (self._all, *self._later.values())) if each)
 
     def replace(self, node: int) -> None:
-        """Start an agent on the same machine; where Slurm has taken that out of the allocation, on any that the queue has."""
+        """Start an agent on the same machine; if Slurm has removed that from the allocation, on any that the
+        queue grants."""
         if not 0 <= node < len(self._hosts):
             raise LaunchError(f"the job has nodes 0 to {len(self._hosts) - 1}; there is no node {node}")
         if node in self._later:
@@ -64,7 +66,8 @@ class SlurmAgents:
         self._later[node] = ClientProcess(one, {**self._environment, NODE: str(node)})
 
     def start_over(self, *, preempted: bool = False) -> int | None:
-        """Queue the job again, if it is a batch job; Slurm does so itself only where it had to kill a job that it preempts."""
+        """Requeue the job, if it is a batch job; Slurm itself only does so if it had to kill a job that it
+        preempts."""
         job = self._environment["SLURM_JOB_ID"]
         if not self._environment.get(FOLDER_VARIABLE):
             return None
@@ -81,18 +84,19 @@ class SlurmAgents:
             each.close()
         jobs, self._jobs = self._jobs, {}
         if jobs:
-            # Those that run have ended with their agents; others still wait.
+            # Running ones have ended with their agents; others are still queued.
             self._answer_or_empty("scancel", "--quiet", *jobs.values())
 
     def _granted(self) -> Sequence[str]:
-        """The allocation's hosts now: one that has failed is not among them any more."""
+        """Return the allocation's current hosts, without failed ones."""
         nodes = self._answer_or_empty(
             "squeue", "--noheader", f"--jobs={self._environment['SLURM_JOB_ID']}", "--format=%N"
         ).strip()
         return self._answer_or_empty("scontrol", "show", "hostnames", nodes).split() if nodes else self._hosts
 
     def _ask_for(self, node: int, granted: Sequence[str]) -> None:
-        """Submit a job of one agent, on none of the nodes that are left; one that waits, or runs, is believed."""
+        """Submit a job of one agent, on none of the remaining nodes; do nothing if such a job is queued or
+        running."""
         if node in self._jobs:
             state = self._answer_or_empty("squeue", "--noheader", f"--jobs={self._jobs[node]}", "--format=%T")
             if state.strip():

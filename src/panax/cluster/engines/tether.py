@@ -1,7 +1,8 @@
 """A command that ends when its standard input does: `python -m panax.cluster.engines.tether COMMAND...`.
 
-An actor of Ray may be killed without being asked, and what it has started lives on; a pipe of the actor's ends with it. Ray also
-kills what a dead actor had started itself, which is this process: the command gets a signal from the kernel then.
+An actor of Ray may be killed without notice, and its children live on; a pipe of the actor's ends with it.
+Ray also kills the direct children of a dead actor, such as this process: the command then gets a signal from
+the kernel.
 """
 
 import contextlib
@@ -14,20 +15,20 @@ import sys
 from collections.abc import Callable, Sequence
 
 GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux's number of the request for a signal at the parent's end."""
+"""Linux's code of the request for a signal at the parent's end."""
 
 LOOK_SECONDS = 0.5
-"""Between looks at the command."""
+"""Seconds between checks of the command."""
 
 
 def run_tethered(command: Sequence[str], tether: int = 0) -> int:
-    """Run a command while a pipe is open.
+    """Run a command as long as a pipe is open.
 
     Args:
-        tether: The end of the pipe that is read.
+        tether: Read end of the pipe.
 
     Returns:
         The command's exit code.
@@ -47,7 +48,8 @@ def run_tethered(command: Sequence[str], tether: int = 0) -> int:
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before its command so that it ends with its parent: Linux alone can."""
+    """Return the function that makes a child end with its parent, to call before its command; None except on
+    Linux."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -62,5 +64,5 @@ def _end_with(parent: int) -> Callable[[], None] | None:
 
 if __name__ == "__main__":
     code = run_tethered(sys.argv[1:])
-    # As a shell says that a signal ended a command.
+    # Like a shell's exit code for a command ended by a signal.
     sys.exit(code if code >= 0 else 128 - code)

@@ -1,4 +1,4 @@
-"""Which of a node's GPUs each of its workers sees."""
+"""Assignment of a node's GPUs to its workers."""
 
 import glob
 import os
@@ -8,10 +8,13 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def list_visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of this machine that processes may use, by the names that CUDA knows; none where JAX is told to use the CPU.
+    """Return the GPUs of this machine that processes may use, by their CUDA names; none if JAX is set to use
+    the CPU.
 
-    >>> list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5"}), list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
-    (['4', '5'], [])
+    >>> list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5"})
+    ['4', '5']
+    >>> list_visible_gpus({"CUDA_VISIBLE_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
+    []
     """
     if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
@@ -21,7 +24,8 @@ def list_visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def assign_gpus(local: int, count: int, gpus: list[str]) -> dict[str, str]:
-    """The variable that gives one of a node's workers its share: all of them have as many, in their order.
+    """Return the environment variable that gives one of a node's workers its GPUs: an equal share each, in
+    order.
 
     >>> assign_gpus(1, 2, ["0", "1", "2", "3"]), assign_gpus(0, 1, ["0", "1"]), assign_gpus(0, 2, [])
     ({'CUDA_VISIBLE_DEVICES': '2,3'}, {}, {})

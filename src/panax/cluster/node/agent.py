@@ -1,6 +1,8 @@
-"""The agent of a node: starts its workers, follows them, and ends them with itself. `python -m panax.cluster.node.agent` is one.
+"""The agent of a node: starts its workers, monitors them, and ends them when it ends. Run by `python -m
+panax.cluster.node.agent`.
 
-The engine starts an agent on each node, with the supervisor's address and the job's secret in the environment. It holds no jax.
+The engine starts an agent on each node, with the supervisor's address and the job's secret in the
+environment. It does not import jax.
 """
 
 import contextlib
@@ -23,43 +25,48 @@ from .standby import StandbyPool
 from .worker_process import WorkerProcess
 
 CONNECTION_VARIABLE = "PANAX_CONNECTION"
-"""The number of a connection that the supervisor has made itself, on this machine."""
+"""File descriptor of a connection that the supervisor has made itself, on this machine."""
 
 CONNECT_SECONDS = 25.0
-"""For a supervisor to listen."""
+"""Time for the supervisor to start listening."""
 
 BUSY_SECONDS = 300.0
-"""For one that listens to answer."""
+"""Time for a listening supervisor to answer."""
 
 RESTART_EXIT_CODE = 75
-"""The exit code of an agent that nobody has told to end: an engine may start it again, and none takes it for done."""
+"""Exit code of an agent that was not asked to end: an engine may start it again, and none counts it as
+completed."""
 
 TICK_SECONDS = 0.5
 STACKS_SECONDS = 1.0
-"""For workers to write their stacks."""
+"""Time for workers to write their stacks."""
 
 PING_SECONDS = 2.0
 SILENT_SECONDS = 20.0
-"""Without a word from a supervisor on another machine, until it counts as gone: a network may fail without a word.
+"""Time without a message from a supervisor on another machine until it counts as gone: a network may fail
+silently.
 
-That is before the supervisor counts this host as lost (`nodes.SILENT_SECONDS`) and starts the job again without it: a worker that
-is cut off holds its run's folder no longer by then, and writes nothing.
+It is shorter than the time until the supervisor counts this host as lost (`nodes.SILENT_SECONDS`) and
+restarts the job without it: by then, a disconnected worker no longer holds its run's folder, and writes
+nothing.
 """
 
 PACKAGES = ("panax-jax", "jax", "jaxlib", "equinox", "numpy")
 
 
 class NodeAgent:
-    """The workers of one node, as the supervisor wishes.
+    """Agent that runs the workers of one node on behalf of the supervisor.
 
-    It is told: `start` (workers), `spares` (to keep), `signal`, `stacks`, `kill`, `port`, `end`. It tells: `hello`, `started`,
-    `beat`, `lines` of the job's first process, `exit`, `stacks`, `port`, `notice` (a signal that it got itself).
+    It receives: `start` (workers), `spares` (to prepare), `signal`, `stacks`, `kill`, `port`, `end`. It
+    sends: `hello`, `started`, `beat`, `lines` of the job's first process, `exit`, `stacks`, `port`, `notice`
+    (a signal that it received itself).
     """
 
     def __init__(self, channel: Channel, secret: str):
-        """
+        """Serve the supervisor at the other end of a channel.
+
         Args:
-            secret: The job's, by which its workers know each other before JAX joins them.
+            secret: The job's, by which its workers authenticate each other before JAX joins them.
         """
         self._channel, self._secret = channel, secret
         self._children: dict[int, WorkerProcess] = {}
@@ -73,10 +80,10 @@ class NodeAgent:
         self._heard = self._pinged = time.monotonic()
 
     def run(self) -> bool:
-        """Serve until the supervisor says so, or has gone; no worker is left then.
+        """Serve until the supervisor ends the agent, or has gone; all workers have ended then.
 
         Returns:
-            Whether the supervisor said so.
+            True if the supervisor ended it.
         """
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             signal.signal(number, self._notice)
@@ -121,7 +128,7 @@ class NodeAgent:
         if now - self._pinged >= PING_SECONDS:
             self._pinged = now
             self._channel.send(ping=True)
-        # One on this machine that is held (Ctrl-Z) goes on later, and its end is seen at once.
+        # A local supervisor that is suspended (Ctrl-Z) resumes later, and its end is noticed at once.
         if self._channel.is_remote and now - self._heard > SILENT_SECONDS:
             self._channel.closed = True
 
@@ -141,20 +148,20 @@ class NodeAgent:
             elif kind == "port":
                 self._channel.send(port=find_free_port(content))
             elif kind == "end" and content == "again":
-                # Not done: an engine that starts the job again needs this node.
+                # Not completed: an engine that starts the job again needs this node.
                 self._channel.closed = True
             elif kind == "end":
                 self._ended = True
 
     def _stacks(self) -> dict[str, str]:
-        """What all workers show of themselves, asked at one time."""
+        """Request the stacks of all workers at the same time and return them."""
         for child in self._children.values():
             child.request_stacks()
         time.sleep(STACKS_SECONDS)
         return {str(index): child.read_stacks() for index, child in self._children.items()}
 
     def _start(self, what: dict[str, Any]) -> None:
-        """Start `count` workers, the first of which has the index `first` of all `processes`."""
+        """Start `count` workers with indices from `first`, out of `processes` in the job."""
         pids, gpus = {}, list_visible_gpus()
         for local in range(what["count"]):
             index = what["first"] + local
@@ -198,7 +205,7 @@ class NodeAgent:
         self._channel.send(started={"attempt": what["attempt"], "of": pids})
 
     def _beat(self, index: int, beat: Message) -> None:
-        # Only what changes a phase or ends a worker is told line by line.
+        # Only beats that change a phase or end a worker are sent one by one.
         if any(name in beat for name in ("phase", "error", "facts")):
             self._tell_beat(index, beat)
         else:
@@ -219,7 +226,7 @@ class NodeAgent:
         del self._children[index]
 
     def _unwatch(self, descriptor: int) -> None:
-        # Known no more once the worker has closed its end.
+        # Already unregistered once the worker has closed its end.
         with contextlib.suppress(KeyError):
             self._selector.unregister(descriptor)
 
@@ -235,7 +242,7 @@ class NodeAgent:
 
 
 def collect_node_facts(channel: Channel) -> dict[str, Any]:
-    """What the supervisor checks of a node before it starts anything there."""
+    """Collect the facts of a node that the supervisor checks before it starts anything there."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -252,30 +259,31 @@ def collect_node_facts(channel: Channel) -> dict[str, Any]:
 
 
 def count_usable_cpus() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_free_port(address: str) -> int:
-    """A port of an address that nobody uses now."""
+    """Return a port of an address that is currently unused."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as opened:
         opened.bind((address, 0))
         return opened.getsockname()[1]
 
 
 def connect(secret: str) -> Channel:
-    """The connection to the supervisor: inherited from it, or made now; it may begin to listen a moment later.
+    """Return the connection to the supervisor: inherited from it, or made now; it may start to listen a
+    moment later.
 
-    Where many agents come at once, it may have no time for this one yet: that one is tried again for longer.
+    If many agents connect at once, the supervisor may be busy: then the connection is retried for longer.
 
     Raises:
-        OSError: Nobody listens there, or is of this job.
+        OSError: No supervisor of this job listens there.
     """
     inherited = os.environ.pop(CONNECTION_VARIABLE, "")
     if inherited:
         os.set_inheritable(int(inherited), False)
         return Channel(socket.socket(fileno=int(inherited)))
-    # Workers don't get it.
+    # Not inherited by workers.
     address = os.environ.pop(SUPERVISOR)
     began = time.monotonic()
     while True:
@@ -287,7 +295,7 @@ def connect(secret: str) -> Channel:
             patience = BUSY_SECONDS if isinstance(error, PeerBusyError | TimeoutError) else CONNECT_SECONDS
             if time.monotonic() - began > patience:
                 raise
-            # Not all again in the same moment.
+            # At random times, so that not all agents retry at the same moment.
             time.sleep(random.uniform(0.1, 0.5))
 
 

@@ -1,7 +1,8 @@
-"""Lines of JSON between the supervisor and its agents, over a connection both ends of which know the job's secret.
+"""Lines of JSON between the supervisor and its agents, over a connection authenticated by the job's secret.
 
-The secret itself is never sent. Each end proves that it knows it by a keyed hash of what both have drawn, and a key that both
-derive from that signs every message with its number: none can be forged, changed, repeated or left out.
+The secret itself is never sent. Each end proves that it knows it by a keyed hash of both ends' nonces, and a
+key derived by both ends signs every message with its sequence number: no message can be forged, changed,
+repeated or dropped.
 """
 
 import hashlib
@@ -18,10 +19,10 @@ from ...system import json_reader
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Bytes of one message, at most: whoever sends more is not one of ours."""
+"""Maximum size of a message in bytes: a peer that sends more is not one of ours."""
 
 GREETING_SECONDS = 5.0
-"""For the whole of the handshake, however the other end divides it."""
+"""Time for the entire handshake, however the other end divides it."""
 
 _AGENT, _SUPERVISOR = b"panax agent", b"panax supervisor"
 _WELCOME, _WRONG = b"\1", b"\0"
@@ -30,25 +31,27 @@ _SEAL = 2 * hashlib.sha256().digest_size
 
 
 class HandshakeRefusedError(ConnectionError):
-    """The other end does not know the job's secret, or is something else."""
+    """The other end does not know the job's secret, or is another program."""
 
 
 class PeerBusyError(ConnectionError):
-    """The other end gave no answer in time, or closed the connection before it: it may answer later."""
+    """The other end did not answer in time, or closed the connection before it did: it may answer later."""
 
 
 class SigningKeys(NamedTuple):
-    """What signs messages: of this end, and of the other one."""
+    """Keys that sign the messages of this end and of the other end."""
 
     own: bytes
     other: bytes
 
 
 class Channel:
-    """One end of a connection. `send` and `received` take and give whole messages; nothing of Python is unpickled."""
+    """One end of a connection. `send` and `received` exchange complete messages; no Python object is
+    unpickled."""
 
     def __init__(self, connection: socket.socket, keys: SigningKeys | None = None):
-        """
+        """Wrap a connected socket.
+
         Args:
             keys: None for a pair of sockets that never leaves this machine.
         """
@@ -66,22 +69,22 @@ class Channel:
 
     @property
     def address(self) -> str:
-        """This end's address, where it has one."""
+        """Return this end's address, if it has one."""
         name = self._connection.getsockname()
         return name[0] if isinstance(name, tuple) else "127.0.0.1"
 
     @property
     def is_remote(self) -> bool:
-        """Whether the other end may be on another machine."""
+        """Return True if the other end may be on another machine."""
         return self._connection.family in (socket.AF_INET, socket.AF_INET6)
 
     @property
     def has_pending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Return True if data is waiting to be sent."""
         return bool(self._to_send)
 
     def send(self, **message: Any) -> None:
-        """Send a message now, or as soon as the other end takes it."""
+        """Send a message now, or as soon as the other end accepts it."""
         line = json.dumps(message).encode()
         if self._keys is not None:
             line = _seal(self._keys.own, self._sent, line) + line
@@ -90,7 +93,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the other end takes it."""
+        """Send pending data, as far as the other end accepts it."""
         try:
             while self._to_send and not self.closed:
                 self._to_send = self._to_send[self._connection.send(self._to_send) :]
@@ -102,7 +105,7 @@ class Channel:
             self.closed = True
 
     def receive(self) -> list[Message]:
-        """The messages that have come; `closed` is set where the other end has gone, or sends something else."""
+        """Return the received messages; `closed` is set if the other end has gone, or sends anything else."""
         try:
             while True:
                 data = self._connection.recv(1 << 16)
@@ -142,7 +145,7 @@ class Channel:
 
 
 class Handshake:
-    """The supervisor's part of the handshake with whoever has connected; nothing in it waits."""
+    """The supervisor's side of the handshake with a new connection; it never blocks."""
 
     def __init__(self, connection: socket.socket, secret: str):
         self._connection, self._secret = connection, secret
@@ -156,14 +159,14 @@ class Handshake:
 
     @property
     def is_expired(self) -> bool:
-        """Whether its time is over."""
+        """Return True if its time is over."""
         return time.monotonic() > self._until
 
     def advance(self) -> Channel | None:
-        """Take what has come; the channel, when the other end has proved that it knows the secret.
+        """Process received data; return the channel once the other end has proved that it knows the secret.
 
         Raises:
-            Refused: It does not, or has gone.
+            Refused: The other end does not know it, or has gone.
             OSError: The connection has failed.
         """
         try:
@@ -178,7 +181,7 @@ class Handshake:
         theirs, proof = self._read[:_NONCE], self._read[_NONCE:]
         if not hmac.compare_digest(proof, _proof(self._secret, _AGENT, self._mine, theirs)):
             self._connection.send(_WRONG)
-            raise HandshakeRefusedError("the other end does not know the job's secret")
+            raise HandshakeRefusedError("the other end's proof of the job's secret is wrong")
         self._connection.send(_WELCOME + _proof(self._secret, _SUPERVISOR, self._mine, theirs))
         return Channel(self._connection, _keys(self._secret, _SUPERVISOR, self._mine, theirs))
 
@@ -187,7 +190,7 @@ class Handshake:
 
 
 def accept_agent(connection: socket.socket, secret: str) -> Channel:
-    """The supervisor's end of a connection that an agent has opened; waits for the handshake.
+    """Return the supervisor's end of a connection that an agent has opened; waits for the handshake.
 
     Raises:
         Refused: The other end does not know the secret.
@@ -200,15 +203,15 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
 
 
 def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
-    """The agent's end of a connection to the supervisor at `host:port`.
+    """Return the agent's end of a connection to the supervisor at `host:port`.
 
     Args:
-        seconds: To connect within.
+        seconds: Timeout of the connection.
 
     Raises:
-        Refused: The other end does not know the secret, or says that this one does not.
-        Busy: It gave no answer.
-        OSError: Nobody listens there.
+        Refused: The other end does not know the secret, or reports that this one does not.
+        Busy: It did not answer.
+        OSError: No process listens there.
     """
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
@@ -218,9 +221,9 @@ def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
         mine = secrets.token_bytes(_NONCE)
         connection.sendall(mine + _proof(secret, _AGENT, theirs, mine))
         if _exactly(answers, 1) != _WELCOME:
-            raise HandshakeRefusedError("the supervisor says that this agent does not know the job's secret")
+            raise HandshakeRefusedError("the supervisor rejected this agent's proof of the job's secret")
         if not hmac.compare_digest(_exactly(answers, _PROOF), _proof(secret, _SUPERVISOR, theirs, mine)):
-            raise HandshakeRefusedError("the other end does not know the job's secret")
+            raise HandshakeRefusedError("the other end's proof of the job's secret is wrong")
     except BaseException:
         connection.close()
         raise
@@ -232,7 +235,7 @@ def _proof(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> bytes
 
 
 def _keys(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> SigningKeys:
-    """The keys of one connection; both ends derive the same two."""
+    """Derive the keys of one connection; both ends derive the same two."""
     agent, supervisor = (_proof(secret, b"key of " + each, supervisors, agents) for each in (_AGENT, _SUPERVISOR))
     return SigningKeys(agent, supervisor) if role == _AGENT else SigningKeys(supervisor, agent)
 
@@ -252,7 +255,7 @@ def _exactly(connection: "_InTime", length: int) -> bytes:
 
 
 class _InTime:
-    """A connection whose reads end together, some seconds after it was made."""
+    """A connection with one deadline for all reads, some seconds after it was made."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._until = connection, time.monotonic() + GREETING_SECONDS

@@ -1,4 +1,4 @@
-"""This machine as an engine: the supervisor starts agents itself, and speaks with them by sockets that have no address."""
+"""This machine as an engine: the supervisor starts agents itself, and communicates by unnamed sockets."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from .agent import CONNECTION_VARIABLE
 from .channel import Channel
 
 END_SECONDS, GONE_SECONDS = 25.0, 2.0
-"""For an agent to end its workers; and where it has parted with the supervisor before."""
+"""Time for an agent to end its workers; and if it was disconnected from the supervisor before."""
 
 
 class LocalAgents:
@@ -32,7 +32,7 @@ class LocalAgents:
         return ""
 
     def replace(self, node: int) -> None:
-        # Its connection has ended, so that it has too, or hangs.
+        # Its connection has ended, so it has ended too, or hangs.
         self._end(self._agents.pop(node), GONE_SECONDS)
         self._begin(node)
 
@@ -59,7 +59,7 @@ class LocalAgents:
                 stdout=sys.stderr if _is_file(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env=environment,
-                # The terminal's signals are the supervisor's.
+                # The terminal's signals are for the supervisor.
                 start_new_session=True,
             )
         self._nodes.take(Channel(ours))

@@ -1,6 +1,7 @@
-"""A worker that waits, as its agent sees it: started before it is needed, so that a restart does not wait for imports.
+"""A standby worker as seen by its agent: started before it is needed, so that a restart does not wait for
+imports.
 
-What it becomes is told in one line of JSON on its standard input: the arguments, the environment, and where it writes.
+It receives one line of JSON on its standard input: the arguments, the environment, and the output files.
 """
 
 import contextlib
@@ -18,11 +19,11 @@ from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE
 
 
 class StandbyProcess:
-    """A process that has been started and has not been told what to do.
+    """A process that has been started and waits for its command.
 
     Attributes:
-        process: The leader of a group of its own.
-        pipe: Where its beats will come from.
+        process: The process, leader of a separate process group.
+        pipe: Pipe of its future beats.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], lifeline: int):
@@ -53,17 +54,17 @@ class StandbyProcess:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is still there."""
+        """Return True if it is still running."""
         return self.process.poll() is None
 
     def become(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, stacks: Path) -> bool:
-        """Tell it what to be; whether it could be told.
+        """Send it the command to run; return True if that succeeded.
 
         Args:
-            arguments: Of `panax`.
-            environment: Beside what it was started with.
-            log: Where what it says goes from now on.
-            stacks: Where it writes its stacks when asked.
+            arguments: Arguments of `panax`.
+            environment: Variables in addition to those that it was started with.
+            log: File of its output from now on.
+            stacks: File for its stacks, written on request.
         """
         order = {"arguments": [*arguments], "environment": {**environment}, "log": str(log), "stacks": str(stacks)}
         assert self.process.stdin is not None
@@ -76,7 +77,7 @@ class StandbyProcess:
         return True
 
     def end(self) -> None:
-        """End it; it was never needed, or is no use."""
+        """End it, because it was not needed or can't be used."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -87,7 +88,7 @@ class StandbyProcess:
 
 
 class StandbyPool:
-    """As many spare workers as a node needs for the next start.
+    """Standby workers of a node for the next start.
 
     Args:
         lifeline: The pipe that ends with the agent.
@@ -98,14 +99,14 @@ class StandbyPool:
         self._waiting: list[StandbyProcess] = []
 
     def refill(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start what is missing; a machine that refuses a process has none to spare."""
+        """Start the missing ones; on a machine that refuses a process there are none."""
         self._waiting = [spare for spare in self._waiting if spare.is_waiting or spare.end()]
         with contextlib.suppress(OSError):
             while len(self._waiting) < count:
                 self._waiting.append(StandbyProcess(command, environment, self._lifeline))
 
     def take(self) -> StandbyProcess | None:
-        """One of them, which is no spare any more; None where none is left."""
+        """Remove and return one of them; None if none is left."""
         while self._waiting:
             spare = self._waiting.pop()
             if spare.is_waiting:
@@ -121,7 +122,7 @@ class StandbyPool:
 
 
 def parse_order(line: bytes) -> dict[str, Any]:
-    """What an agent has told a spare worker."""
+    """Parse the order that an agent has sent to a standby worker."""
     found = json_reader.parse(line)
     if not isinstance(found, dict) or not {"arguments", "environment", "log", "stacks"} <= found.keys():
         raise ValueError("expected a line of JSON with arguments, environment, log and stacks, as an agent writes it")

@@ -1,4 +1,4 @@
-"""What a worker does before anything else: it dies with whoever started it, and shows its stacks when asked."""
+"""First actions of a worker: it ends with its parent, and writes its stacks on request."""
 
 import contextlib
 import ctypes
@@ -14,25 +14,28 @@ from typing import Any
 from ...system.streams import write_last_words
 
 LIFELINE_VARIABLE = "PANAX_LIFELINE"
-"""The number of an inherited pipe whose other end the agent alone holds: it ends when the agent does."""
+"""Variable with the descriptor of an inherited pipe; only the agent holds its other end, so it ends when the
+agent does."""
 
 AGENT_VARIABLE = "PANAX_AGENT"
-"""The agent's process, where it is this worker's parent."""
+"""Variable with the agent's process id, if it is this worker's parent."""
 
 STACKS_VARIABLE = "PANAX_STACKS"
-"""The file to which SIGQUIT writes the stacks of all threads."""
+"""Variable with the file to which SIGQUIT writes the stacks of all threads."""
 
 ORPHANED_EXIT_CODE = 137
-"""The exit code of a worker whose agent is gone: as if killed."""
+"""Exit code of a worker with an agent that is gone: as if killed."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def install_guards() -> None:
-    """In a worker that Panax started: see to it that no orphan is left, and that a stall can be looked into.
+    """Ensure, in a worker that Panax started, that it does not outlive its agent, and that a stall can be
+    diagnosed.
 
-    The kernel kills the worker when its agent ends (Linux), also while a thread holds Python's lock; a pipe that ends says
-    the same elsewhere. What is saved is committed by one last write, so that a kill tears nothing.
+    The kernel kills the worker when its agent ends (Linux), also while a thread holds Python's lock; on other
+    systems, the end of a pipe does the same. A save is committed by one last write, so that a kill leaves no
+    partial save.
     """
     agent = os.environ.get(AGENT_VARIABLE, "")
     if agent.isdecimal() and sys.platform == "linux":
@@ -46,19 +49,20 @@ def install_guards() -> None:
     if os.environ.get(STACKS_VARIABLE, ""):
         sys.stdout, sys.stderr = _without_errors(1), _without_errors(2)
     if stacks := os.environ.get(STACKS_VARIABLE, ""):
-        # A disk that takes no file of stacks ends no training.
+        # A disk that refuses the file of stacks does not end training.
         with contextlib.suppress(OSError):
             write_stacks_on_signal(stacks)
 
 
 def write_stacks_on_signal(path: str) -> None:
-    """Write the stacks of all threads to a file whenever SIGQUIT comes."""
+    """Write the stacks of all threads to a file on each SIGQUIT."""
     file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for as long as the process lives)
     faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
 
 
 class _Lossy(io.FileIO):
-    """A log on a disk that may be full, read-only or broken: what it does not take is lost, and is no error."""
+    """A log on a disk that may be full, read-only or broken: output that can't be written is lost, without an
+    error."""
 
     def write(self, data: Any) -> int:
         try:

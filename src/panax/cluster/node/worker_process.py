@@ -1,4 +1,5 @@
-"""One worker as its agent sees it: a process with a log, a pipe of beats, and a way to end it with all that it started."""
+"""One worker as seen by its agent: a process with a log, a pipe of beats, and a way to end it with all its
+children."""
 
 import contextlib
 import os
@@ -17,20 +18,20 @@ from .standby import StandbyProcess
 from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE, STACKS_VARIABLE
 
 TAIL_LINES, TAIL_BYTES = 40, 16_000
-"""What is kept of a worker's last words."""
+"""Limits of the tail of a worker's log that is reported."""
 
 MAX_LINES_BYTES = 32_000
-"""Of the first process's output, sent on at once."""
+"""Maximum size of the first process's output that is sent at once."""
 
 
 class WorkerProcess:
-    """A worker process.
+    """A running worker process.
 
     Attributes:
-        attempt: Of the job, that it belongs to.
-        first: Whether it is the job's process 0, which writes what a job writes once.
-        pipe: Where its beats come from.
-        silent: Whether nobody holds the other end of that any more.
+        attempt: The attempt of the job that it belongs to.
+        first: True for the job's process 0, which writes the output that a job writes once.
+        pipe: Pipe of its beats.
+        silent: True once the other end of the pipe is closed.
     """
 
     def __init__(
@@ -43,16 +44,17 @@ class WorkerProcess:
         lifeline: int,
         spare: StandbyProcess | None = None,
     ):
-        """
+        """Start a worker.
+
         Args:
-            command: What the worker runs.
-            spare: Becomes the worker, in the place of a new process, where it takes this command.
+            command: The worker's command.
+            spare: Becomes the worker, in place of a new process, if it accepts this command.
         """
         self.first, self.attempt, self._index = index == 0, attempt, index
         self._log, self._stacks = log_path(folder, index), stacks_path(folder, index, attempt)
         self.silent, self._partial = False, b""
         self.without_log = self._begin_log()
-        # A full or read-only disk of logs ends no training: what the worker says is lost then.
+        # A full or read-only disk of logs does not end training: the worker's output is lost then.
         with open(os.devnull if self.without_log else self._log, "ab", buffering=0) as log:
             self._shown = log.tell()
             said = Path(os.devnull) if self.without_log else self._log
@@ -68,7 +70,7 @@ class WorkerProcess:
             self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _begin_log(self) -> str:
-        """Make the worker's log, and begin a part of it; why there is none, or nothing."""
+        """Create the worker's log, and begin a section of it; return the reason if that fails, else ""."""
         self._seen = 0
         try:
             for path in (self._log, self._stacks):
@@ -77,13 +79,15 @@ class WorkerProcess:
                 self._seen = log.tell()
                 log.write(f"== attempt {self.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         except OSError as error:
-            return f"{self._log} can't be written: {error.strerror or error}; what process {self._index} says is lost"
+            return (
+                f"{self._log} can't be written: {error.strerror or error}; the output of process {self._index} is lost"
+            )
         return ""
 
     def _started(
         self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], lifeline: int
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """A new process, and where its beats come from."""
+        """Return a new process, and the pipe of its beats."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         own = {
@@ -116,16 +120,16 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> list[int]:
-        """What is readable when there is something new."""
+        """Return the descriptors that become readable when there is something new."""
         return [self.pipe] + ([] if self._descriptor is None else [self._descriptor])
 
     @property
     def needs_polling(self) -> bool:
-        """Whether its end has to be looked for, since the system does not tell it."""
+        """Return True if its end has to be polled, since the system does not signal it."""
         return self._descriptor is None
 
     def read_heartbeats(self) -> list[dict[str, Any]]:
-        """What the worker has told since the last call."""
+        """Return the worker's messages since the last call."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.pipe, 1 << 16):
                 self._partial += data
@@ -139,36 +143,36 @@ class WorkerProcess:
         return [each for each in found if isinstance(each, dict)]
 
     def read_new_lines(self, *, all_of_them: bool = False) -> list[str]:
-        """What it has written since the last call: whole lines."""
+        """Return the complete lines that it has written since the last call."""
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._shown)
                 data = file.read(MAX_LINES_BYTES)
         except OSError:
             return []  # a cleaning script has removed it
-        # A progress bar ends its lines with a carriage return; what is longer than all that is read is cut.
+        # A progress bar ends its lines with a carriage return; a line longer than the limit is split.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         whole = data if all_of_them or (not end and len(data) == MAX_LINES_BYTES) else data[:end]
         self._shown += len(whole)
-        # Of a line that was written over and over, what a terminal would show at its end.
+        # Of a line that was overwritten repeatedly, the text that a terminal would finally show.
         lines = whole.decode(errors="replace").replace("\r\n", "\n").split("\n")
         lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
         return lines if lines[-1] else lines[:-1]
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; it is not waited for."""
+        """Return True if the process has ended, without reaping it."""
         if sys.platform == "linux":
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return found is not None
         return self._process.poll() is not None
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the worker alone: what it started is its own matter."""
+        """Signal the worker alone, not the processes that it started."""
         if not self.has_ended():
             os.kill(self.pid, number)
 
     def request_stacks(self) -> None:
-        """Have it write the stacks of all its threads."""
+        """Make it write the stacks of all its threads."""
         try:
             self._stacks_seen = self._stacks.stat().st_size
         except OSError:
@@ -176,7 +180,7 @@ class WorkerProcess:
         self.signal(signal.SIGQUIT)
 
     def read_stacks(self) -> str:
-        """What it has written of them since; empty where it can't, or has never guarded itself."""
+        """Return the stacks written since; empty if it can't write them, or has not installed the handler."""
         try:
             with open(self._stacks, "rb") as file:
                 file.seek(self._stacks_seen)
@@ -185,25 +189,27 @@ class WorkerProcess:
             return ""
 
     def kill(self) -> None:
-        """Kill -9 the worker and all that is in its group."""
+        """Kill the worker and all of its process group with SIGKILL."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait until the process has ended; it stays to be read with `close`."""
+        """Wait until the process has ended; it remains to be reaped with `close`."""
         while not self.has_ended():
             time.sleep(0.01)
 
     def close(self) -> dict[str, Any]:
-        """The end of an ended process: its exit code (negative: a signal), its last lines, whether memory was the reason.
+        """Reap an ended process; return its exit code (negative: a signal), its last lines, and whether
+        memory was the reason.
 
-        What it had started is ended too.
+        Its child processes are ended too.
         """
         self.kill()
         code = self._process.wait()
         for descriptor in self.descriptors:
             os.close(descriptor)
-        # Nobody asked for its stacks: a job that is restarted often would leave a file of each process each time.
+        # Remove an empty file of stacks: a job that is restarted often would otherwise leave one per process
+        # and start.
         with contextlib.suppress(OSError):
             if not self._stacks.stat().st_size:
                 self._stacks.unlink()
@@ -225,17 +231,18 @@ class WorkerProcess:
 
 
 def log_path(folder: Path, index: int) -> Path:
-    """Where a process's output goes, of all attempts."""
+    """Return the path of a process's output, for all attempts."""
     return folder / "logs" / f"process_{index:04d}.log"
 
 
 def stacks_path(folder: Path, index: int, attempt: int) -> Path:
-    """Where a process writes its stacks."""
+    """Return the path of a process's stacks."""
     return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
 
 
 def _kills_of_memory() -> int:
-    """How often the kernel has killed a process for want of memory, since it started; 0 where it does not tell."""
+    """Return how often the kernel has killed a process because it was out of memory, since boot; 0 if
+    unknown."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
     return 0

@@ -1,4 +1,5 @@
-"""Sick but alive: the supervisor compares what processes measure while they train, and says which host or link is slow."""
+"""Detection of degraded hosts and links: the supervisor compares the processes' measurements during training,
+and names slow ones."""
 
 import dataclasses
 import time
@@ -15,14 +16,14 @@ from .slow_links import FLAPPING, SLOW, CollectiveTimes, SlowGroup, SlowLinks
 from .slow_links import LinkChange as LinkChange
 
 HELD_PROBES = 4
-"""A probe of which a process's figures have not come by so many later ones is given up: a full pipe takes no line."""
+"""Number of later probes after which an incomplete probe is dropped: a full pipe loses lines."""
 
 
 class StragglerMonitor:
-    """Follows the probes of a job.
+    """Monitor of the probes of a job.
 
     Args:
-        say: Takes what a person should know.
+        say: Called with messages for the user.
     """
 
     def __init__(self, job: Job, roster: NodePool, record: JobFolder, say: Callable[[str], None]):
@@ -35,11 +36,11 @@ class StragglerMonitor:
         self._standing: dict[Any, str] = {}
 
     def describe_slow(self, attempt: JobAttempt | None) -> list[str]:
-        """What is slow now, for the job's status."""
+        """Return the currently slow hosts and links, for the job's status."""
         return list(self._standing.values()) if attempt is self._attempt else []
 
     def record_heartbeat(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
-        """Take in what a process told; with the last one's figures of a probe they are compared."""
+        """Process a worker's message; once a probe is complete, its measurements are compared."""
         facts = beat.get("facts")
         probe = facts.get("probe") if isinstance(facts, dict) else None
         if not isinstance(probe, dict) or not isinstance(number := probe.get("number"), int):
@@ -59,7 +60,7 @@ class StragglerMonitor:
         for links in self._links.values():
             links.begin()
 
-    # Hosts.
+    # Hosts
 
     def _hosts_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
         if self._job.policy.stragglers is Stragglers.IGNORE:
@@ -82,7 +83,7 @@ class StragglerMonitor:
             self._take_out(change.host, message)
 
     def _unit(self, worker: AttemptWorker) -> int:
-        """What is compared: nodes, or the processes of a single one."""
+        """Return the unit that is compared: the node, or the process of a job with one node."""
         return worker.node if self._job.nodes > 1 else worker.process
 
     def _name(self, attempt: JobAttempt, unit: int) -> str:
@@ -96,7 +97,7 @@ class StragglerMonitor:
         return f"; `panax cordon {self._job.folder} {unit}` continues without it"
 
     def _take_out(self, node: int, why: str) -> None:
-        """Go on without a slow node, where the policy says so and the job can: one at a time."""
+        """Continue without a slow node, if the policy requests it and the job can: one at a time."""
         if self._job.policy.stragglers is not Stragglers.CORDON or self._job.nodes == 1 or self._taken_out:
             return
         if not self._roster.can_spare(node):
@@ -112,7 +113,7 @@ class StragglerMonitor:
             return
         self._taken_out = True
 
-    # Links.
+    # Links
 
     def _links_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
         nodes = tuple(worker.node for worker in attempt.workers)
@@ -133,9 +134,7 @@ class StragglerMonitor:
         hosts = ", ".join(dict.fromkeys(attempt.workers[process].host for process in link.group))
         now, usual = format_rate(sent / link.seconds), format_rate(sent / link.baseline)
         before = f"{usual} {_source(link.axis, profile)}"
-        took = (
-            f"an {kind} over it carries {now}, where it carried {before} ({_ms(link.seconds)} and {_ms(link.baseline)})"
-        )
+        took = f"an {kind} over it carries {now}, down from {before} ({_ms(link.seconds)} and {_ms(link.baseline)})"
         if change.what == SLOW:
             often = f", for the {_ordinal(link.times)} time" if link.times > 1 else ""
             message = f"mesh axis {link.axis} is slow between {hosts}{often}: {took}{self._suspects(attempt, link)}"
@@ -143,8 +142,8 @@ class StragglerMonitor:
             self._tell(attempt, step, "slow link", message)
         elif change.what == FLAPPING:
             message = (
-                f"mesh axis {link.axis} between {hosts} is slow now and then, {link.times} times in the last probes: "
-                f"{took}{self._suspects(attempt, link)}"
+                f"mesh axis {link.axis} between {hosts} is slow intermittently, {link.times} times in the last "
+                f"probes: {took}{self._suspects(attempt, link)}"
             )
             self._tell(attempt, step, "flapping link", message)
         else:
@@ -158,7 +157,7 @@ class StragglerMonitor:
         workers = [attempt.workers[process] for process in link.suspects]
         names = [f"{worker.host} (process {worker.process})" for worker in workers]
         if len(names) == 1:
-            return f". It is {names[0]}: what it sends or receives is slow to every neighbour that was tried"
+            return f". It is {names[0]}: its traffic is slow to every neighbour that was tried"
         return f". It is the link between {' and '.join(names)}" if names else ""
 
     def _tell(self, attempt: JobAttempt, step: int, kind: str, message: str, unit: int | None = None) -> None:
@@ -167,7 +166,7 @@ class StragglerMonitor:
 
 
 def _profile(attempt: JobAttempt) -> Mapping[str, Any]:
-    """What a check before the run had measured, as process 0 told it; empty without one."""
+    """Return the result of a check before the run, as reported by process 0; empty without one."""
     profile = attempt.workers[0].facts.get("profile")
     return profile if isinstance(profile, dict) else {}
 
@@ -185,7 +184,7 @@ def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> Hos
 
 
 def _slowest(of_host: list[HostProbe]) -> HostProbe:
-    """One host's figures: of its slowest process each."""
+    """Return one host's measurements: the slowest of its processes for each."""
     by_work, by_matrix = max(of_host, key=lambda one: one.host), max(of_host, key=lambda one: one.matrix)
     return dataclasses.replace(by_work, matrix=by_matrix.matrix, could=by_matrix.could)
 
@@ -208,7 +207,7 @@ def _source(axis: str, profile: Mapping[str, Any]) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Bytes a second in the unit that fits.
+    """Format bytes per second in a suitable unit.
 
     >>> format_rate(2.5e6), format_rate(45e9)
     ('2.5 MB/s', '45 GB/s')
@@ -224,7 +223,8 @@ def _ms(seconds: float) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """
+    """Format an ordinal number.
+
     >>> [_ordinal(number) for number in (2, 3, 11, 22)]
     ['2nd', '3rd', '11th', '22nd']
     """

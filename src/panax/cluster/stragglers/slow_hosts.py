@@ -1,7 +1,8 @@
-"""Which host slows a job down, from what each measured of itself at the same steps: plain functions and counts.
+"""Detection of slow hosts, from each host's measurements at the same steps: plain functions and counts.
 
-Each host is compared with the median of the others, so that hosts that are all slow name nobody. With two hosts there is no
-majority: each is compared with what it did itself, in a check before the run or at the run's first probes.
+Each host is compared with the median of the others, so that uniformly slow hosts name none. With two hosts
+there is no majority: each is compared with its own earlier speed, in a check before the run or at the run's
+first probes.
 """
 
 import dataclasses
@@ -9,29 +10,32 @@ import statistics
 from collections.abc import Mapping
 
 SLOW_SECONDS = 20.0
-"""For so long a host is slow until it is named: another program that comes and goes is no fault."""
+"""Time for which a host must be slow until it is named: another program that comes and goes is not a
+fault."""
 
 MAX_PROBES = 100
-"""Probes that are kept."""
+"""Maximum number of stored probes."""
 
 BASELINE_PROBES = 3
-"""With two hosts and no check before the run, the median of so many first probes is what a host can do."""
+"""Number of first probes: with two hosts and no check before the run, their median is a host's normal
+speed."""
 
 MAX_DEVICE_WAIT = 0.25
-"""A host that waits for its devices for more than this share of a step does not hold the others up by its own work."""
+"""Share of a step: a host that waits longer for its devices does not delay the others by its own work."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostProbe:
-    """What one host told at one probe; of several processes the slowest.
+    """One host's measurements at one probe; the slowest of its processes.
 
     Attributes:
-        matrix: Seconds of a matrix multiplication on its own devices, while they were idle.
-        host: Seconds of a step that it spent on its own: waiting for data, hooks, the loop's work.
-        part: The largest part of that, in words.
+        matrix: Seconds of a matrix multiplication on its idle devices.
+        host: Seconds of a step for host work: waiting for data, hooks, the loop's work.
+        part: Name of the largest part of that.
         device_wait: Seconds of a step that it waited for its devices, which may wait for others.
         step: Seconds of a step.
-        could: Seconds of the multiplication by a check before the run, up to a factor that all hosts share; None without one.
+        could: Seconds of the multiplication by a check before the run, up to a factor that all hosts share;
+            None without one.
     """
 
     matrix: float
@@ -44,11 +48,11 @@ class HostProbe:
 
 @dataclasses.dataclass(frozen=True)
 class Slowness:
-    """How slow a host is beside the others.
+    """Slowness of a host compared to the others.
 
     Attributes:
-        ratio: Of what it takes to what the others take.
-        said: The figures, for a person.
+        ratio: Ratio of its time to the others'.
+        description: The measurements as text for users.
     """
 
     ratio: float
@@ -56,10 +60,10 @@ class Slowness:
 
 
 def measure_slowness(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
-    """How slow each host is beside the others; empty for one host.
+    """Compute the slowness of each host compared to the others; empty for one host.
 
     Args:
-        early: With two hosts, what the multiplication took each of them at first.
+        early: With two hosts, the initial time of the multiplication on each.
 
     >>> probe = {0: HostProbe(0.010), 1: HostProbe(0.010), 2: HostProbe(0.030)}
     >>> {host: round(slow.ratio, 1) for host, slow in measure_slowness(probe, {}).items()}
@@ -87,13 +91,14 @@ def _matrix(host: int, found: Mapping[int, HostProbe], early: Mapping[int, float
     before = "a check before the run" if by_check else "its first probes"
     return Slowness(
         ratio,
-        f"its matrix multiplications take {_ms(mine)}, those of the other host {_ms(found[other].matrix)}: beside {before} it "
-        f"has become {ratio:.1f} times as slow as the other one",
+        f"its matrix multiplications take {_ms(mine)}, those of the other host {_ms(found[other].matrix)}: compared "
+        f"with {before}, it has become {ratio:.1f} times as slow as the other one",
     )
 
 
 def _own(host: int, found: Mapping[int, HostProbe]) -> Slowness:
-    """How many times as long a step takes as it would if this host's own work took what the others' takes."""
+    """Compute a step's time relative to the time it would take if this host's own work took as long as the
+    others'."""
     mine = found[host]
     usual = statistics.median(found[other].host for other in found if other != host)
     excess = mine.host - usual
@@ -116,17 +121,18 @@ class HostChange:
 
 
 class SlowHosts:
-    """Follows the hosts of a job from probe to probe.
+    """Tracker of the hosts of a job from probe to probe.
 
     Attributes:
-        slow: Host to how slow it is, of those that are named now.
+        slow: Host to its slowness, for the hosts currently named.
     """
 
     def __init__(self, factor: float = 1.5, row: int = 3):
-        """
+        """Track hosts.
+
         Args:
-            factor: A host is slow if it takes so many times what the others take.
-            row: In so many probes, one after the other, until it is named, and until it counts as well again.
+            factor: A host is slow if it takes this many times as long as the others.
+            row: Number of consecutive probes until it is named, and until it counts as well again.
         """
         self._factor, self._row = factor, row
         self._early: dict[int, list[float]] = {}
@@ -135,14 +141,15 @@ class SlowHosts:
         self.slow: dict[int, Slowness] = {}
 
     def begin(self) -> None:
-        """The job has started again, perhaps on other hosts: what was counted in a row is counted from the beginning."""
+        """Reset the counts of consecutive probes: the job has started again, perhaps on other hosts."""
         self._turning, self._last, self.slow = {}, [], {}
 
     def add(self, found: Mapping[int, HostProbe], now: float) -> list[HostChange]:
-        """Take in a probe of all hosts; who has become slow with it, the slowest first, or is well again.
+        """Process a probe of all hosts; return those that have become slow, the slowest first, or are well
+        again.
 
         Args:
-            now: By a clock that never goes back, in seconds.
+            now: Time of a monotonic clock, in seconds.
         """
         for host, measured in found.items():
             early = self._early.setdefault(host, [])
@@ -173,7 +180,8 @@ class SlowHosts:
         return sorted(changes, key=lambda change: -change.slowness.ratio)
 
     def _fastest(self, count: int, found: Mapping[int, HostProbe]) -> dict[int, HostProbe]:
-        """The newest probe, with the fastest multiplication of so many last ones: noise is not alike in all of them."""
+        """Return the newest probe, with the fastest multiplication of the last `count` probes: noise differs
+        between them."""
         last = [each for each in self._last[-count:] if each.keys() == found.keys()]
         return {
             host: dataclasses.replace(one, matrix=min(each[host].matrix for each in last))
@@ -182,7 +190,7 @@ class SlowHosts:
 
 
 def _ms(seconds: float) -> str:
-    """Seconds in the unit that fits.
+    """Format seconds in a suitable unit.
 
     >>> _ms(0.0042), _ms(2.5)
     ('4.2 ms', '2.5 s')

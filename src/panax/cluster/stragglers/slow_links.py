@@ -1,8 +1,9 @@
-"""Which link slows a job down, from the collectives that its processes timed at the same steps: plain functions and counts.
+"""Detection of slow links, from the collectives that a job's processes timed at the same steps: plain
+functions and counts.
 
-Each mesh axis is compared with what a check of these hosts measured before the run, or with the run's own first probes. All
-processes of a group see a slow collective; the single host is told by messages to neighbours, or as the one that slow groups of
-several axes share.
+Each mesh axis is compared with the result of a check of these hosts before the run, or with the run's first
+probes. All processes of a group see a slow collective; a single host is identified by messages to neighbors,
+or as the one shared by slow groups of several axes.
 """
 
 import dataclasses
@@ -12,24 +13,25 @@ from collections.abc import Collection, Mapping, Sequence
 
 SLOW_FACTORS = {"cpu": 4.0}
 SLOW_FACTOR = 2.0
-"""A collective is slow if it takes so many times what it took; between processes on CPUs, which may wait for a core, more."""
+"""A collective is slow if it takes this many times as long as usual; more between processes on CPUs, which
+may wait for a core."""
 
 SLOW_SECONDS = {"cpu": 15e-3}
 _SECONDS = 2e-4
-"""And so much longer: a few time slices of a busy core. Healthy collectives of four processes on two cores that others used too
-were within 8 ms."""
+"""And this much longer, in seconds: a few time slices of a busy core. Healthy collectives of four processes
+on two cores that were also used by others were within 8 ms."""
 
 CONSECUTIVE_PROBES = 2
-"""In so many probes, one after the other, until it is named, and until it counts as well again."""
+"""Number of consecutive probes until a link is named, and until it counts as well again."""
 
 BASELINE_PROBES = 3
-"""Without a check before the run, the median of so many first probes is what a collective takes."""
+"""Number of first probes: without a check before the run, their median is the usual time of a collective."""
 
 SAME_HOST_FACTOR = 5.0
 """Slow links of one host are within this factor of each other."""
 
 FLAPS, OF = 3, 10
-"""A link that is slow in so many of so many probes flaps, though never twice in a row."""
+"""A link that is slow in `FLAPS` of `OF` probes flaps, even if never twice in a row."""
 
 AxisName = str
 Group = tuple[int, ...]
@@ -38,12 +40,12 @@ Group = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:
-    """What one process told at one probe.
+    """One process's measurements at one probe.
 
     Attributes:
         axes: Mesh axis to the seconds of a collective over it.
         groups: Mesh axis to the processes of its group.
-        links: Process to the seconds of a message to it; empty where no link was measured.
+        links: Process to the seconds of a message to it; empty if no link was measured.
     """
 
     axes: Mapping[AxisName, float]
@@ -53,13 +55,13 @@ class CollectiveTimes:
 
 @dataclasses.dataclass(frozen=True)
 class SlowGroup:
-    """A group of processes whose collectives over a mesh axis are slow, or have been.
+    """A group of processes with slow collectives over a mesh axis, now or before.
 
     Attributes:
-        seconds: What a collective takes now.
-        usual: What it took.
-        suspects: The processes that are at fault, as far as that is known; two are the ends of one link.
-        times: How often it has become slow so far.
+        seconds: Current time of a collective.
+        baseline: Its usual time.
+        suspects: The processes at fault, as far as known; two are the ends of one link.
+        times: Number of times it has become slow so far.
     """
 
     axis: str
@@ -72,7 +74,7 @@ class SlowGroup:
 
 @dataclasses.dataclass(frozen=True)
 class LinkChange:
-    """A group that has become slow, is as it was again, or flaps."""
+    """A group that has become slow, is back to normal, or flaps."""
 
     what: str
     link: SlowGroup
@@ -82,14 +84,15 @@ SLOW, WELL, FLAPPING = "slow", "well", "flapping"
 
 
 class SlowLinks:
-    """Follows the groups of a job from probe to probe.
+    """Tracker of the groups of a job from probe to probe.
 
     Attributes:
-        slow: (mesh axis, group) to how it is, of those that are named now.
+        slow: (mesh axis, group) to its state, for the groups currently named.
     """
 
     def __init__(self, platform: str = "cpu", expected: Mapping[str, float] | None = None):
-        """
+        """Track groups.
+
         Args:
             expected: Mesh axis to the seconds of its collective by a check before the run.
         """
@@ -102,11 +105,12 @@ class SlowLinks:
         self.slow: dict[tuple[str, Group], SlowGroup] = {}
 
     def begin(self) -> None:
-        """The job has started again: what was counted in a row is counted from the beginning."""
+        """Reset the counts of consecutive probes: the job has started again."""
         self._recent, self._flapping, self.slow = {}, set(), {}
 
     def add(self, found: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
-        """Take in a probe of all processes; which group has become slow with it, is well again, or flaps."""
+        """Process a probe of all processes; return the groups that have become slow, are well again, or
+        flap."""
         timed = slowest_by_group(found)
         changes: list[LinkChange] = []
         slow_now = {key for key, seconds in timed.items() if self._is_slow(key, seconds)}
@@ -153,9 +157,10 @@ class SlowLinks:
 
 
 def slowest_by_group(found: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Group], float]:
-    """What a collective took each group of each axis: as its slowest process saw it.
+    """Return the time of a collective for each group of each axis, as measured by its slowest process.
 
-    >>> slowest_by_group({0: CollectiveTimes({"fsdp": 0.1}, {"fsdp": (0, 1)}), 1: CollectiveTimes({"fsdp": 0.2}, {"fsdp": (0, 1)})})
+    >>> first, second = (CollectiveTimes({"fsdp": seconds}, {"fsdp": (0, 1)}) for seconds in (0.1, 0.2))
+    >>> slowest_by_group({0: first, 1: second})
     {('fsdp', (0, 1)): 0.2}
     """
     timed: dict[tuple[str, Group], float] = {}
@@ -173,12 +178,12 @@ def find_suspects(
     factor: float = SLOW_FACTOR,
     least: float = 0.0,
 ) -> tuple[int, ...]:
-    """The process of a slow group that is at fault, or the two ends of a link; empty where that can't be told.
+    """Find the process of a slow group that is at fault, or the two ends of a link; empty if unclear.
 
     Args:
-        slow_groups: All groups that are slow, of any axis.
-        factor: A message is slow if it takes so many times what others take,
-        least: and so many seconds more.
+        slow_groups: All slow groups, of any axis.
+        factor: A message is slow if it takes this many times as long as others,
+        least: and this many seconds longer.
 
     >>> ring = {0: {1: 0.01}, 1: {0: 0.01, 2: 0.01}, 2: {1: 0.3, 3: 0.3}, 3: {2: 0.01}}
     >>> find_suspects((0, 1, 2, 3), {process: CollectiveTimes({}, {}, links) for process, links in ring.items()})
@@ -188,7 +193,7 @@ def find_suspects(
     slow = _slow(links, factor, least)
     inside = {link for link in slow if link[0] in group and link[1] in group}
     if inside:
-        # Messages of several axes tell together.
+        # Messages of several axes are evaluated together.
         for side in (0, 1):
             for process in sorted({link[side] for link in inside}):
                 own = [link for link in links if link[side] == process]
@@ -202,15 +207,15 @@ def find_suspects(
 def _slow(links: Mapping[tuple[int, int], float], factor: float, least: float) -> Collection[tuple[int, int]]:
     if len(links) < 2:
         return []
-    # As in `panax check`: with three hosts, one that is slow makes four of six links slow.
+    # As in `panax check`: with three hosts, one slow host makes four of six links slow.
     usual = sorted(links.values())[len(links) // 4]
-    # Beside one that takes a hundred times as long, one that takes five times waited for a core.
+    # Next to a link that takes a hundred times as long, one that takes five times as long waited for a core.
     limit = max(factor * usual, usual + least, max(links.values()) / SAME_HOST_FACTOR)
     return {link for link, seconds in links.items() if seconds > limit}
 
 
 def _row(recent: Sequence[bool]) -> int:
-    """How many of the last ones are alike."""
+    """Count the last entries that are alike."""
     count = 0
     for each in reversed(recent):
         if each is not recent[-1]:
@@ -220,6 +225,6 @@ def _row(recent: Sequence[bool]) -> int:
 
 
 def _turns(recent: Sequence[bool]) -> int:
-    """How often it became slow."""
+    """Count how often it became slow."""
     found = list(recent)
     return sum(now and not before for before, now in zip([False, *found], found))

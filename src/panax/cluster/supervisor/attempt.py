@@ -1,4 +1,5 @@
-"""One start of a job's processes, as the supervisor sees it: each worker's phase, step and end, and how long each phase took."""
+"""One attempt of a job's processes, as seen by the supervisor: each worker's phase, step and end, and the
+time of each phase."""
 
 import dataclasses
 import math
@@ -11,35 +12,35 @@ from .collective_facts import CollectiveFacts
 from .diagnosis import Diagnosis, WorkerExit, diagnose_hang
 
 PHASES = ("start", "join", "prepare", "restore", "compile", "steps")
-"""On the way to the first step, in their order; a worker may leave some out."""
+"""Phases before the first step, in order; a worker may skip some."""
 
 
 HIDDEN_FACTS = ("address", "collectives", "groups", "profile")
-"""Facts that explain other ones, and say nothing of how a process is."""
+"""Facts that explain others, and are not part of a process's status."""
 
 
 def read_number(found: Mapping[str, Any], name: str, otherwise: float) -> float:
-    """A finite number that somebody told under a name; another one where it is something else."""
+    """Return a finite number from a message's field; `advice` if it is missing or invalid."""
     value = found.get(name)
     usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if usable else otherwise  # pyright: ignore[reportArgumentType]
 
 
 def read_exit_code(error: Mapping[str, Any]) -> int:
-    """The exit code that a worker told with its error; 0 where it told none that a process can have."""
+    """Return the exit code that a worker sent with its error; 0 if it sent none that a process can have."""
     code = error.get("exit_code")
     return code if type(code) is int and 0 < code < 256 else 0
 
 
 @dataclasses.dataclass
 class AttemptWorker:
-    """A worker process.
+    """State of a worker process.
 
     Attributes:
-        step: The last one that it told; -1 before the first.
-        saved: The last one of which it began to keep a checkpoint; -1 before the first.
-        moved: When it last made progress, by the supervisor's monotonic clock.
-        entered: Phase to when it was entered first, in seconds since the epoch by the worker's clock.
+        step: The last reported step; -1 before the first.
+        saved: The last step with a checkpoint that it has begun; -1 before the first.
+        last_progress: Time of its last progress, by the supervisor's monotonic clock.
+        phase_times: Phase to the time of its first entry, in seconds since the epoch by the worker's clock.
     """
 
     process: int
@@ -57,7 +58,7 @@ class AttemptWorker:
     ended: WorkerExit | None = None
 
     def update(self, beat: Mapping[str, Any], now: float) -> None:
-        """Take in what it told."""
+        """Process a message of the worker."""
         self.last_progress = now
         if isinstance(phase := beat.get("phase"), str):
             self.phase = phase
@@ -76,7 +77,7 @@ class AttemptWorker:
             self.error, self.error_at = error, now
 
     def to_status(self, now: float) -> dict[str, Any]:
-        """For the job's status."""
+        """Return its entry in the job's status."""
         ended = None if self.ended is None else self.ended.code
         return {
             "process": self.process,
@@ -93,12 +94,12 @@ class AttemptWorker:
 
 @dataclasses.dataclass
 class JobAttempt:
-    """The job's processes, started once.
+    """One start of the job's processes.
 
     Attributes:
-        began: When they were told to start, in seconds since the epoch.
-        values: What the first process told of the last step it reported.
-        saved_until: The last time at which a process was writing a checkpoint.
+        started_at: Time of the start command, in seconds since the epoch.
+        values: Values of the last step that the first process reported.
+        saved_until: Last time at which a process was writing a checkpoint.
     """
 
     number: int
@@ -109,7 +110,7 @@ class JobAttempt:
     saved_until: float = -math.inf
 
     def update(self, process: int, beat: Mapping[str, Any], now: float) -> None:
-        """Take in what a worker told."""
+        """Process a message of a worker."""
         if not 0 <= process < len(self.workers):
             return
         self.workers[process].update(beat, now)
@@ -119,7 +120,7 @@ class JobAttempt:
             self.first_step = self.step
 
     def record_end(self, end: Mapping[str, Any], host: str) -> None:
-        """Take in a worker's end, as its agent told it."""
+        """Record a worker's end, as reported by its agent."""
         worker = self.workers[int(end["process"])]
         worker.ended = WorkerExit(
             worker.process,
@@ -132,24 +133,25 @@ class JobAttempt:
         )
 
     def record_lost_node(self, node: int, host: str) -> None:
-        """Take in that a node has gone with its workers."""
+        """Record that a node has gone with its workers."""
         for worker in self.workers:
             if worker.node == node and worker.ended is None:
                 worker.ended = WorkerExit(worker.process, host, None, time.time(), worker.error)
 
     @property
     def step(self) -> int:
-        """The step that all processes have taken; -1 before."""
+        """Return the last step completed by all processes; -1 before the first."""
         return min(worker.step for worker in self.workers)
 
     @property
     def saved(self) -> int:
-        """The last step of which all processes keep a checkpoint; -1 before."""
+        """Return the last step with a checkpoint of all processes; -1 before the first."""
         return min(worker.saved for worker in self.workers)
 
     @property
     def has_nothing_new(self) -> bool:
-        """Whether every process has told what it does, and none a step: nothing is there that no checkpoint has."""
+        """Return True if every process has reported a phase, but no step: there is no progress beyond the
+        checkpoints."""
         return all(worker.phase_times and worker.step < 0 for worker in self.workers)
 
     @property
@@ -161,7 +163,7 @@ class JobAttempt:
         return any(worker.ended is None for worker in self.workers)
 
     def give_up_on_failed(self, now: float) -> None:
-        """Count a worker as ended that has told the error that ends it, and is still there a while later.
+        """Count a worker as ended if it reported a fatal error and is still alive a while later.
 
         At its exit JAX may wait for the other processes, which wait for it.
         """
@@ -171,21 +173,23 @@ class JobAttempt:
                 worker.ended = WorkerExit(worker.process, worker.host, code, time.time() - EXIT_SECONDS, worker.error)
 
     def has_failed(self) -> bool:
-        """Whether a process has ended that should not have: stopping after a save is no failure."""
+        """Return True if a process has failed: stopping after a save is not a failure."""
         return any(end.code not in (0, *SAVED_EXIT_CODES) for end in self.ends)
 
     def find_stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
-        """The worker that has come least far, where none makes progress any more; None while the job moves."""
+        """Return the worker with the least progress if none makes progress any more; None while the job
+        moves."""
 
         def limit(worker: AttemptWorker) -> float:
-            # A run that goes back to a checkpoint restores it after its first steps; a checked step may compile later too.
+            # A run that returns to a checkpoint restores it after its first steps; a checked step may also
+            # compile later.
             starts = self.step < 0 or worker.phase in ("restore", "compile")
             if worker.phase == "save":
-                # It tells each file that it has written; one of them may take long.
+                # It reports each file that it has written; one of them may take long.
                 return max(policy.stall_seconds, policy.save_seconds)
             return policy.start_seconds if starts else policy.stall_seconds
 
-        # A worker that has ended while another does not is one that the other waits for.
+        # A worker that has ended while others have not is one that they wait for.
         alive = [worker for worker in self.workers if worker.ended is None]
         if any(worker.phase == "save" and now - worker.last_progress <= limit(worker) for worker in alive):
             # The others wait for it; their waiting time does not count as a stall afterwards.
@@ -200,38 +204,39 @@ class JobAttempt:
         return min(hung, key=lambda worker: (worker.step, worker.last_progress)) if hung else None
 
     def is_saving(self, now: float, policy: RestartPolicy) -> bool:
-        """Whether a process is writing a checkpoint, and has written some of it within the time for a save."""
+        """Return True if a process is writing a checkpoint, and has made progress within the time for a
+        save."""
         return any(
             worker.ended is None and worker.phase == "save" and now - worker.last_progress <= policy.save_seconds
             for worker in self.workers
         )
 
     def extend_deadlines(self, seconds: float) -> None:
-        """Count time in which nobody listened as none in which workers were silent."""
+        """Exclude a time without a listening supervisor from the time that workers were silent."""
         self.saved_until += seconds
         for worker in self.workers:
             worker.last_progress += seconds
             worker.error_at += seconds
 
     def diagnose_hang(self, worker: AttemptWorker, now: float, stacks: Mapping[int, str]) -> Diagnosis:
-        """Why there is no progress."""
+        """Diagnose why there is no progress."""
         return diagnose_hang(
             worker.process, worker.host, now - worker.last_progress, worker.phase, stacks, (), self.collectives
         )
 
     @property
     def collectives(self) -> CollectiveFacts:
-        """Those of the step, as processes have told them."""
+        """Return the step's collectives, as reported by the processes."""
         return CollectiveFacts.of(self.workers)
 
     def phase_time(self, phase: str) -> float | None:
-        """When the last of all processes had entered a phase; None before."""
+        """Return the time when the last of all processes entered a phase; None before."""
         times = [worker.phase_times.get(phase) for worker in self.workers]
         found = [each for each in times if each is not None]
         return max(found) if len(found) == len(times) else None
 
     def to_status(self, now: float) -> dict[str, Any]:
-        """For the job's status."""
+        """Return the attempt's part of the job's status."""
         return {
             "attempt": self.number,
             "step": self.step,
@@ -241,7 +246,7 @@ class JobAttempt:
         }
 
     def breakdown(self) -> dict[str, float]:
-        """Seconds of each phase on the way to the first step, until the last process had gone through it."""
+        """Return the seconds of each phase before the first step, until the last process completed it."""
         parts, before = {}, self.started_at
         names: Sequence[str] = [*PHASES[1:-1], "first step"]
         for name, following in zip(["import", *names[:-1]], names, strict=True):
@@ -253,10 +258,10 @@ class JobAttempt:
 
 
 INITIAL_STATUS: dict[str, Any] = {"attempt": 0, "step": -1, "values": {}, "breakdown": {}, "processes": []}
-"""What a job's status says before its first attempt."""
+"""A job's status before its first attempt."""
 
 EXIT_SECONDS = 2.0
-"""For a worker to end that has told its error."""
+"""Time for a worker to end after it has reported its error."""
 
 SAVED_EXIT_CODES = (129, 130, 138, 140, 143, 152)
 """Exit codes of a process that was asked to end, has saved, and has ended."""

@@ -1,4 +1,5 @@
-"""The collectives of a step as its processes tell them: which mesh axes they go over, and who meets whom in them."""
+"""Collectives of a step as reported by its processes: their mesh axes, and the processes that take part in
+them."""
 
 import dataclasses
 import re
@@ -6,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 MAX_NAMED = 8
-"""Processes or hosts of one message."""
+"""Maximum number of processes or hosts named in one message."""
 
 
 @runtime_checkable
 class FactReporter(Protocol):
-    """A process, and the facts that it has told."""
+    """A process, and the facts that it reported."""
 
     process: int
     host: str
@@ -20,13 +21,13 @@ class FactReporter(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveFacts:
-    """What is known of a job's collectives; empty where nobody has told.
+    """Known collectives of a job; empty if no process reported any.
 
     Attributes:
-        kinds: Each kind with the mesh axes that it goes over.
-        groups: Process to mesh axis to the processes that it meets over that axis, itself included.
+        kinds: Each kind with its mesh axes.
+        groups: Process to mesh axis to the members of its group along that axis, itself included.
         hosts: Process to its host.
-        addresses: Address to the only process there, in words.
+        addresses: Address to a description of the only process there.
     """
 
     kinds: Sequence[tuple[str, tuple[str, ...]]] = ()
@@ -36,7 +37,7 @@ class CollectiveFacts:
 
     @classmethod
     def of(cls, tellers: Sequence[FactReporter]) -> "CollectiveFacts":
-        """From the facts of a job's processes, of which the first tells the kinds."""
+        """Collect the facts of a job's processes; the first process reports the kinds."""
         told = tellers[0].facts.get("collectives") if tellers else None
         groups = {one.process: one.facts["groups"] for one in tellers if isinstance(one.facts.get("groups"), dict)}
         kinds = [(str(kind), tuple(map(str, axes))) for kind, axes in told or ()]
@@ -51,7 +52,7 @@ class CollectiveFacts:
         return cls(kinds, groups, {one.process: one.host for one in tellers}, addresses)
 
     def group(self, process: int, axes: Collection[str]) -> list[int]:
-        """The processes that a process meets in a collective over some axes, itself included."""
+        """Return the group of a process in a collective over some axes, itself included."""
         found, new = {process}, {process}
         while new:
             near = {each for one in new for axis in axes for each in self.groups.get(one, {}).get(axis, ())}
@@ -60,10 +61,10 @@ class CollectiveFacts:
         return sorted(found)
 
     def around(self, process: int, kind: str = "") -> list[str]:
-        """The collectives in which a process meets others, in words; by kinds over the same axes.
+        """Describe the collectives in which a process takes part with others, grouped by axes.
 
         Args:
-            kind: This kind alone; empty for all.
+            kind: Only this kind; empty for all.
         """
         kinds: dict[tuple[str, ...], list[str]] = {}
         for each, axes in self.kinds:
@@ -76,7 +77,7 @@ class CollectiveFacts:
         return said
 
     def waits(self, process: int, waiting: Collection[int]) -> str:
-        """That some processes wait for one, and in which collectives; empty where nobody has told.
+        """Describe which processes wait for a process, and in which collectives; empty if unknown.
 
         >>> met = {0: {"fsdp": [0, 1]}, 1: {"fsdp": [0, 1]}}
         >>> CollectiveFacts([("all-gather", ("fsdp",))], met, {0: "a", 1: "b"}).waits(1, [0])
@@ -90,7 +91,7 @@ class CollectiveFacts:
         return f"{who} for it in {', or '.join(said)}"
 
     def stands(self, process: int) -> str:
-        """Which collectives a process may stand in; empty where nobody has told."""
+        """Describe the collectives that a process may be blocked in; empty if unknown."""
         return ", or ".join(self.around(process))
 
 
@@ -105,10 +106,12 @@ _KINDS = {
 
 
 def parse_collective_kind(text: str) -> str:
-    """The kind of collective that a library's error names, where it names one.
+    """Return the kind of collective named in a library's error; empty if it names none.
 
-    >>> parse_collective_kind("Gloo AllGather failed: CollectiveTimes out waiting 30000ms"), parse_collective_kind("Connection reset by peer")
-    ('all-gather', '')
+    >>> parse_collective_kind("Gloo AllGather failed: Timed out waiting 30000ms")
+    'all-gather'
+    >>> parse_collective_kind("Connection reset by peer")
+    ''
     """
     found = [
         (match.start(), kind) for kind, words in _KINDS.items() if (match := re.search(words, text, re.IGNORECASE))
@@ -117,7 +120,7 @@ def parse_collective_kind(text: str) -> str:
 
 
 def parse_peers(text: str) -> list[str]:
-    """The addresses of the peers that a library's error names.
+    """Return the addresses of the peers named in a library's error.
 
     >>> parse_peers("Connection closed by peer [10.0.0.3]:41234"), parse_peers("Connect to 10.0.0.7<4471> failed")
     (['10.0.0.3'], ['10.0.0.7'])

@@ -1,4 +1,4 @@
-"""Why a job's processes ended: from their exit codes, the errors that they told, their last lines and their stacks."""
+"""Diagnosis of a job's end: from its processes' exit codes, reported errors, last lines and stacks."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ from .collective_facts import CollectiveFacts, parse_collective_kind, parse_peer
 
 
 class Cause(enum.Enum):
-    """The kinds of ends; the value is what a person reads."""
+    """Causes of a job's end; the value is the text for users."""
 
     USER = "user error"
     CHECK = "hardware check"
@@ -36,7 +36,7 @@ class Cause(enum.Enum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether the same job, started again, may well go on: what it is told to do is not at fault."""
+        """Return True if the same job may succeed when started again: its settings are not at fault."""
         return self not in (
             Cause.USER,
             Cause.CHECK,
@@ -50,34 +50,34 @@ class Cause(enum.Enum):
 
 
 LAYOUT_CAUSES = (Cause.USER, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
-"""Causes of which, before a first step on fewer nodes, the layout may be at fault."""
+"""Causes that may be due to the layout, if they occur before a first step on fewer nodes."""
 
 TERMINATION_CAUSES = (Cause.KILLED, Cause.LOST_HOST)
-"""Causes of which, in a job that is told to end, that may be the reason."""
+"""Causes that may be due to a stop request, in a job that was asked to end."""
 
 ADVICE = {
-    Cause.USER: "change what the message says, and launch again",
-    Cause.CHECK: "do what each finding says, or leave its host out, and launch again; --check=warn trains all the same",
-    Cause.DATA: "mend or leave out that data, and launch again",
+    Cause.USER: "correct it as the message describes, and launch again",
+    Cause.CHECK: "follow the advice of each finding, or remove its host, and launch again; --check=warn still trains",
+    Cause.DATA: "repair or remove that data, and launch again",
     Cause.NON_FINITE: "look at the curves before that step; a lower rate, clipping or other data may help",
     Cause.OUT_OF_MEMORY: "use more --step.micro-batches, --task.remat full, a smaller batch, or shard over more devices",
     Cause.HOST_MEMORY: "give the processes more memory, or start fewer on a host",
-    Cause.DEVICE: "look at the device's own log (dmesg, nvidia-smi -q), and leave the host out if it comes again",
-    Cause.STORE: "see that the checkpoints' place can be reached, may be written and has room",
-    Cause.LOST_HOST: "see the engine's own log for that host",
-    Cause.KILLED: "see who ended the process: a person, the engine, or the kernel (dmesg)",
+    Cause.DEVICE: "look at the device's own log (dmesg, nvidia-smi -q), and remove the host if it happens again",
+    Cause.STORE: "check that the checkpoint store can be reached, may be written and has room",
+    Cause.LOST_HOST: "check the engine's own log for that host",
+    Cause.KILLED: "find out who ended the process: a user, the engine, or the kernel (dmesg)",
     Cause.CRASHED: "the last lines and stacks are in its log; a wrong kernel or driver is likely",
-    Cause.HANG: "the stacks show where it stands",
-    Cause.COLLECTIVE: "all processes wait for each other: look for the one whose stacks differ, and at the network",
+    Cause.HANG: "the stacks show the calls in which it hangs",
+    Cause.COLLECTIVE: "all processes wait for each other: look for the one with different stacks, and at the network",
     Cause.MISMATCH: "a hook, a loader or other code of yours calls JAX over all devices in some processes alone, as under "
     "`if jax.process_index() == 0`: call it in every process, or on arrays of the host",
     Cause.STALLED_DATA: "the stacks show which source does not answer",
-    Cause.PEER: "see the network between the hosts",
-    Cause.MISSING: "see what the missing ones said, and that hosts reach each other; PANAX_JOIN_SECONDS gives them more time",
+    Cause.PEER: "check the network between the hosts",
+    Cause.MISSING: "check their logs, and that hosts reach each other; PANAX_JOIN_SECONDS gives them more time",
     Cause.CHANGED: "nothing: nodes have come back, or were taken out of the job",
-    Cause.EXCEPTION: "mend the program; `panax logs RUN` has the traceback's end, --traceback all of it",
+    Cause.EXCEPTION: "fix the program; `panax logs RUN` has the traceback's end, --traceback all of it",
 }
-"""What to do about each."""
+"""Advice for each cause."""
 
 _OF_KIND = {
     "CheckError": Cause.CHECK,
@@ -89,13 +89,13 @@ _OF_KIND = {
     "PanaxError": Cause.USER,
     "MemoryError": Cause.OUT_OF_MEMORY,
 }
-"""The types of errors that a worker tells, most special first."""
+"""Types of errors that a worker reports, most specific first."""
 
-DATA_WAIT_FILES = ("/panax/run/feed.py", "/panax/data/loader.py")
+DATA_WAIT_FILES = ("/panax/run/feed.py", "/panax/data/loading/prefetch.py")
 """Files in which the main thread waits for a batch."""
 
 _TRACES = ("/jax/_src/interpreters/partial_eval.py", "/jax/_src/interpreters/mlir.py")
-"""Files of jax in which a program is traced and lowered: nobody is waited for there."""
+"""Files of jax that trace and lower a program: no other process is waited for there."""
 
 _PEER = (
     "Gloo",
@@ -110,13 +110,13 @@ _PEER = (
     "NCCL operation",
     "ncclRemoteError",
 )
-"""Parts of what processes say whose peer has gone: an effect, not the cause."""
+"""Fragments of the output of processes with a lost peer: an effect, not the cause."""
 
 _MISMATCH = ("distributed collective mismatch",)
-"""Parts of the error of a process whose collective does not match that of its peers."""
+"""Fragments of the error of a process with a collective that does not match that of its peers."""
 
 _WELL = "[Gloo] Rank "
-"""How lines begin that Gloo writes while all goes well: "[Gloo] Rank 0 is connected to 3 peer ranks ..."."""
+"""Prefix of lines that Gloo writes in normal operation: "[Gloo] Rank 0 is connected to 3 peer ranks ..."."""
 
 _DEVICE = (
     "CUDA_ERROR",
@@ -132,12 +132,12 @@ _DEVICE = (
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExit:
-    """The end of one worker.
+    """End of one worker.
 
     Attributes:
-        code: Its exit code; negative: the signal that ended it; None: its host has gone with it.
-        at: When its agent saw it, in seconds since the epoch.
-        error: What it told of the error that ended it: kinds, message, exit_code.
+        code: Its exit code; negative: the signal that ended it; None: lost together with its host.
+        at: Time when its agent noticed it, in seconds since the epoch.
+        error: The error that ended it, as reported: kinds, message, exit_code.
         tail: Its last lines.
     """
 
@@ -152,12 +152,12 @@ class WorkerExit:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """Why a job's processes ended.
+    """Reason for the end of a job's processes.
 
     Attributes:
-        message: In one sentence or two, with the process and its host.
-        process: The one it began with.
-        exit_code: For the command, where the job is given up.
+        message: One or two sentences, with the process and its host.
+        process: The process that failed first.
+        exit_code: Exit code of the command, if the job is given up.
         tail: That process's last lines.
     """
 
@@ -173,10 +173,11 @@ class Diagnosis:
 
 
 def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = None) -> Diagnosis:
-    """The first cause among the ends of several workers: errors that follow from a peer's end come last.
+    """Find the first cause among the ends of several workers: errors that follow from a peer's end are
+    considered last.
 
     Args:
-        collectives: Those of the job's step.
+        collectives: Collectives of the job's step.
 
     >>> killed = WorkerExit(1, "a", -9, 2.0)
     >>> follows = WorkerExit(0, "a", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": "Gloo: Connection closed by peer"})
@@ -187,7 +188,8 @@ def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = N
     assert found, "a failed job has a worker that failed"
     if all(cause is Cause.PEER for cause, _ in found) and (silent := _silent(ends, collectives or CollectiveFacts())):
         return silent
-    # A process that ends because its peer has gone may be seen first; one that was ended by nobody tells most.
+    # A process that ends because its peer has gone may be seen first; one that ended by itself is most
+    # informative.
     found.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
     cause, end = found[0]
     where = _where(end, collectives) if cause is Cause.PEER and collectives is not None else ""
@@ -195,11 +197,12 @@ def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = N
 
 
 _SILENT = re.compile(r"stopped sending heartbeats\)?:?((?:\s+(?:/job:\S+task:)?\d+\b,?)+)")
-"""What JAX's coordination service says of processes that don't answer: it ends all others with these words."""
+"""Message of JAX's coordination service about processes that don't answer: it ends all others with it."""
 
 
 def _silent(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnosis | None:
-    """That a process which has not ended answers no more: it is stopped, or its host or network is; None where nobody says so."""
+    """Diagnose a process that is alive but does not answer: it is stopped, or its host or network is down;
+    None if none is reported."""
     for end in ends:
         named = _SILENT.search("\n".join([*end.tail, str((end.error or {}).get("message") or "")]))
         if named is None:
@@ -220,7 +223,8 @@ def _silent(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnos
 
 
 def _where(end: WorkerExit, collectives: CollectiveFacts) -> str:
-    """In which collective, with which hosts, a process has lost a peer, as far as the library's words and the step tell."""
+    """Describe in which collective, and with which hosts, a process lost a peer, as far as the error and the
+    step's collectives show."""
     said = str((end.error or {}).get("message") or "") or "\n".join(end.tail)
     kind = parse_collective_kind(said)
     found = collectives.around(end.process, kind) or collectives.around(end.process)
@@ -238,18 +242,18 @@ def diagnose_hang(
     tail: Sequence[str],
     collectives: CollectiveFacts | None = None,
 ) -> Diagnosis:
-    """What the stacks of a job without progress tell.
+    """Diagnose a job without progress from its stacks.
 
     Args:
-        process: The one that has come least far.
-        stacks: Each process's, as faulthandler writes them; empty where a process wrote none.
-        collectives: Those of the job's step.
+        process: The process with the least progress.
+        stacks: Stacks of each process, as faulthandler writes them; empty if a process wrote none.
+        collectives: Collectives of the job's step.
     """
     collectives = collectives or CollectiveFacts()
     kinds = {index: _of_stacks(text) for index, text in stacks.items()}
     cause = kinds.get(process, Cause.HANG)
     if cause is Cause.COLLECTIVE:
-        # Somebody who does not wait with the others is what they wait for.
+        # A process outside the collective is the one that the others wait for.
         other = next((index for index, kind in kinds.items() if kind is not Cause.COLLECTIVE), None)
         if other is not None:
             process, host, cause = other, collectives.hosts.get(other, host), kinds[other]
@@ -271,7 +275,8 @@ def _of(end: WorkerExit) -> Cause:
         return Cause.LOST_HOST
     if end.out_of_memory:
         return Cause.HOST_MEMORY
-    # A process that told its error has written of other things too, as of peers that end at the same time.
+    # A process that reported its error may also have logged other events, such as peers that end at the same
+    # time.
     said = (
         str(end.error.get("message") or "")
         if end.error
@@ -320,7 +325,8 @@ def _exit_code(end: WorkerExit) -> int:
 
 
 def _of_stacks(text: str) -> Cause:
-    """What the main thread does: faulthandler writes the most recent call first, and the current thread last."""
+    """Classify the state of the main thread: faulthandler writes the most recent call first, and the current
+    thread last."""
     main = text.rpartition("Current thread ")[2] if "Current thread " in text else text
     lines = [line for line in main.splitlines() if line.strip().startswith("File ")]
     if not lines:

@@ -1,4 +1,5 @@
-"""Nodes that are told to end, one by one, while the job goes on: pods that are evicted, machines that are taken away."""
+"""Nodes that are told to end, one by one, while the job continues: evicted pods, machines that are taken
+away."""
 
 import signal
 from collections.abc import Collection
@@ -8,10 +9,10 @@ from .stop_request import StopRequest
 
 
 class DrainingNodes:
-    """Those of the world that runs now.
+    """Draining nodes of the current attempt.
 
     Args:
-        asks: Is asked to end the job where all of its nodes are told to.
+        asks: Receives the request to end the job, if all of its nodes are draining.
     """
 
     def __init__(self, nodes: Nodes, asks: StopRequest):
@@ -20,14 +21,15 @@ class DrainingNodes:
         self._world: set[int] = set()
 
     def begin(self, world: Collection[int]) -> None:
-        """Another world runs; whoever was told before has gone."""
+        """Begin another attempt on some nodes; nodes that were draining before have gone."""
         self._told, self._world = set(), set(world)
 
     def tell(self, node: int, *, can_save: bool) -> None:
-        """Take in that a node was told to end.
+        """Record that a node was asked to end.
 
         Args:
-            can_save: Whether the processes take signals: all of them save first then. Otherwise the node is lost now.
+            can_save: True if the processes handle signals: then all of them save first. Otherwise the node is
+                lost now.
         """
         if node in self._world:
             self._told.add(node)
@@ -37,10 +39,10 @@ class DrainingNodes:
             self._nodes.drop(node)
 
     def part(self) -> None:
-        """Their agents end, so that whoever told them to need not wait."""
+        """Disconnect their agents, so that whatever requested their end need not wait."""
         for node in self._told:
             self._nodes.drop(node)
 
     def __str__(self) -> str:
-        """Why the job goes on in another world; empty where no node leaves."""
-        return f"node {', '.join(map(str, sorted(self._told)))} was told to end" if self._told else ""
+        """Return why the job continues on other nodes; empty if no node is draining."""
+        return f"node {', '.join(map(str, sorted(self._told)))} was asked to end" if self._told else ""

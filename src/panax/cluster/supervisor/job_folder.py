@@ -1,4 +1,5 @@
-"""What a job leaves in its run's folder, for people and for `panax status`, `stop` and `logs`: plain JSON, no secret."""
+"""Files of a job in its run's folder, for users and for `panax status`, `stop` and `logs`: plain JSON,
+without secrets."""
 
 import contextlib
 import dataclasses
@@ -19,20 +20,20 @@ LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
 PLACE, JOB, STATUS, INCIDENTS, STOP, LOCK = "job", "job.json", "status.json", "incidents.jsonl", "stop", "lock"
 FINDINGS = "findings.jsonl"
 BEGUN_FILE = "begun"
-"""Holds the submission of the job that has begun the run last."""
+"""File with the submission of the job that last began the run."""
 
 STALE_SECONDS = 20.0
-"""A status that is older is of a supervisor that has gone, or can't write."""
+"""Age from which a status is stale: its supervisor has gone, or can't write."""
 
 
 @dataclasses.dataclass
 class Incident:
-    """A failure, and what going on took, in seconds. What has not been done yet is None.
+    """A failure, and the times of its recovery in seconds. Times of phases not completed yet are None.
 
     Attributes:
-        detect: From the last sign of life to the supervisor's knowing.
-        teardown: Ending what still ran.
-        restart: From starting again until all processes had joined, the backoff before it included.
+        detect: From the last sign of life to the detection by the supervisor.
+        teardown: Ending the remaining processes.
+        restart: From starting again until all processes had joined, including the backoff before it.
         restore: From there until the state was restored.
         first_step: From there until the first step was taken by all.
     """
@@ -51,7 +52,8 @@ class Incident:
     first_step: float | None = None
 
     def recovered(self, joined: float | None, restored: float | None, first: float | None) -> None:
-        """Book what going on took, by when all processes had joined, restored the state and taken a step."""
+        """Record the times of recovery, from when all processes had joined, restored the state and taken a
+        step."""
         if joined is not None:
             self.restart = round(joined - self.at - (self.teardown or 0.0), 3)
             if restored is not None:
@@ -61,11 +63,11 @@ class Incident:
 
 @dataclasses.dataclass(frozen=True)
 class JobFinding:
-    """Something that is wrong with a job that goes on, or is well again.
+    """A problem of a job that continues, or its end.
 
     Attributes:
         kind: "slow host", "slow link", "flapping link", "host well again" or "link well again".
-        unit: The node, or the process of a job with one; None for a link.
+        unit: The node, or the process if the job has one node; None for a link.
     """
 
     at: float
@@ -77,7 +79,7 @@ class JobFinding:
 
 
 class JobFolder:
-    """The job's files, of which the supervisor is the only writer while it holds their lock."""
+    """The job's files, written only by the supervisor while it holds their lock."""
 
     def __init__(self, job: Job):
         self._place = job.place
@@ -85,7 +87,7 @@ class JobFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against a second supervisor.
+        """Lock the folder against a second supervisor.
 
         Raises:
             LaunchError: Another one holds it, or it can't be written.
@@ -103,13 +105,13 @@ class JobFolder:
         with lock:
             (self._place / STOP).unlink(missing_ok=True)
             if not self.mark_begun():
-                # Of nodes that another launch had.
+                # From nodes of another launch.
                 for name in (LAYOUTS, CORDONED):
                     (self._place / name).unlink(missing_ok=True)
             yield
 
     def begin(self, engine: str) -> None:
-        """Say what is launched, in the place of what an earlier job said."""
+        """Write the description of the job, in place of an earlier job's."""
         write_json(
             self._place / JOB,
             {
@@ -126,42 +128,42 @@ class JobFolder:
         )
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Say how the job is; a disk that refuses does not end it."""
+        """Write the job's status; a disk error does not end the job."""
         with contextlib.suppress(OSError):
             write_json(self._place / STATUS, {"at": time.time(), **status})
 
     def append_incident(self, incident: Incident) -> None:
-        """Add an incident; the last line of one attempt's failure is the one that holds."""
+        """Append an incident; the last line of an attempt's failure is valid."""
         with contextlib.suppress(OSError):
             files.append_lines(
                 self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
             )
 
     def append_finding(self, finding: JobFinding) -> None:
-        """Add a finding."""
+        """Append a finding."""
         with contextlib.suppress(OSError):
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
     def mark_begun(self) -> bool:
-        """Whether this very job has begun its run before."""
+        """Return True if this very job has begun its run before."""
         path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
 
     def has_begun(self) -> None:
-        """Say that the run has begun: what an earlier one left is set aside, if it was to be."""
+        """Record that the run has begun: an earlier run's files are set aside, if requested."""
         with contextlib.suppress(OSError):
             (self._place / BEGUN_FILE).write_text(self._job.submission, encoding="utf-8")
 
     def is_stop_requested(self) -> bool:
-        """Whether `panax stop` wants the job to end."""
+        """Return True if `panax stop` requested the job's end."""
         return (self._place / STOP).exists()
 
 
 def job_folder_path(run: str | Path) -> Path:
-    """The job's files in a run's folder.
+    """Return the folder of the job's files in a run's folder.
 
     Raises:
-        LaunchError: There are none.
+        LaunchError: It does not exist.
     """
     folder = Path(run) / PLACE
     if not (folder / JOB).is_file():
@@ -173,10 +175,10 @@ def job_folder_path(run: str | Path) -> Path:
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """One of the job's files.
+    """Read one of the job's files.
 
     Raises:
-        LaunchError: It can't be read, or is something else.
+        LaunchError: It can't be read, or has other content.
     """
     try:
         found = json_reader.read(path, constants=True)
@@ -188,12 +190,12 @@ def read_job_file(path: Path) -> dict[str, Any]:
 
 
 def read_incidents(folder: Path) -> list[dict[str, Any]]:
-    """The incidents of a job, oldest first; a line that was cut short is left out."""
+    """Return the incidents of a job, oldest first, without truncated lines."""
     return list({(one["at"], one["attempt"]): one for one in _lines(folder / INCIDENTS)}.values())
 
 
 def read_findings(folder: Path) -> list[dict[str, Any]]:
-    """What was found to be slow in a job, oldest first."""
+    """Return the findings of a job, oldest first."""
     return [one for one in _lines(folder / FINDINGS) if {"step", "kind", "message"} <= one.keys()]
 
 
@@ -208,12 +210,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def layout_incident(why: str, attempt: int, step: int, at: float) -> Incident:
-    """An incident by which nothing failed: the job got a new layout."""
+    """Create an incident without a failure: the job got a new layout."""
     return Incident(attempt, at, step, Cause.CHANGED.value, why, 0, (), detect=0.0, teardown=0.0)
 
 
 def failure_incident(diagnosis: Diagnosis, attempt: int, step: int, at: float) -> Incident:
-    """An incident that begins."""
+    """Create an incident for a failure that was just diagnosed."""
     return Incident(
         attempt, at, step, diagnosis.cause.value, diagnosis.message, diagnosis.process, list(diagnosis.tail)[-20:]
     )

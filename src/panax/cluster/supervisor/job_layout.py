@@ -1,7 +1,9 @@
-"""The nodes that a job runs on at one time, and the layout of the model on them: all of its nodes, or those that are left.
+"""Nodes that a job runs on at one time, and the layout of the model on them: all of its nodes, or the
+remaining ones.
 
-Process 0 writes the layouts for every smaller count of processes when the whole job has begun; so whoever supervises reads a file
-and holds no jax. A person, or a policy, takes a node out of the job by writing its number beside it.
+Process 0 writes the layouts for every smaller count of processes once the whole job has begun; so the
+supervisor reads a file and does not import jax. A user, or a policy, takes a node out of the job by writing
+its number to a file in the same folder.
 """
 
 import dataclasses
@@ -15,17 +17,18 @@ from ..job import Job, write_json
 from .job_folder import CORDONED, JOB, LAYOUTS, read_job_file
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
-"""The only names of which a layout may consist."""
+"""The only names that a layout may contain."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JobLayout:
-    """How the model lies on a smaller count of processes.
+    """Layout of the model on a smaller number of processes.
 
     Attributes:
-        mesh: Mesh axis to size; of all axes.
-        micro_batches: Parts of the global batch, so that a device holds no more rows at one time than before.
-        pad_rows: Whether rows of weight zero fill the batch up.
+        mesh: Mesh axis to size, for all axes.
+        micro_batches: Number of parts of the global batch, so that a device holds at most as many rows at a
+            time as before.
+        pad_rows: True if the batch is padded with rows of weight zero.
     """
 
     mesh: Mapping[str, int]
@@ -34,7 +37,7 @@ class JobLayout:
 
     @property
     def flags(self) -> list[str]:
-        """As `panax train` takes it."""
+        """Return the flags for `panax train`."""
         mesh = [word for axis in MESH_AXES for word in (f"--mesh.{axis}", str(self.mesh[axis]))]
         rows = ["--step.pad-rows"] if self.pad_rows else []
         return [*mesh, "--step.micro-batches", str(self.micro_batches), *rows]
@@ -46,10 +49,10 @@ class JobLayout:
 
     @classmethod
     def from_json(cls, found: Any) -> "JobLayout":
-        """From what process 0 has written.
+        """Read a layout from the content that process 0 has written.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The content is invalid.
         """
         mesh, parts = found["mesh"], found["micro_batches"]
         sizes = {axis: mesh[axis] for axis in MESH_AXES}
@@ -60,29 +63,29 @@ class JobLayout:
 
 @dataclasses.dataclass(frozen=True)
 class JobShape:
-    """Where one attempt runs.
+    """Nodes and layout of one attempt.
 
     Attributes:
-        nodes: Their numbers; the first one's first process is the job's process 0.
-        layout: None: as the job was launched.
+        nodes: Their numbers; the job's process 0 is on the first node.
+        layout: Layout; None: as the job was launched.
     """
 
     nodes: tuple[int, ...]
     layout: JobLayout | None = None
 
     def describe(self, total: int) -> str:
-        """For a person."""
+        """Format it for users."""
         said = f"{len(self.nodes)} of {total} nodes"
         return said if self.layout is None else f"{said}: {self.layout}"
 
 
 class JobShapes:
-    """The worlds that a job may run in, best first.
+    """Sets of nodes and layouts that a job may run on, best first.
 
     Args:
-        place: Of the job's files.
-        nodes, processes: All that the job has.
-        min_nodes: So few may be left.
+        place: Folder of the job's files.
+        nodes, processes: Number of all nodes and processes of the job.
+        min_nodes: Minimum number of remaining nodes.
     """
 
     def __init__(self, place: Path, *, nodes: int, processes: int, min_nodes: int):
@@ -92,12 +95,12 @@ class JobShapes:
 
     @classmethod
     def of(cls, job: Job) -> "JobShapes":
-        """Those of a job that is launched here."""
+        """Create the worlds of a job that is launched here."""
         return cls(job.place, nodes=job.nodes, processes=job.processes, min_nodes=job.policy.min_nodes)
 
     @classmethod
     def from_folder(cls, place: Path) -> "JobShapes":
-        """Those of a job that is followed from elsewhere.
+        """Create the worlds of a job from its files.
 
         Raises:
             LaunchError: Its files can't be read.
@@ -110,20 +113,21 @@ class JobShapes:
             raise LaunchError(f"{place / JOB} does not describe a job: {error!r}; `panax launch` writes it") from error
 
     def reject(self, layout: JobLayout) -> None:
-        """Count a layout as one that the model can't be laid out on after all: the next best one is taken."""
+        """Exclude a layout that the model can't use after all: the next best one is used."""
         self._refused.append(layout)
 
     def best(self, here: Collection[int]) -> JobShape | None:
-        """The largest world of these nodes that the model can be laid out on; None where there is none.
+        """Return the largest set of these nodes with a layout of the model; None if there is none.
 
-        Nodes that were taken out are left out, unless the job can't go on without them.
+        Nodes that were taken out are excluded, unless the job can't continue without them.
         """
         return self.best_without(here, self.cordoned) or (
             self.best_without(here, ()) if self.cordoned & {*here} else None
         )
 
     def best_without(self, here: Collection[int], out: Collection[int]) -> JobShape | None:
-        """The largest world of these nodes and none of those that are out; None where there is none."""
+        """Return the largest set of these nodes, without those in `out`, with a layout of the model; None if
+        there is none."""
         usable = sorted({*here} - {*out})
         if len(usable) >= self._nodes:
             return JobShape(tuple(usable))
@@ -134,7 +138,8 @@ class JobShapes:
         return None
 
     def explain_infeasible(self, out: Collection[int]) -> str:
-        """Why the job could not go on if all nodes were here but those; empty where it could."""
+        """Return why the job could not continue if all nodes except those were connected; empty if it
+        could."""
         left = self._nodes - len({*out})
         if not left:
             return f"all {self._nodes} nodes of the job would be taken out"
@@ -148,11 +153,12 @@ class JobShapes:
 
     @property
     def cordoned(self) -> set[int]:
-        """The nodes that were taken out."""
+        """Return the nodes that were taken out."""
         return set(read_cordoned(self._place))
 
     def _layouts(self) -> dict[int, JobLayout]:
-        """Processes to the best layout; empty before a first start of the whole job, and where the file can't be used."""
+        """Read the best layout for each number of processes; empty before a first start of the whole job, and
+        if the file can't be used."""
         try:
             found = json_reader.read(self._place / LAYOUTS)
             if found["processes"] != self._processes:
@@ -165,7 +171,8 @@ class JobShapes:
 
 
 def read_cordoned(place: Path) -> dict[int, str]:
-    """Node to why it was taken out of a job; a file that is none says nothing."""
+    """Return the nodes that were taken out of a job, each with the reason; an invalid file counts as
+    empty."""
     try:
         found = json_reader.read(place / CORDONED)
         return {int(node): str(why) for node, why in found.items()}
@@ -174,10 +181,10 @@ def read_cordoned(place: Path) -> dict[int, str]:
 
 
 def cordon(worlds: JobShapes, place: Path, nodes: Iterable[int], why: str, *, total: int) -> None:
-    """Take nodes out of a job: it goes on without them from its next save.
+    """Take nodes out of a job: it continues without them from its next save.
 
     Raises:
-        LaunchError: There is no such node, or the job could not go on without them.
+        LaunchError: A node does not exist, or the job could not continue without them.
     """
     found = read_cordoned(place) | {_checked(node, total): why for node in nodes}
     if reason := worlds.explain_infeasible(found):
@@ -189,10 +196,10 @@ def cordon(worlds: JobShapes, place: Path, nodes: Iterable[int], why: str, *, to
 
 
 def uncordon(place: Path, nodes: Iterable[int], *, total: int) -> None:
-    """Put nodes back: the job takes them in at its next save.
+    """Put nodes back: the job includes them at its next save.
 
     Raises:
-        LaunchError: There is no such node, or it was not taken out.
+        LaunchError: A node does not exist, or was not taken out.
     """
     found = read_cordoned(place)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""The supervisor's side of a job's agents: it lets them in, keeps them apart, and knows which has gone."""
+"""The supervisor's side of a job's agents: it accepts them, tells them apart, and tracks which have gone."""
 
 import contextlib
 import selectors
@@ -11,18 +11,18 @@ from ...core.errors import LaunchError
 from ..node.channel import Channel, Handshake, Message
 
 SILENT_SECONDS = 30.0
-"""Without a word from an agent, which says one every two seconds, until its host counts as lost."""
+"""Time without a message from an agent, which sends one every two seconds, until its host counts as lost."""
 
 MAX_HANDSHAKES = 256
-"""Connections that may be greeted at one time: who does not know the secret takes a place for five seconds in all. Those that
-come when there is no place wait in the listener's queue."""
+"""Maximum number of concurrent handshakes: a peer that does not know the secret occupies a slot for five
+seconds in total. Further connections wait in the listener's queue."""
 
 LISTEN_BACKLOG = 4096
-"""Connections that may wait there; the system may allow fewer."""
+"""Maximum number of connections waiting there; the system may allow fewer."""
 
 
 class Node:
-    """An agent that has come: its connection, and what it said of its machine."""
+    """An agent that has connected: its connection, and the facts that it sent about its machine."""
 
     def __init__(self, channel: Channel):
         self.channel = channel
@@ -41,12 +41,12 @@ class Node:
 
 
 class Nodes:
-    """The agents of a job, by their number; 0 has the job's first process.
+    """Agents of a job, by node number; node 0 has the job's first process.
 
     Attributes:
-        lost: Numbers of nodes whose agents have gone and have not come back.
-        departed: Numbers and hosts of nodes whose agents have gone; whoever reads them takes them out.
-        again: Whether the job may be started again on these nodes by the engine, once all has ended here.
+        lost: Numbers of nodes with agents that have gone and have not returned.
+        departed: Numbers and hosts of nodes with agents that have gone; the reader removes them.
+        again: True if the engine may start the job again on these nodes, once everything has ended here.
     """
 
     def __init__(self, secret: str, count: int):
@@ -63,10 +63,10 @@ class Nodes:
         self.again = False
 
     def listen(self, address: str, port: int = 0) -> str:
-        """Take agents that connect to this address; where they find it, host:port.
+        """Accept agents at this address; return it as host:port.
 
         Args:
-            port: 0 for any that is free.
+            port: 0 for any free port.
 
         Raises:
             LaunchError: The address is not one of this machine, or the port is in use.
@@ -85,13 +85,13 @@ class Nodes:
         return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
 
     def take(self, channel: Channel) -> None:
-        """Take an agent whose connection the supervisor has made itself."""
+        """Accept an agent at the other end of a connection that the supervisor has made itself."""
         node = Node(channel)
         self._coming.append(node)
         self._selector.register(channel, selectors.EVENT_READ, node)
 
     def messages(self, seconds: float) -> Iterator[tuple[Node, Message]]:
-        """What agents tell within some seconds; it ends as soon as something came."""
+        """Yield agents' messages for up to some seconds; return after the first ones."""
         for node in [*self._coming, *self.here.values()]:
             if node.channel.has_pending:
                 node.channel.flush()
@@ -106,7 +106,7 @@ class Nodes:
             if node.parted:
                 continue
             node.heard = time.monotonic()
-            for message in node.channel.received():
+            for message in node.channel.receive():
                 if "hello" in message and node in self._coming:
                     self._welcome(node, message["hello"])
                 elif node.number >= 0:
@@ -118,7 +118,7 @@ class Nodes:
         self._listen()
 
     def ping(self) -> None:
-        """Let agents know that the supervisor is there, and part with those that have said nothing for long."""
+        """Send a sign of life to all agents, and disconnect those that have been silent for too long."""
         now = time.monotonic()
         for node in list(self.here.values()):
             node.channel.send(ping=True)
@@ -126,12 +126,12 @@ class Nodes:
                 self._part_with(node)
 
     def tell(self, number: int | None = None, **message: Any) -> None:
-        """Tell an agent, or all of them, something."""
+        """Send a message to one agent, or to all."""
         for node in list(self.here.values()) if number is None else [self.here[number]]:
             node.channel.send(**message)
 
     def close(self) -> None:
-        """Part with all of them: each ends its workers, and itself."""
+        """Disconnect all agents: each ends its workers, and itself."""
         for node in [*self._coming, *self.here.values()]:
             node.channel.send(end="again" if self.again else True)
             node.channel.close()
@@ -143,7 +143,7 @@ class Nodes:
         self._selector.close()
 
     def _listen(self) -> None:
-        """Take connections while there are places to greet them."""
+        """Accept connections while there are free slots for handshakes."""
         wanted = self._listener is not None and len(self._greetings) < MAX_HANDSHAKES
         if wanted != self._listening and self._listener is not None:
             self._listening = wanted
@@ -194,11 +194,11 @@ class Nodes:
         free = [number for number in range(self._count) if number not in self.here]
         number = int(asked) if asked.isdecimal() else free[0] if free else self._count
         if number >= self._count:
-            # More than the job has.
+            # More nodes than the job has.
             self._part_with(node)
             return
         if number in self.here:
-            # The engine has started another one: the connection of the one before has ended without a word.
+            # The engine has started another one: the previous connection ended silently.
             self._part_with(self.here[number])
         node.number = number
         self.here[number] = node
@@ -206,11 +206,11 @@ class Nodes:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the job's nodes are here."""
+        """Return True if all of the job's nodes are connected."""
         return len(self.here) == self._count
 
     def drop(self, number: int) -> None:
-        """Part with an agent that does not do what it is told."""
+        """Disconnect an agent that does not respond to requests."""
         if number in self.here:
             self._part_with(self.here[number])
 
@@ -229,11 +229,12 @@ class Nodes:
 
 
 def raise_file_limit(count: int) -> None:
-    """Let this process open so many files more, as far as the system allows it without asking anybody."""
-    import resource  # Absent on Windows.
+    """Raise this process's limit of open files by `count`, as far as the system allows it without
+    privileges."""
+    import resource  # absent on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
     if soft != resource.RLIM_INFINITY and wanted > soft:
-        with contextlib.suppress(ValueError, OSError):  # the system knows a lower limit
+        with contextlib.suppress(ValueError, OSError):  # the system has a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,4 +1,5 @@
-"""Which of a job's nodes are here: lost ones are asked for again, and the job continues with those that are left meanwhile."""
+"""Pool of a job's nodes: lost ones are requested again, and meanwhile the job continues with the remaining
+ones."""
 
 import time
 from collections.abc import Callable
@@ -10,17 +11,17 @@ from .job_layout import JobShape, JobShapes, cordon
 from .nodes import Node, Nodes
 
 ASK_AGAIN_SECONDS = 30.0
-"""Between two times that an engine is asked for a node that has not come back while the job goes on without it."""
+"""Seconds between two requests to an engine for a lost node while the job continues without it."""
 
 MOST_PER_CPU = 2
-"""Processes of a job on one processor."""
+"""Maximum number of a job's processes per processor."""
 
 
 class NodePool:
-    """The nodes of one job, and the worlds that they make.
+    """Nodes of one job, and the layouts that they allow.
 
     Args:
-        say: Takes what a person should know.
+        say: Called with messages for the user.
     """
 
     def __init__(self, job: Job, nodes: Nodes, placed: RunningAgents, say: Callable[[str], None]):
@@ -31,21 +32,22 @@ class NodePool:
         self._gathered = False
 
     def gather(self, pump: Callable[[], None], given_up: Callable[[], bool]) -> JobShape | None:
-        """Wait for the job's nodes; for lost ones only a while, where the model can be laid out on those that are left.
+        """Wait for the job's nodes; for lost ones only a while, if the model has a layout on the remaining
+        ones.
 
         Args:
-            pump: Takes in what agents tell, for a moment.
-            given_up: Whether nobody waits any more.
+            pump: Processes agents' messages for a moment.
+            given_up: Returns True if the wait is to end.
 
         Returns:
-            Where to run; None where it was given up.
+            The nodes and layout to run on; None if `given_up` ended the wait.
 
         Raises:
-            LaunchError: Too few have come, or they are not alike.
+            LaunchError: Too few have connected, or they are not alike.
         """
         self.ask_for_missing(lost=True)
         policy, began = self._job.policy, time.monotonic()
-        # At first all of them are on their way.
+        # Initially all of them are still starting.
         patience = policy.replace_seconds if self._gathered else policy.agents_seconds
         while not given_up():
             world, waited = self._worlds.best(self._nodes.here), time.monotonic() - began
@@ -64,13 +66,14 @@ class NodePool:
         return None
 
     def ask_for_missing(self, *, lost: bool = False) -> None:
-        """Ask the engine for the nodes that are not here, now and then; one that can't give them back is believed.
+        """Request missing nodes from the engine, at intervals; a refusal is reported once.
 
         Args:
-            lost: Those alone that have gone, at once: the job stands still.
+            lost: Only nodes that have gone, immediately: the job stands still.
 
         Raises:
-            LaunchError: The engine can't, and the job, which stands still, can't go on without them.
+            LaunchError: The engine can't provide them, and the job, which stands still, can't continue
+                without them.
         """
         now = time.monotonic()
         for number in self._missing():
@@ -81,7 +84,7 @@ class NodePool:
             try:
                 self._placed.replace(number)
             except LaunchError as error:
-                # While processes still run, it is they that fail first.
+                # While processes still run, their failure is reported first.
                 if lost and self._worlds.best(self._nodes.here) is None:
                     raise LaunchError(
                         f"node {number} does not come back ({error}), and the job can't continue without it: it learns a "
@@ -92,30 +95,33 @@ class NodePool:
                     self._say(f"node {number} does not come back: {error}")
 
     def reject_shape(self, world: JobShape) -> bool:
-        """Whether there is another way on than a world that could not take a step: another layout, or waiting for nodes."""
+        """Return True if there is an alternative to a layout that could not take a step: another layout, or
+        waiting for nodes."""
         if world.layout is None:
             return False
         self._worlds.reject(world.layout)
         return True
 
     def can_spare(self, node: int) -> bool:
-        """Whether the job could go on without a node, by its policy and the layouts that there are."""
+        """Return True if the job could continue without a node, according to its policy and the known
+        layouts."""
         return self._worlds.best_without(set(self._nodes.here), self._worlds.cordoned | {node}) is not None
 
     def cordon(self, node: int, why: str) -> None:
-        """Leave a node out from the next save.
+        """Remove a node from the job at the next save.
 
         Raises:
-            LaunchError: The job could not go on without it.
+            LaunchError: The job could not continue without it.
         """
         cordon(self._worlds, self._job.place, [node], why, total=self._job.nodes)
 
     def cordoned_in_use(self, world: JobShape) -> list[int]:
-        """The nodes of a world that were taken out, and without which the job could not go on."""
+        """Return the nodes in use that were taken out, but that the job could not continue without."""
         return sorted(set(world.nodes) & self._worlds.cordoned)
 
     def reason_to_change(self, world: JobShape) -> str | None:
-        """Why the job should go on in another world from its next save; None where this one is the best there is."""
+        """Return why the job should continue on other nodes from its next save; None if the current ones are
+        the best."""
         best = self._worlds.best(self._nodes.here)
         if best is None or best.nodes == world.nodes:
             return None
@@ -127,25 +133,26 @@ class NodePool:
         return None
 
     def _missing(self) -> list[int]:
-        """The nodes that should be here and are not."""
+        """Return the nodes that should be connected and are not."""
         return sorted({*range(self._job.nodes)} - {*self._nodes.here} - self._worlds.cordoned)
 
     def _who_is_missing(self) -> str:
         job, here, refused = self._job, self._nodes.here, self._nodes.refused
         missing = ", ".join(str(number) for number in range(job.nodes) if number not in here) or "none"
-        strangers = f"; {refused} connections did not know the job's secret" if refused else ""
+        strangers = f"; {refused} connections without the job's secret were refused" if refused else ""
         said = self._placed.log_tail()
         return (
-            f"{len(here)} of {job.nodes} nodes came within {job.policy.agents_seconds:.0f} s (missing: node {missing})"
-            f"{strangers}; see that they can reach this host, and the engine's own log" + (f":\n{said}" if said else "")
+            f"{len(here)} of {job.nodes} nodes connected within {job.policy.agents_seconds:.0f} s (missing: node "
+            f"{missing}){strangers}; check that they can reach this host, and the engine's own log"
+            + (f":\n{said}" if said else "")
         )
 
 
 def check_alike(nodes: list[Node], job: Job) -> None:
-    """See that hosts have the same versions, and processors for their processes.
+    """Check that hosts have the same versions, and enough processors for their processes.
 
     Raises:
-        LaunchError: They don't; the message names who has what.
+        LaunchError: They don't; the message names the differences.
     """
     for package in sorted({name for node in nodes for name in node.facts.get("versions", {})}):
         found: dict[str, list[str]] = {}
@@ -160,8 +167,9 @@ def check_alike(nodes: list[Node], job: Job) -> None:
         cpus, gpus = int(node.facts.get("cpus", 1)), int(node.facts.get("gpus", 0))
         if gpus and (job.processes_per_node > gpus or gpus % job.processes_per_node):
             raise LaunchError(
-                f"{job.processes_per_node} processes on {node.host}, which has {gpus} GPUs for them: each takes as many; start "
-                f"{', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} on a node, or set JAX_PLATFORMS=cpu"
+                f"{job.processes_per_node} processes on {node.host}, which has {gpus} GPUs for them: each takes the "
+                f"same number; start {', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} on a node, or "
+                f"set JAX_PLATFORMS=cpu"
             )
         if job.processes_per_node > MOST_PER_CPU * cpus:
             raise LaunchError(

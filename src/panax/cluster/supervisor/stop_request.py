@@ -1,4 +1,4 @@
-"""What a supervisor is asked by signals: a coordinated save, or an end at once."""
+"""Stop requests to a supervisor by signals: a coordinated save, or an immediate end."""
 
 import contextlib
 import signal
@@ -7,12 +7,13 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether a job is to end.
+    """Request to end a job.
 
     Attributes:
-        signal: By which it was asked first; None while it is to go on.
-        at_once: Whether nothing is to be saved: a second Ctrl-C.
-        by_system: Whether a signal other than Ctrl-C asked first, and not a person: an engine may start the job again.
+        signal: The signal of the first request; None while there is none.
+        at_once: True if nothing is to be saved: after a second Ctrl-C.
+        by_system: True if the first request was a signal other than Ctrl-C, so not from a user: an engine may
+            start the job again.
     """
 
     def __init__(self) -> None:
@@ -21,10 +22,10 @@ class StopRequest:
         self.by_system = False
 
     def request(self, number: signal.Signals, *, by_system: bool = False) -> None:
-        """Ask for a coordinated save, if nobody has.
+        """Request a coordinated save, unless one was requested.
 
         >>> asks = StopRequest()
-        >>> asks.ask(signal.SIGTERM, by_system=True); asks.ask(signal.SIGINT)
+        >>> asks.request(signal.SIGTERM, by_system=True); asks.request(signal.SIGINT)
         >>> asks.signal.name, asks.by_system
         ('SIGTERM', True)
         """
@@ -33,7 +34,8 @@ class StopRequest:
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """While it is entered, a signal asks for a coordinated save; a second Ctrl-C ends all at once."""
+        """Handle signals as requests within the context: a coordinated save, or an immediate end after a
+        second Ctrl-C."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.signal is not None and number == signal.SIGINT:
@@ -41,7 +43,7 @@ class StopRequest:
             self.request(signal.Signals(number), by_system=number != signal.SIGINT)
 
         taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-        # SIGHUP stays ignored where it is, as under `nohup`.
+        # An ignored SIGHUP stays ignored, as under `nohup`.
         numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:

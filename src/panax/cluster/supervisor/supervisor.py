@@ -1,4 +1,5 @@
-"""The supervisor: starts a job's processes by its agents, follows them, and starts them again after a failure, without jax."""
+"""The supervisor: starts a job's processes through its agents, monitors them, and restarts them after a
+failure, without jax."""
 
 import signal
 import time
@@ -21,27 +22,27 @@ from .view import View
 TICK_SECONDS = 0.5
 
 ASLEEP_SECONDS = 3.0
-"""Between two turns of its loop, from which on the supervisor itself was stopped."""
+"""Time between two turns of its loop from which the supervisor itself counts as suspended."""
 SETTLE_SECONDS = 0.5
-"""After a failure: the other processes may tell which was first."""
+"""Time after a failure for the other processes to report which was first."""
 
 PORT_SECONDS = 10.0
-"""For the first node's agent to find a port: it has nothing else to do then."""
+"""Time for the first node's agent to find a port: it is otherwise idle then."""
 
 STATUS_SECONDS = 2.0
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the job should run on other nodes."""
+"""Time between two checks if the job should run on other nodes."""
 
 STACKS_SECONDS = 4.0
 
 ANSWER_SECONDS = 8.0
-"""For processes that have not taken a step to end by themselves; a compiler answers no signal."""
+"""Time for processes that have not taken a step to end by themselves; a compiler answers no signal."""
 
 LONGEST_BACKOFF_SECONDS = 60.0
 
 
 class Supervisor:
-    """Follows one job to its end."""
+    """Supervisor of one job, to its end."""
 
     def __init__(self, job: Job, nodes: Nodes, placed: RunningAgents, record: JobFolder, view: View):
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
@@ -69,13 +70,13 @@ class Supervisor:
         self._state = "placing"
 
     def run(self) -> int:
-        """Follow the job until it is done, stopped or given up.
+        """Supervise the job until it is done, stopped or given up.
 
         Returns:
-            The exit code, as that of `panax train`.
+            The exit code, like that of `panax train`.
 
         Raises:
-            LaunchError: Nodes do not come at first, or are not alike.
+            LaunchError: Nodes do not connect at the start, or are not alike.
         """
         with self._asks.handling_signals():
             try:
@@ -89,7 +90,7 @@ class Supervisor:
             try:
                 world = self._gather()
             except LaunchError as error:
-                # The engine gave nodes once, and may again.
+                # The engine granted nodes once, and may again.
                 if self._attempt is not None and (code := self._placed.start_over()) is not None:
                     return self._over(code, f"{error}; the engine starts the job again")
                 if self._failure is None:
@@ -107,7 +108,7 @@ class Supervisor:
             if diagnosis is None:
                 return self._done(attempt)
             if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in TERMINATION_CAUSES:
-                # Before a process can save, it does not take signals.
+                # Before a process can save, it does not handle signals.
                 self._end(attempt)
                 return self._over(
                     128 + self._asks.signal,
@@ -119,7 +120,7 @@ class Supervisor:
             self._wait_before_restart()
 
     def _gather(self) -> JobShape | None:
-        """Where to run next; None where the job is to end."""
+        """Return the nodes and layout to run on next; None if the job is to end."""
         self._state = "placing"
         world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
         if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
@@ -175,16 +176,18 @@ class Supervisor:
         return attempt
 
     def _follow(self, attempt: JobAttempt) -> Diagnosis | None:
-        """Until all processes have ended well (None), or something is wrong."""
+        """Monitor an attempt until all processes have ended successfully (None), or there is a failure."""
         saved_by, stopped_at = float("inf"), None
         told, turned = False, time.monotonic()
         while attempt.is_running:
             self._pump(TICK_SECONDS)
             now = time.monotonic()
             if now - turned > ASLEEP_SECONDS:
-                # This process was stopped (Ctrl-Z, a moved machine, a file system that hangs): what came meanwhile is read first.
+                # This process was suspended (Ctrl-Z, a migrated machine, a file system that hangs): pending
+                # messages are read first.
                 self._view.say(
-                    f"the supervisor itself stood still for {now - turned:.0f} s; it reads what has come meanwhile"
+                    f"the supervisor itself was suspended for {now - turned:.0f} s; it reads the messages that "
+                    f"arrived meanwhile"
                 )
                 attempt.extend_deadlines(now - turned)
                 saved_by += now - turned
@@ -192,7 +195,7 @@ class Supervisor:
             turned = now = time.monotonic()
             if not attempt.is_running:
                 break
-            # The phase follows the setting aside of what an earlier run left.
+            # This phase follows the setting aside of an earlier run's files.
             if not self._begun and attempt.workers[0].phase_times.keys() & {"restore", "first step"}:
                 self._begun = True
                 self._record.has_begun()
@@ -210,11 +213,11 @@ class Supervisor:
                 self._view.say(f"stopping by {self._asks.signal.name}: all processes save at the same step, then end")
                 saved_by, stopped_at = self._stop("stopping"), now
             if not self._stop_told and (why := self._due_change(attempt, now)):
-                # A save is on its way: what is told now ends the processes soon after it.
+                # A save is in progress: a request now ends the processes soon after it.
                 self._changing = why
                 saved_by = self._stop("changing")
             if stopped_at is not None and now - stopped_at > ANSWER_SECONDS and attempt.has_nothing_new:
-                # Nothing is there that a checkpoint would add.
+                # There is no progress that a checkpoint would add.
                 return Diagnosis(Cause.KILLED, "no process had taken a step", 0, 128 + signal.SIGTERM)
             if self._asks.at_once or (now > saved_by and not attempt.is_saving(now, self._job.policy)):
                 why = (
@@ -233,15 +236,15 @@ class Supervisor:
         return self._settled(attempt) if attempt.has_failed() else None
 
     def _stop(self, state: str) -> float:
-        """Have all processes save at the same step, and end; until when they should have."""
+        """Make all processes save at the same step, and end; return their deadline."""
         self._stop_told, self._state = True, state
         self._nodes.tell(signal="SIGTERM")
         return time.monotonic() + self._job.policy.save_seconds
 
     def _due_change(self, attempt: JobAttempt, now: float) -> str:
-        """Why the job goes on in another world; empty until the save has begun that it waits for."""
+        """Return why the job changes to another layout; empty until the save that it waits for has begun."""
         if attempt.step >= 0 and (why := str(self._leaving)):
-            # Its end is near: all save now.
+            # A node is about to end: all save now.
             return why
         if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
             return ""
@@ -256,14 +259,14 @@ class Supervisor:
         return why if attempt.saved > self._saved_before else ""
 
     def _has_changed(self, attempt: JobAttempt) -> None:
-        """Book that the job stopped only to go on in another world."""
+        """Record that the job stopped only to continue with another layout."""
         self._leaving.part()
         self._incident = layout_incident(self._changing, attempt.number, attempt.step, time.time())
         self._record.append_incident(self._incident)
         self._furthest = max(self._furthest, attempt.step)
 
     def _settled(self, attempt: JobAttempt) -> Diagnosis:
-        """Why it failed, when the other processes have had a moment to say so too."""
+        """Diagnose a failure after the other processes have had a moment to report theirs."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while attempt.is_running and time.monotonic() < deadline:
             self._pump(0.05)
@@ -283,7 +286,7 @@ class Supervisor:
         return [] if self._attempt is None else [worker for worker in self._attempt.workers if worker.node == node]
 
     def _fail(self, attempt: JobAttempt, diagnosis: Diagnosis) -> None:
-        """End what still runs, and book the failure."""
+        """End the remaining processes, and record the failure."""
         now, at = time.monotonic(), time.time()
         step = attempt.step
         last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].last_progress)]
@@ -298,7 +301,7 @@ class Supervisor:
         self._view.failure(diagnosis, step)
 
     def _end(self, attempt: JobAttempt) -> None:
-        """Kill what still runs."""
+        """Kill the remaining processes."""
         self._state = "ending"
         self._nodes.tell(kill=True)
         deadline = time.monotonic() + 20.0
@@ -306,7 +309,7 @@ class Supervisor:
             self._pump(0.1)
 
     def _gives_up(self, diagnosis: Diagnosis) -> str | None:
-        """Why the job is not started again; None where it is."""
+        """Return why the job is not started again; None if it is."""
         policy = self._job.policy
         if self._asks.signal is not None:
             return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
@@ -341,7 +344,7 @@ class Supervisor:
         self._state = "running"
         self._write_status()
         if self._job.spare:
-            # Started when nothing waits for them.
+            # Started while nothing waits for them.
             environment = self._job.environment()
             self._nodes.tell(
                 spares={"count": self._job.processes_per_node, "command": self._job.spare, "environment": environment}
@@ -377,16 +380,17 @@ class Supervisor:
         return code
 
     def _pump(self, seconds: float) -> None:
-        """Take in what agents tell, for some seconds at most; show and write how the job is."""
+        """Process agents' messages for at most some seconds; show and write the job's status."""
         now = time.monotonic()
         for node, message in self._nodes.messages(seconds):
             try:
                 self._take(node, message)
             except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-                # A library that writes where the worker does, or another version: it is that node's fault, and not the job's.
+                # Caused by a library that writes to the worker's pipe, or another version: it is that node's
+                # fault, not the job's.
                 if node.number not in self._misunderstood:
                     self._misunderstood.add(node.number)
-                    self._view.say(f"warning: {node.host} tells what can't be used, and it is left out: {error!r}")
+                    self._view.say(f"warning: {node.host} sent an invalid message, which is ignored: {error!r}")
         departed, self._nodes.departed = self._nodes.departed, []
         for number, host in departed:
             if self._attempt is not None:
@@ -411,7 +415,7 @@ class Supervisor:
             elif kind == "stacks":
                 self._stacks |= {int(index): str(text) for index, text in content.items()}
             elif attempt is None or not isinstance(content, dict) or content.get("attempt") != attempt.number:
-                # Of workers that were given up before.
+                # From workers that were given up before.
                 continue
             elif kind == "started":
                 for index, pid in content["of"].items():
@@ -419,7 +423,7 @@ class Supervisor:
             elif kind == "beat":
                 attempt.update(int(content["process"]), content, now)
                 self._watching.record_heartbeat(attempt, int(content["process"]), content)
-                # Told of the whole run, earlier attempts and jobs included.
+                # Reported for the whole run, including earlier attempts and jobs.
                 self._goodput = attempt.values.get("goodput/fraction", self._goodput)
             elif kind == "exit":
                 attempt.record_end(content, node.host)

@@ -1,4 +1,4 @@
-"""What a person sees of a job that runs: what its first process says, what happens, and one line on how all of it is."""
+"""Terminal view of a running job: its first process's output, events, and one line of status."""
 
 import shutil
 import sys
@@ -14,18 +14,18 @@ from .diagnosis import Cause, Diagnosis
 from .job_folder import Incident
 
 QUIET_SECONDS = 30.0
-"""Between lines on how the job is, where the output is not a terminal."""
+"""Seconds between status lines, if the output is not a terminal."""
 
 ERROR = "panax: error: "
-"""What a command's last message begins with."""
+"""Prefix of a command's last message."""
 
-AS_SAID = "as said above"
+AS_SAID = "as shown above"
 
 TAIL_LINES = 8
 COLUMNS = 80
 
 LAST_LINES = 2000
-"""Of the first process, that are remembered: the findings of a hardware check on many hosts."""
+"""Number of the first process's lines that are remembered: the findings of a hardware check on many hosts."""
 
 NOISE = (
     "[Gloo] Rank ",
@@ -33,11 +33,11 @@ NOISE = (
     "All log messages before absl::InitializeLog()",
     "cudart_stub.cc",
 )
-"""Parts of lines by which libraries in C tell nothing that a person should do; they stay in the process's log."""
+"""Fragments of lines by C libraries without any use for users; they remain in the process's log."""
 
 
 class View:
-    """Lines on a terminal, with a last one that changes; or on a file, with a line now and then."""
+    """Lines on a terminal, with a last one that changes; or in a file, with a status line at intervals."""
 
     def __init__(self, num_steps: int, *, quiet: bool = False, out: TextIOBase | None = None):
         self._num_steps, self._quiet = num_steps, quiet
@@ -49,27 +49,27 @@ class View:
         self._said: deque[str] = deque(maxlen=LAST_LINES)
 
     def lines(self, lines: Sequence[str]) -> None:
-        """What the first process says, as `panax train` would say it here."""
+        """Show the first process's output, as `panax train` would show it here."""
         if not self._quiet:
             shown = [line for line in lines if not any(part in line for part in NOISE)]
             self._said.extend(line.strip() for line in shown if line.startswith((ERROR, "  ")))
             self._print(*shown)
 
     def has_shown(self, message: str) -> bool:
-        """Whether the first process has shown all of an error's lines, however its first one begins."""
+        """Return True if the first process has shown all lines of an error, however its first one begins."""
         first, *rest = message.splitlines() or [""]
         told = [line.removeprefix(ERROR) for line in self._said]
         return any(line and first.endswith(line) for line in told) and all(line.strip() in self._said for line in rest)
 
     def say(self, line: str) -> None:
-        """Something that happened to the job."""
+        """Show an event of the job."""
         if not self._quiet:
-            # A path can be copied whole.
+            # Paths are not broken, so that they can be copied.
             how = {"subsequent_indent": "  ", "break_on_hyphens": False, "break_long_words": False}
             self._print(*textwrap.wrap(f"launch: {line}", COLUMNS, **how))
 
     def status(self, attempt: JobAttempt, goodput: float | None, state: str) -> None:
-        """How the job is now."""
+        """Show the job's current status."""
         if self._quiet:
             return
         self._status = status_line(attempt, goodput, state, self._num_steps)
@@ -80,34 +80,34 @@ class View:
             self._print(f"launch: {self._status}")
 
     def first_step(self, attempt: JobAttempt) -> None:
-        """The first step since a start or restart has been taken; where the time went."""
+        """Show that the first step since a start or restart has been taken, and where the time went."""
         parts = attempt.breakdown()
         listed = ", ".join(f"{name} {took:.1f}" for name, took in parts.items())
         self.say(f"{len(attempt.workers)} processes; first step after {sum(parts.values()):.1f} s ({listed})")
 
     def failure(self, diagnosis: Diagnosis, step: int) -> None:
-        """A job has failed."""
+        """Show a failure of the job."""
         if diagnosis.cause is Cause.CHECK:
-            # A list of findings: it is said once, by the first process or at the end.
+            # A list of findings: it is shown once, by the first process or at the end.
             return
         after = f" after step {step}" if step >= 0 else " before the first step"
         message = AS_SAID if self.has_shown(diagnosis.message) else diagnosis.message
         self.say(f"{diagnosis.cause.value}{after}: {message}")
 
     def recovered(self, incident: Incident) -> None:
-        """It has taken a step again."""
+        """Show that the job has taken a step again."""
         names = ("detect", "teardown", "restart", "restore", "first_step")
         parts = ((name.replace("_", " "), getattr(incident, name)) for name in names)
         said = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
         self.say(f"trains again; seconds: {said}")
 
     def end(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
-        """The job has ended: why, and what to do."""
+        """Show that the job has ended: why, and what to do."""
         self._status = ""
         if self._terminal and not self._quiet:
             self._write("\r\x1b[K")
         if diagnosis is not None and not self._quiet:
-            # An error that a worker has told is the message; its lines would say it again.
+            # An error that a worker has reported is the message; its lines would repeat it.
             told = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
             last = [] if told else [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
             self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
@@ -124,14 +124,15 @@ class View:
         return f"\r\x1b[K{self._status[: columns - 1]}" if self._status else ""
 
     def _write(self, text: str) -> None:
-        # A terminal that has gone, or is not read, holds nothing up: the job and its log go on.
+        # A terminal that has gone, or is not read, blocks nothing: the job and its log continue.
         self._outlet.write(text)
 
 
 def status_line(attempt: JobAttempt, goodput: float | None, state: str, num_steps: int) -> str:
-    """One line on a job: step, loss, speed, goodput, who is slowest.
+    """Format one line on a job: step, loss, speed, goodput, the slowest host.
 
-    In a synchronous step all processes take equally long; the slowest is who waits longest for its own data.
+    In a synchronous step all processes take equally long; the slowest is the one that waits longest for its
+    own data.
     """
     values = attempt.values
     parts = [state]

@@ -41,7 +41,7 @@ def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]
 
 
 def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Declare what the collectives traced inside send.
+    """Declare the content that the collectives traced inside send.
 
     >>> def send(x):
     ...     with tag_comm("weights"):
@@ -53,7 +53,7 @@ def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def find_comm_tag(name_stack: str) -> str | None:
-    """Return what collectives send, from the innermost declaration in a name stack, if any."""
+    """Return the content that collectives send, from the innermost declaration in a name stack, if any."""
     found = _CARGO.findall(name_stack)
     return found[-1] if found else None
 

@@ -28,29 +28,30 @@ class Layout(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Mesh axis to size, slowest network first."""
+        """Return the sizes of the mesh axes, slowest network first."""
         ...
 
     @property
     def target(self) -> Target:
-        """The hardware of the mesh, which need not be attached."""
+        """Return the hardware of the mesh, which need not be attached."""
         ...
 
     @property
     def zero(self) -> str:
-        """ZeRO stage, "1", "2" or "3": which parts of a step are sharded; see `mesh.Rules`."""
+        """Return the ZeRO stage, "1", "2" or "3", which determines the sharded parts of a step; see
+        `mesh.Rules`."""
         ...
 
     @property
     def local_axes(self) -> MeshAxes:
-        """Mesh axes along which each device works independently: they count as size 1, and nothing is sent
-        over them.
-        """
+        """Return the mesh axes along which each device works independently: they count as size 1, and nothing
+        is sent over them."""
         ...
 
     @property
     def overlap(self) -> bool:
-        """True if gathers and scatters along the sequence run as rings that overlap with their matmuls."""
+        """Return True if gathers and scatters along the sequence run as rings that overlap with their
+        matmuls."""
         ...
 
     @property
@@ -60,7 +61,7 @@ class Layout(Protocol):
 
     @property
     def row_order(self) -> RowOrder:
-        """Which positions of a row the devices of the context axis hold."""
+        """Return the order of the positions of a row on the devices of the context axis."""
         ...
 
     def with_local_axis(self, axis: str) -> "Layout":
@@ -119,7 +120,7 @@ def current_target() -> Target:
 
 
 def arrays_are_local() -> bool:
-    """Return whether each traced array is on a single device, as assumed without a layout.
+    """Return True if each traced array is on a single device, as assumed without a layout.
 
     Otherwise XLA's partitioner may shard them, which it cannot do with custom calls.
     """
@@ -156,7 +157,7 @@ def axis_size(axis: str) -> int:
 
 
 def row_order() -> RowOrder:
-    """Return which positions of a row the devices of the context axis hold.
+    """Return the order of the positions of a row on the devices of the context axis.
 
     It is zigzag outside of a mesh, where it makes no difference.
     """

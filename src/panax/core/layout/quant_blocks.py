@@ -23,9 +23,9 @@ class QuantBlocks(NamedTuple):
     """Partition of an array into quantization blocks.
 
     Attributes:
-        whole: Shape of the global array.
-        box: Shape of a block.
-        sides: Shape of a block on this mesh. It is smaller if the mesh shards a dimension into more parts
+        global_shape: Shape of the global array.
+        block_shape: Shape of a block.
+        local_block_shape: Shape of a block on this mesh. It is smaller if the mesh shards a dimension into more parts
             than blocks allow for, so rounding then differs from other meshes.
     """
 
@@ -56,7 +56,7 @@ def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most
     """Return the shape of a block of at most `most` elements, a power of two.
 
     Powers of two are taken from unsharded dimensions, the last one first, and then in turn from sharded ones.
-    A dimension that is sharded only in storage (such as embed) keeps at least 8 blocks, one that is also
+    A dimension that is sharded only in storage (such as embed) has at least 8 blocks, one that is also
     sharded in computation 2.
 
     Args:

@@ -20,25 +20,25 @@ class PipelineRequirement(NamedTuple):
     repeats: int
 
     def can_store_on(self, stages: int) -> bool:
-        """Return whether each of `stages` computes equal, adjacent layers, which can then be stored there
+        """Return True if each of `stages` computes equal, adjacent layers, which can then be stored there
         between steps.
 
-        >>> PipelineRequirement(126, 1, 126).rest_on(16), PipelineRequirement(126, 1, 126).rest_on(18)
+        >>> PipelineRequirement(126, 1, 126).can_store_on(16), PipelineRequirement(126, 1, 126).can_store_on(18)
         (False, True)
         """
         return self.chunks == 1 and self.repeats > 0 and self.repeats % stages == 0
 
 
 class AllToAllRequirement(NamedTuple):
-    """A number of parts that are exchanged whole over a mesh axis, which must divide it.
+    """Number of parts that are exchanged whole over a mesh axis, which must divide it.
 
     Attributes:
-        what: What is exchanged, for an error message: "ulysses attention exchanges whole heads".
-        parts: Name of the parts.
+        what: The exchange, for an error message: "ulysses attention exchanges whole heads".
+        unit: Name of the parts.
         total: Number of parts of a whole layer.
         axis: Mesh axis over which they are exchanged; at size 1 there is no requirement.
-        beside: Mesh axis that already shards them.
-        otherwise: An alternative fix for the user.
+        split_axis: Mesh axis that already shards them.
+        advice: An alternative fix for the user.
     """
 
     what: str

@@ -1,7 +1,7 @@
 """Compilation target: a chip by platform, vendor and architecture, with traits of its compiler.
 
 The target is that of the mesh, which need not be attached. Platform-independent code reads `Target.traits`
-and never compares platform names; a PJRT plug-in unknown to Panax works under its own name, with the traits
+and never compares platform names; a PJRT plug-in unknown to Panax works under its name, with the traits
 of an unknown chip.
 """
 
@@ -23,7 +23,7 @@ class PlatformTraits:
         cheap_branches: A branch costs less than computing both sides. On an accelerator the host may wait for
             the condition.
         keeps_barriers: XLA respects `optimization_barrier` when it merges equal operations.
-        optimises_small: Full optimization also pays off for programs of many small kernels: initialization of
+        optimizes_small: Full optimization also pays off for programs of many small kernels: initialization of
             the state, and steps of tasks that collect their own data.
         permutes_apart: A permutation among some devices of a mesh does not wait for the others.
         scatters_in_order: A scatter-add processes its rows in order, not by atomic additions in any order.
@@ -124,7 +124,7 @@ class Target:
 
     @property
     def matmul_precisions(self) -> Mapping[str, str]:
-        """Precisions in which it can multiply float32 operands, each with JAX's name for it
+        """Return the precisions in which it can multiply float32 operands, each with JAX's name for it
         (`jax_default_matmul_precision`).
 
         >>> list(Target("tpu").matmul_precisions), list(Target("gpu", architecture="h100").matmul_precisions)
@@ -138,12 +138,13 @@ class Target:
 
     @property
     def default_matmul_precision(self) -> str:
-        """The precision that XLA uses by default: the fastest that is customary on the platform."""
+        """Return the precision that XLA uses by default: the fastest that is customary on the platform."""
         return {"tpu": "bfloat16"}.get(self.platform, "tf32" if "tf32" in self.matmul_precisions else "float32")
 
     @property
     def multiplies_bfloat16(self) -> bool | None:
-        """True if it has bfloat16 matmul instructions; None for CPUs, where it depends on the processor."""
+        """Return True if it has bfloat16 matmul instructions; None for CPUs, where it depends on the
+        processor."""
         if self.platform == "cpu":
             return None
         return self.platform == "tpu" or (self.platform == "gpu" and self.architecture not in _WITHOUT_TF32)

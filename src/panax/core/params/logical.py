@@ -29,17 +29,17 @@ class Role(enum.Enum):
     ROWS = "rows of a batch"
     POSITIONS = "positions in a row"
     STREAM = "positions in a row, in the residual stream"
-    WIDTH = "width of the residual stream, along which most weights rest split"
+    WIDTH = "width of the residual stream, along which most weights are stored split"
     LAYERS = "layers stacked in storage"
 
 
 class DivisibilityPolicy(enum.Enum):
-    """What happens to a dimension that its mesh axes do not divide."""
+    """Treatment of a dimension that its mesh axes do not divide."""
 
     REFUSED = "an error, with the sizes that would divide"
     REPLICATED = "replicated over all of them"
-    FEWER = "at rest split over as many of the first ones as divide it"
-    OFF_STAGES = "at rest not split over the stages; an error if the others don't divide it either"
+    FEWER = "stored split over as many of the first ones as divide it"
+    OFF_STAGES = "stored unsplit over the stages; an error if the others don't divide it either"
     ELECTIVE = "split over those that divide it, each array for itself"
 
 
@@ -52,7 +52,7 @@ class LogicalAxis:
         compute: Mesh axes that shard it by default in computation.
         storage: Mesh axes that shard it by default in a stored parameter: all of `compute` first. By default
             the same ones.
-        undivided: What happens if its mesh axes do not divide it.
+        undivided: Treatment if its mesh axes do not divide it.
         role: The role by which general code finds it, if any.
         parallel: True if layers compute its parts on different devices, and sums over it are scattered into
             the residual stream. It is then sharded over exactly the mesh axes that shard the stream's
@@ -140,8 +140,8 @@ def register_axes(*axes: LogicalAxis) -> None:
             )
         if axis.role is not None and axis.role in _roles:
             raise LayoutError(
-                f"the logical axis {axis.name!r} has the role {axis.role.name}, which {_roles[axis.role]!r} has already; "
-                f"call that dimension {_roles[axis.role]!r}, or leave out the role"
+                f"the logical axis {axis.name!r} has the role {axis.role.name}, which {_roles[axis.role]!r} has "
+                f"already; call that dimension {_roles[axis.role]!r}, or remove the role"
             )
         _axes[axis.name] = axis
         if axis.role is not None:
@@ -161,7 +161,7 @@ def axis_for_role(role: Role) -> str:
     return _roles[role]
 
 
-_UNKNOWN = LogicalAxis("unknown", "an axis that nobody registered")
+_UNKNOWN = LogicalAxis("unknown", "an unregistered axis")
 
 
 def lookup_axis(name: str | None) -> LogicalAxis:
@@ -170,12 +170,12 @@ def lookup_axis(name: str | None) -> LogicalAxis:
 
 
 def is_stack_axis(name: str | None) -> bool:
-    """Return whether a parameter holds many items of one kind along a logical axis."""
+    """Return True if a parameter holds many items of one kind along a logical axis."""
     return lookup_axis(name).copies
 
 
 def is_table(axes: tuple[str | None, ...]) -> bool:
-    """Return whether a parameter with these logical axes is a table, with a gradient that is computed and
+    """Return True if a parameter with these logical axes is a table, with a gradient that is computed and
     applied by rows.
     """
     return bool(axes) and lookup_axis(axes[0]).table

@@ -41,7 +41,7 @@ def is_debugging() -> bool:
     `float(x)`, NumPy and pdb work.
 
     Guard code that needs concrete values with it, so that the same model file also trains compiled:
-    `if panax.debugging(): print(float(x.mean()))`.
+    `if panax.is_debugging(): print(float(x.mean()))`.
     """
     return _debugging.get()
 

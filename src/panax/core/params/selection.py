@@ -22,7 +22,7 @@ def select_params(pattern: str, names: Iterable[str], layers: LayerParameters, s
         pattern: A name or a prefix of names (`embedding`), one with `*`, or single layers: `layers.3`,
             `layers.0-5`, `layers.3.attention`.
         layers: Where each layer's parameters are stacked; empty for a model without stacks.
-        setting: The setting that the pattern was given for, with which errors begin.
+        setting: Name of the setting with the pattern, with which errors begin.
 
     Raises:
         RecipeError: It selects no parameter.
@@ -43,7 +43,7 @@ def select_params(pattern: str, names: Iterable[str], layers: LayerParameters, s
 
 
 def matches_param(name: str, pattern: str) -> bool:
-    """Return whether a parameter's name equals a pattern, is below it, or matches it if it contains `*`."""
+    """Return True if a parameter's name equals a pattern, is below it, or matches it if it contains `*`."""
     if "*" in pattern:
         return fnmatch.fnmatchcase(name, pattern)
     return name == pattern or name.startswith(pattern.rstrip(".") + ".")

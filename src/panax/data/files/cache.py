@@ -1,8 +1,8 @@
-"""A directory of finished work, shared by processes: each entry appears whole or not at all.
+"""Directory of finished results, shared by processes: each entry appears complete or not at all.
 
-An entry is built under a temporary name and renamed. Where the file system can lock, one process builds while the
-others wait; where it can't, several may build the same, and the first to finish wins. An entry that its reader refuses
-(cut short by a full disk, say) is built again.
+An entry is built under a temporary name and renamed. If the file system supports locks, one process builds
+while the others wait; otherwise several may build the same entry, and the first to finish wins. An entry that
+its reader refuses (truncated by a full disk, for example) is built again.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from ...system.files import discard_folder
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock; renaming alone keeps the entries whole there
+except ImportError:  # Windows has no flock; renaming alone guarantees complete entries there
     fcntl = None
 
 Entry = TypeVar("Entry")
 
 
 def read_or_build(root: Path, name: str, *, build: Callable[[Path], None], read: Callable[[Path], Entry]) -> Entry:
-    """Read the entry `name` under `root`; build it first if it is not there or is damaged.
+    """Read the entry `name` under `root`; build it first if it is missing or damaged.
 
     Args:
-        root: The cache directory, made when it is missing.
-        name: The entry; it must name everything that decides its content.
-        build: Fills the empty directory it is given.
+        root: The cache directory, created if missing.
+        name: Name of the entry; it must identify everything that determines its content.
+        build: Fills the empty directory that is passed to it.
         read: Reads a finished entry; a `DataError` from it means that the entry is damaged.
 
     Raises:
@@ -90,11 +90,11 @@ def _publish(partial: Path, final: Path, read: Callable[[Path], Entry]) -> Entry
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold an advisory lock; yield whether there is one."""
+    """Hold an advisory lock; yield True if it is held."""
     if fcntl is None:
         yield False
         return
-    # Not through a link, which could lead to a file of somebody's.
+    # Not through a link, which could lead to another user's file.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

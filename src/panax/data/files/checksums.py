@@ -1,4 +1,4 @@
-"""Checksums of large files, which are compared once for each state of a file and then remembered."""
+"""Checksums of large files, verified once for each state of a file and then remembered."""
 
 import contextlib
 import json
@@ -16,25 +16,27 @@ from ...system import json_reader
 from .files import decode_utf8, fingerprint, read_bytes, read_error
 
 VERIFIED_FOLDER = "verified"
-"""Of a cache directory, where it is remembered which files were compared with their checksums."""
+"""Subdirectory of a cache directory that records which files passed verification."""
 
 MAX_NAMES_BYTES = 1 << 32
-"""The longest list of names of a cache entry: every word, item or user has one."""
+"""Maximum size of a cache entry's list of names: every word, item or user has one."""
 
 _REMOVE = "remove its folder, and it is made again"
 _BLOCK_BYTES = 2**23
 _SETTLED_SECONDS = 2.0
-"""A file that changed later than this before it was read may change again within the same tick of the file system's clock."""
+"""Margin in seconds: a file that changed less than this before it was read may change again within the same
+tick of the file system's clock."""
 
 
 def compute_checksum(path: Path, look: Callable[[bytes, int], None] = lambda block, offset: None) -> str:
-    """xxh3 of a file, 32 hexadecimal digits.
+    """Compute the xxh3 hash of a file, 32 hexadecimal digits.
 
     Args:
-        look: Called with each block of it and the block's offset in bytes; blocks but the last are of 8 MiB.
+        look: Called with each block of the file and the block's offset in bytes; blocks except the last have
+            8 MiB.
 
     Raises:
-        DataError: It can't be read.
+        DataError: The file can't be read.
     """
     digest, offset = xxhash.xxh3_128(), 0
     try:
@@ -51,22 +53,22 @@ def compute_checksum(path: Path, look: Callable[[bytes, int], None] = lambda blo
 
 
 def compute_seal(header: Mapping[str, Any]) -> str:
-    """xxh3 of a header's fields but `seal` itself, 16 hexadecimal digits."""
+    """Compute the xxh3 hash of a header's fields except `seal`, 16 hexadecimal digits."""
     body = {name: value for name, value in header.items() if name != "seal"}
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
 def write_sealed(path: Path, header: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Write a header in JSON, with the checksums of files that lie beside it, and a seal of it all."""
+    """Write a header as JSON, with the checksums of files in the same directory, and a seal of all of it."""
     sealed = {**header, "checksums": {name: compute_checksum(path.with_name(name)) for name in files}}
     path.write_text(json.dumps({**sealed, "seal": compute_seal(sealed)}), encoding="utf-8")
 
 
 def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
-    """A header that `write_sealed` wrote, once the files beside it are compared with their checksums.
+    """Read a header that `write_sealed` wrote, and verify the checksums of the files in its directory.
 
     Raises:
-        DataError: Something is damaged, or can't be read.
+        DataError: The header or a file is damaged, or can't be read.
     """
     try:
         header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
@@ -91,13 +93,14 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
 def verify_once(
     files: Sequence[Path], expected: Mapping[str, object], check: Callable[[], None], seen: Path | None
 ) -> None:
-    """Call `check`, but not again for files that are as they were when it last passed.
+    """Call `check`, unless the files are unchanged since it last passed.
 
-    Files are taken for unchanged where sizes and times of change (of content and of status, in nanoseconds) are the same.
+    Files count as unchanged if their sizes and times of change (of content and of status, in nanoseconds) are
+    the same.
 
     Args:
-        expected: What they are compared with; another one is checked again.
-        seen: The directory where it is remembered; None: nowhere, so it is checked each time.
+        expected: Expected values; other values are checked again.
+        seen: The directory for the record of passed checks; None: no record, so files are checked each time.
 
     Raises:
         DataError: `check` raised it, or a file can't be read.
@@ -110,7 +113,7 @@ def verify_once(
     check()
     changed = max(max(mtime, ctime) for _, _, mtime, ctime in before) / 1e9
     if record is not None and before == _states(files) and changed + _SETTLED_SECONDS < began:
-        # Where it can't be remembered, it is only checked again.
+        # If the result can't be recorded, the files are only checked again.
         with contextlib.suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
             record.touch()
@@ -128,5 +131,5 @@ def _states(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
 
 
 def checksum_error(path: Path, remedy: str) -> DataError:
-    """What to raise where a file's checksum is another than the one that was written down."""
-    return DataError(f"{path} is damaged: its checksum is not that of what was written; {remedy}")
+    """Return the error for a file with a checksum other than the recorded one."""
+    return DataError(f"{path} is damaged: its checksum does not match the one stored when it was written; {remedy}")

@@ -1,7 +1,8 @@
-"""Files as streams, decompressed where their first bytes say so: gzip, bz2, xz and zstd, with bounded memory.
+"""Files as streams, decompressed according to their first bytes (gzip, bz2, xz and zstd), with bounded
+memory.
 
-A few bytes can stand for terabytes. So a file that grows beyond `MAX_RATIO` times its size is refused, and no decompressor may
-take a window of more than `_MOST_WINDOW_BYTES`.
+A few bytes can expand to terabytes. A file that grows beyond `MAX_RATIO` times its size is therefore
+refused, and no decompressor may use a window of more than `_MOST_WINDOW_BYTES`.
 """
 
 import bz2
@@ -21,27 +22,29 @@ from .files import read_error
 from .magic import HEADER_BYTES, detect_compression
 
 MAX_RATIO = 500
-"""Text that is compressed best, of lines that are nearly the same, becomes a few hundred times larger."""
+"""Maximum ratio of decompressed to compressed size: the best case, nearly identical lines of text, reaches a
+few hundred."""
 
 UNCHECKED_BYTES = 2**26
-"""Up to here a file may become as large as it likes."""
+"""Decompressed size up to which no ratio is checked."""
 
 _MOST_WINDOW_BYTES = 2**28
 _READ_BYTES = 2**16
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
-"""What compressed files are called."""
+"""File name endings of compressed files."""
 
 
 @contextlib.contextmanager
 def open_file(path: Path, name: str) -> Iterator[Any]:
-    """Open a file for reading, decompressed where it is compressed.
+    """Open a file for reading, decompressed if it is compressed.
 
     Args:
-        name: The file, as errors name it.
+        name: The file's name for error messages.
 
     Raises:
-        DataError: It can't be read, is damaged, or becomes far larger than it is. Also while it is read.
+        DataError: The file can't be read, is damaged, or expands far beyond its size. Also raised while it is
+            read.
     """
     try:
         with path.open("rb") as raw:
@@ -60,13 +63,13 @@ def open_file(path: Path, name: str) -> Iterator[Any]:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file's first bytes are those of a compressed one."""
+    """Return True if a file's first bytes are those of a compression format."""
     with path.open("rb") as file:
         return detect_compression(file.read(8)) is not None
 
 
 def read_first_bytes(path: Path, name: str) -> bytes:
-    """The beginning of a file, decompressed.
+    """Read the beginning of a file, decompressed.
 
     Raises:
         DataError: As `open_file`.
@@ -107,13 +110,14 @@ def _zstd(name: str) -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """What one decompressor after another makes of a file, which may hold several streams."""
+    """Decompressed stream of a file, which may hold several compressed streams in sequence."""
 
     def __init__(self, raw: Any, make: Callable[[], Any], *, padding: bytes = b"") -> None:
-        """
+        """Decompress `raw`.
+
         Args:
-            make: A decompressor, as those of bz2, lzma and zstd.
-            padding: What may stand between two streams.
+            make: Makes a decompressor, like those of bz2, lzma and zstd.
+            padding: Bytes allowed between two streams.
         """
         self._raw, self._make, self._padding = raw, make, padding
         self._decompressor = make()
@@ -143,7 +147,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Translated(io.RawIOBase):
-    """A stream with errors of a library's own as errors of reading."""
+    """A stream that raises a library's errors as read errors."""
 
     def __init__(self, inner: Any, error: type[Exception]) -> None:
         self._inner, self._error = inner, error
@@ -159,12 +163,13 @@ class _Translated(io.RawIOBase):
 
 
 class BoundedStream(io.RawIOBase):
-    """A decompressed stream that must not become far larger than what it is made of."""
+    """A decompressed stream that must not become far larger than its compressed input."""
 
     def __init__(self, inner: Any, consumed: Callable[[], int], name: str, kind: str) -> None:
-        """
+        """Bound `inner`.
+
         Args:
-            consumed: How many compressed bytes have been read so far.
+            consumed: Returns the number of compressed bytes read so far.
         """
         self._inner, self._consumed, self._name, self._kind = inner, consumed, name, kind
         self._made = 0
@@ -177,8 +182,9 @@ class BoundedStream(io.RawIOBase):
         self._made += count
         if self._made > UNCHECKED_BYTES and self._made > MAX_RATIO * self._consumed():
             raise DataError(
-                f"{self._name}: its first {self._consumed():,} bytes, compressed with {self._kind}, become {self._made:,} "
-                f"bytes or more; expected at most {MAX_RATIO} times as many: decompress the file first if that is right"
+                f"{self._name}: its first {self._consumed():,} bytes, compressed with {self._kind}, become "
+                f"{self._made:,} bytes or more; expected at most {MAX_RATIO} times as many: decompress the file "
+                f"first if that is right"
             )
         return count
 

@@ -1,8 +1,10 @@
-"""Copies of files of object stores, shared by processes, whose size has a bound: what was not used for longest goes first.
+"""Size-bounded cache of object-store files, shared by processes; the least recently used copy is removed
+first.
 
-A copy appears whole or not at all: it is written under a hidden name, flushed and renamed. Whoever reads one holds a shared
-lock on it, whoever removes one an exclusive lock, so none is removed that is in use. A copy under way is locked too, and
-counts with its whole size from the beginning. Locks end with their process, so nothing is left over by one that was killed.
+A copy appears whole or not at all: it is written under a hidden name, flushed and renamed. A reader holds a
+shared lock on its copy and a remover an exclusive lock, so no copy in use is removed. A copy being written is
+locked too, and counts with its full size from the start. Locks end with their process, so a killed process
+leaves none behind.
 """
 
 import contextlib
@@ -23,7 +25,8 @@ except ImportError:  # Windows has no flock
 
 DEFAULT_GB = 50.0
 CROWDED_ENTRIES = 1000
-"""Of more copies than this, some more are removed than there must be, so that the next ones find room without a search."""
+"""With more copies than this, more are removed than necessary, so that the next ones find room without a
+search."""
 
 _WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -32,22 +35,22 @@ _PARTIAL = ".partial"
 
 
 class CacheFullError(DataError):
-    """The files in use fill the cache; there may be room when they are no longer in use."""
+    """The files in use fill the cache; there may be room later, when they are no longer in use."""
 
 
 class FileCache:
-    """A directory of copies.
+    """Directory of copies.
 
     Attributes:
         root: The directory, made when it is missing.
-        limit_bytes: What all copies together may take.
+        limit_bytes: Maximum size of all copies together.
     """
 
     def __init__(self, root: Path, limit_bytes: int, *, wait_seconds: float = _WAIT_SECONDS) -> None:
         """Use `root`.
 
         Args:
-            wait_seconds: How long to wait for room while all that could go is in use.
+            wait_seconds: How long to wait for room while all copies are in use.
         """
         self.root = root
         self.limit_bytes = limit_bytes
@@ -55,13 +58,14 @@ class FileCache:
 
     @classmethod
     def default(cls, *, wait: bool = True) -> "FileCache":
-        """`panax-files` in the cache directory, of at most $PANAX_CACHE_GB (10^9 bytes each; 50 where it is not set).
+        """Return the cache `panax-files` in the cache directory, of at most $PANAX_CACHE_GB (10^9 bytes each;
+        50 if not set).
 
         Args:
-            wait: Whether to wait for room.
+            wait: True to wait for room.
 
         Raises:
-            DataError: $PANAX_CACHE_GB is no number above 0.
+            DataError: $PANAX_CACHE_GB is not a number above 0.
         """
         given = os.environ.get("PANAX_CACHE_GB", "")
         try:
@@ -74,28 +78,29 @@ class FileCache:
 
     @contextlib.contextmanager
     def lease(self, key: str, size: int, fill: Callable[[int], None], name: str) -> Iterator[Path]:
-        """Give the path of a copy, which stays as long as the block lasts.
+        """Yield the path of a copy, which exists as long as the block lasts.
 
         Args:
             key: The copy's file name; it must name everything that decides its content.
-            size: Of the copy, in bytes.
-            fill: Writes the copy into an open file descriptor, where there is none yet.
-            name: The file, as errors name it.
+            size: Size of the copy in bytes.
+            fill: Writes the copy into an open file descriptor, if it does not exist yet.
+            name: The file's name for error messages.
 
         Raises:
-            NoRoomError: It does not fit beside what is in use.
-            DataError: It is larger than the cache, or the directory can't be written or locked. `fill` may raise others.
+            CacheFullError: It does not fit in the cache with the files in use.
+            DataError: It is larger than the cache, or the directory can't be written or locked. `fill` may
+                raise others.
         """
         descriptor = self._pinned(key, size, fill, name)
         try:
             yield self.root / key
         finally:
             with contextlib.suppress(OSError):
-                os.utime(descriptor)  # when it was last used
+                os.utime(descriptor)  # time of last use
             os.close(descriptor)
 
     def _pinned(self, key: str, size: int, fill: Callable[[int], None], name: str) -> int:
-        """A descriptor of the copy with a shared lock on it."""
+        """Return a descriptor of the copy with a shared lock on it."""
         if fcntl is None:
             raise DataError(f"{name}: copies of remote files need a system with flock; read it from a local path")
         if size > self.limit_bytes:
@@ -120,7 +125,7 @@ class FileCache:
             ) from error
 
     def _try_to_make(self, key: str, size: int, fill: Callable[[int], None], name: str) -> None:
-        """Make the copy, unless another is at it."""
+        """Make the copy, unless another process is making it."""
         partial = self.root / f".{key}{_PARTIAL}"
         with contextlib.suppress(FileExistsError):
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
@@ -132,7 +137,7 @@ class FileCache:
                 self._reserve(descriptor, size, name)
                 fill(descriptor)
                 os.fsync(descriptor)
-                with self._alone():  # a directory that is listed meanwhile may show neither name
+                with self._alone():  # a directory listed meanwhile may show neither name
                     partial.rename(self.root / key)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -140,19 +145,20 @@ class FileCache:
             os.close(descriptor)
 
     def _reserve(self, descriptor: int, size: int, name: str) -> None:
-        """Make room, and give the file its size, so that it counts."""
+        """Make room, and set the file's size, so that it counts."""
         end = time.monotonic() + self._wait_seconds
         while not self._make_room(descriptor, size):
             if time.monotonic() >= end:
                 raise CacheFullError(
                     f"{name} has {size:,} bytes, for which there is no room: the cache of files holds "
-                    f"{self.limit_bytes:,}, and what is in it is in use; raise PANAX_CACHE_GB"
+                    f"{self.limit_bytes:,}, and all of its files are in use; raise PANAX_CACHE_GB"
                 )
             time.sleep(_POLL_SECONDS)
 
     def _make_room(self, descriptor: int, size: int) -> bool:
         with self._alone() as lock:
-            # What the copies take at most. It can be too much, where some were removed by hand; then they are counted again.
+            # Upper bound on the size of all copies. It can be too high if some were removed by hand; then
+            # they are counted again.
             known = os.pread(lock, 32, 0)
             taken = int(known) if known.strip().isdigit() else self.limit_bytes
             if taken + size > self.limit_bytes:
@@ -164,13 +170,14 @@ class FileCache:
             return True
 
     def _clear(self, size: int) -> int:
-        """Remove what was not used for longest, until there is room; what is left takes so many bytes."""
+        """Remove the least recently used copies until there is room; return the size of the remaining ones in
+        bytes."""
         found = []
         for entry in os.scandir(self.root):
             if entry.name not in (_LOCK, OWNER_MARKER) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
-                    # What a killed process left of a copy goes first.
+                    # Partial copies of killed processes go first.
                     age = 0 if entry.name.endswith(_PARTIAL) else status.st_mtime_ns
                     found.append((age, entry.path, status.st_size))
         taken = sum(each for _, _, each in found)
@@ -188,7 +195,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[int]:
-        """Hold the lock of the whole directory, under which files get their size and their name."""
+        """Hold the lock of the whole directory, under which files get their sizes and names."""
         assert fcntl is not None
         lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
@@ -199,7 +206,8 @@ class FileCache:
 
 
 def _lock_existing(path: Path, *, shared: bool) -> int | None:
-    """A descriptor of a file with a lock on it; None where there is no such file, or another holds it."""
+    """Return a locked descriptor of a file; None if the file does not exist, or another process holds the
+    lock."""
     assert fcntl is not None
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -207,7 +215,7 @@ def _lock_existing(path: Path, *, shared: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        # Between the two calls it may have been removed, and perhaps made anew.
+        # Between the two calls it may have been removed, and perhaps made again.
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):

@@ -1,4 +1,5 @@
-"""Finding, reading and fingerprinting the files of a corpus, here or in an object store; each failure names the file."""
+"""Finding, reading and fingerprinting the files of a corpus, here or in an object store; each failure names
+the file."""
 
 import contextlib
 import glob
@@ -27,11 +28,11 @@ _BYTES_AHEAD = 2**28
 
 
 class BadRecordError(DataError):
-    """One record can't be used; those after it can.
+    """A record can't be used; later ones can.
 
     Attributes:
         where: The file, and the line or row in it.
-        reason: What is wrong, and what would be right.
+        reason: The problem, and what was expected.
     """
 
     def __init__(self, where: str, reason: str) -> None:
@@ -44,9 +45,10 @@ class DataFile(NamedTuple):
     """A file to read from.
 
     Attributes:
-        name: Its path or address, as errors name it.
-        remote: What it is in an object store; None for a file of this machine.
-        path: Of a file of this machine, whatever the current folder is later; empty: as its name says.
+        name: Its path or address, for error messages.
+        remote: The object in an object store; None for a local file.
+        path: Absolute path of a local file, independent of later changes of the current folder; empty:
+            `name`.
     """
 
     name: str
@@ -55,7 +57,7 @@ class DataFile(NamedTuple):
 
     @property
     def local(self) -> Path:
-        """Where a file of this machine is."""
+        """Return the path of a local file."""
         return Path(self.path or self.name)
 
     @property
@@ -64,7 +66,8 @@ class DataFile(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, int, int | str]:
-        """The absolute name, the size in bytes, and the time of change in nanoseconds or the store's tag."""
+        """Return the absolute name, the size in bytes, and the time of change in nanoseconds or the store's
+        tag."""
         if self.remote is not None:
             return self.name, self.remote.size, self.remote.tag
         path = self.local
@@ -76,10 +79,10 @@ class DataFile(NamedTuple):
 
     @contextlib.contextmanager
     def open_local(self, *, wait: bool = True) -> Iterator[Path]:
-        """A path on this machine, good as long as the block lasts: the file itself, or a copy in the cache of files.
+        """Yield a local path, valid as long as the block lasts: the file itself, or a copy in the file cache.
 
         Args:
-            wait: Whether to wait for room in the cache.
+            wait: True to wait for room in the cache.
 
         Raises:
             DataError: There is no room for a copy, or the file has changed since it was found.
@@ -96,7 +99,7 @@ _Copy = tuple[contextlib.ExitStack, Path]
 
 
 def open_each_local(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
-    """Yield each file's name and a path on this machine, good until the next is asked for.
+    """Yield each file's name and a local path, valid until the next is requested.
 
     While a remote file is in use, the next ones are copied.
     """
@@ -130,7 +133,7 @@ def _copied(ahead: "deque[Future[_Copy]]", file: DataFile) -> _Copy:
     if ahead:
         with contextlib.suppress(CacheFullError):
             return ahead.popleft().result()
-        # What was copied ahead may be what takes the room.
+        # The copies made ahead may be filling the cache.
         _release(ahead)
     return _copy(file, wait=True)
 
@@ -141,7 +144,7 @@ def _copy(file: DataFile, *, wait: bool) -> _Copy:
 
 
 def _release(ahead: "deque[Future[_Copy]]") -> None:
-    """Let go of copies, now or as soon as they are made."""
+    """Release copies, now or as soon as they are made."""
     while ahead:
         future = ahead.popleft()
         if not future.cancel():
@@ -158,9 +161,9 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
 
     Args:
         paths: Each a file, a directory (searched with `patterns`; hidden files and linked directories
-            in it are left out), or a glob; of this machine, or of an object store (`s3://bucket/texts/*.jsonl`).
+            in it are skipped), or a glob; local, or in an object store (`s3://bucket/texts/*.jsonl`).
             `package:NAME/PATH` is a file inside an installed Python package.
-        patterns: What to look for inside a directory, as in `Path.glob`.
+        patterns: Globs to match inside a directory, as in `Path.glob`.
 
     Raises:
         DataError: `paths` is empty, one does not exist, or a directory or glob holds no match.
@@ -199,7 +202,7 @@ def _search(directory: Path, patterns: Sequence[str]) -> list[Path]:
     matches: set[Path] = set()
     ends = tuple(pattern.removeprefix("**/*") for pattern in patterns if pattern.startswith("**/*"))
     if len(ends) == len(patterns) and not any(glob.has_magic(end) or "/" in end for end in ends):
-        # One walk for all: folders are large, and ends are many.
+        # One walk for all patterns: folders are large, and there are many endings.
         matches = {path for path in directory.glob("**/*") if path.name.endswith(ends)}
         patterns = ()
     for pattern in patterns:
@@ -230,7 +233,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_error(path: Path | str, error: Exception) -> DataError:
-    """What to raise when the system, or a format's own reader, refuses a file."""
+    """Return the error for a file that the system, or a format's reader, refuses."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return DataError(f"{path} can't be read: {reason}; check that it exists, is complete, and that you may read it")
 
@@ -240,7 +243,7 @@ def decode_utf8(data: bytes, where: str, *, start: int = 0) -> str:
 
     Args:
         data: The bytes.
-        where: What an error calls them: the file, and the line where there is one.
+        where: Their location for error messages: the file, and the line if there is one.
         start: Their offset in the file, in bytes.
 
     Raises:
@@ -250,7 +253,7 @@ def decode_utf8(data: bytes, where: str, *, start: int = 0) -> str:
     Traceback (most recent call last):
         ...
     panax.data.files.files.BadRecordError: menu.txt: byte 3 is 0xe9, which is not UTF-8; expected UTF-8 text: \
-convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
+convert it (`iconv -f LATIN1 -t UTF-8`), or remove the file
     """
     skip = len(_UTF8_BOM) if start == 0 and data.startswith(_UTF8_BOM) else 0
     try:
@@ -261,20 +264,20 @@ convert it (`iconv -f LATIN1 -t UTF-8`), or leave the file out
             compressed = kind in _COMPRESSIONS
             raise BadRecordError(
                 where,
-                f"it is {f'compressed ({kind})' if compressed else f'a file of the format {kind}'}, and UTF-8 text is expected: "
-                f"{'decompress it' if compressed else 'name it to what reads that format'}, or leave the file out",
+                f"it is {f'compressed ({kind})' if compressed else f'a file of the format {kind}'}, and UTF-8 text is "
+                f"expected: {'decompress it' if compressed else 'use the source for that format'}, or remove the file",
             ) from None
         offset = start + skip + error.start
         encoding = "LATIN1" if start else _BOMS.get(data[:2], "LATIN1")
         raise BadRecordError(
             where,
-            f"byte {offset} is 0x{data[skip + error.start]:02x}, which is not UTF-8; expected UTF-8 text: "
-            f"convert it (`iconv -f {encoding} -t UTF-8`), or leave the file out",
+            f"byte {offset} is 0x{data[skip + error.start]:02x}, which is not UTF-8; expected UTF-8 text: convert it "
+            f"(`iconv -f {encoding} -t UTF-8`), or remove the file",
         ) from None
 
 
 def fingerprint(*parts: object) -> str:
-    """A short hash of JSON values: 32 hexadecimal digits.
+    """Compute a short hash of JSON values: 32 hexadecimal digits.
 
     >>> fingerprint("a", 1) == fingerprint("a", 1) != fingerprint("a", 2)
     True
@@ -283,9 +286,10 @@ def fingerprint(*parts: object) -> str:
 
 
 def cache_identity(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
-    """What a cache of files' content goes by: their marks, and when their records in the file system last changed.
+    """Yield the cache key of each file's content: its mark, and the time of the last change of its inode.
 
-    A file that is replaced by one of the same size, with its time of change set back (`cp -p`, `rsync -t`), has another one.
+    A file that is replaced by one of the same size with its time of change preserved (`cp -p`, `rsync -t`)
+    has another key.
     """
     for file in files:
         found = file if isinstance(file, DataFile) else DataFile(str(file))
@@ -293,6 +297,7 @@ def cache_identity(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]
 
 
 def stat_files(files: Sequence[DataFile | Path]) -> Iterator[tuple[str, int, int | str]]:
-    """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its store's tag."""
+    """Yield each file's absolute name, its size in bytes, and its time of change in nanoseconds or its
+    store's tag."""
     for file in files:
         yield (file if isinstance(file, DataFile) else DataFile(str(file))).identity

@@ -1,7 +1,7 @@
-"""What a file is, by its first bytes: a name may be wrong, or say nothing."""
+"""Detection of a file's format by its first bytes: its name may be wrong or missing."""
 
 HEADER_BYTES = 2**13
-"""So many bytes of a file tell its kind."""
+"""Number of bytes of a file that identify its format."""
 
 _COMPRESSED = (
     (b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x04\x22\x4d\x18", "lz4"),
@@ -19,24 +19,24 @@ _PORTABLE = tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in 
 
 
 def detect_compression(begin: bytes) -> str | None:
-    """What a file that begins so is compressed with; None where it is not.
+    """Return the compression format of a file with this beginning; None if it is not compressed.
 
     >>> detect_compression(b"BZh91AY"), detect_compression(b"the oak")
     ('bz2', None)
     """
-    # A frame of zstd may have frames before it that are skipped.
+    # A zstd frame may be preceded by skippable frames.
     if len(begin) >= 4 and begin[1:4] == b"\x2a\x4d\x18" and 0x50 <= begin[0] <= 0x5F:
         return "zstd"
     return next((name for magic, name in _COMPRESSED if begin.startswith(magic)), None)
 
 
 def detect_format(begin: bytes) -> str | None:
-    """The format of a file that begins so, where it is one of those that are no text; None for others."""
+    """Return the format of a file with this beginning if it is a known binary format; None otherwise."""
     return detect_compression(begin) or next((name for magic, name in _OTHERS if begin.startswith(magic)), None)
 
 
 def is_image(begin: bytes) -> bool:
-    """Whether a file that begins so is an image of a kind that is decoded."""
+    """Return True if a file with this beginning is an image of a supported kind."""
     bitmap = begin[:2] == b"BM" and begin[6:10] == bytes(4)
     webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
     return bitmap or webp or begin.startswith((*_IMAGES, *_PORTABLE))

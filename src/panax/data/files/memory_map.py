@@ -1,4 +1,5 @@
-"""Arrays in files, mapped into memory: a file that is cut short while it is in use is an error, not the end of the process."""
+"""Memory-mapped arrays in files: a file that is truncated while in use raises an error instead of killing the
+process."""
 
 import mmap
 from pathlib import Path
@@ -11,10 +12,10 @@ from .files import read_error
 
 
 def map_file(path: Path, dtype: np.dtype | str, shape: tuple[int, ...], remedy: str) -> np.ndarray:
-    """The array that a file is, row-major, without reading it.
+    """Map a file as a row-major array, without reading it.
 
     Args:
-        remedy: What to do where the file has another size.
+        remedy: Advice for the error message if the file has another size.
 
     Raises:
         DataError: The file can't be read, or its size is not that of the array.
@@ -29,19 +30,21 @@ def map_file(path: Path, dtype: np.dtype | str, shape: tuple[int, ...], remedy: 
             raise DataError(
                 f"{path} has {size} bytes; expected {expected} ({count} of {dtype.name}): it is damaged or cut short; {remedy}"
             )
-        # Nothing can't be mapped.
+        # An empty file can't be mapped.
         return np.memmap(path, dtype, mode="r", shape=shape).view(np.ndarray) if size else np.zeros(shape, dtype)
     except OSError as error:
         raise read_error(path, error) from error
 
 
 def check_mapped(*arrays: np.ndarray | None) -> None:
-    """See that the files of mapped arrays are as long as when they were mapped: reading beyond a file's end kills the process.
+    """Check that the files of mapped arrays are still as long as when they were mapped: reading beyond a
+    file's end kills the process.
 
-    Any array may be given; only those that are, or are views of, `numpy.memmap` have a file. It takes about a microsecond.
+    Any array may be passed; only those that are, or are views of, `numpy.memmap` have a file. It takes about
+    a microsecond.
 
     Raises:
-        DataError: A file was cut short.
+        DataError: A file was truncated.
     """
     for array in arrays:
         base: object = array
@@ -54,6 +57,6 @@ def check_mapped(*arrays: np.ndarray | None) -> None:
             found = base.size()
             if found < expected:
                 raise DataError(
-                    f"{mapped.filename} was cut short to {found:,} bytes while it was in use; expected {expected:,}: restore it "
-                    f"(what Panax keeps in its cache it makes again) and run the same command again"
+                    f"{mapped.filename} was cut short to {found:,} bytes while it was in use; expected {expected:,}: "
+                    f"restore it (Panax remakes files of its cache) and run the same command again"
                 )

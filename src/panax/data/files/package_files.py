@@ -1,4 +1,5 @@
-"""Data that ships inside Python packages: their files are read where they lie, and nothing of the package is imported."""
+"""Data that ships inside Python packages: the files are read in place, and nothing of the package is
+imported."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +12,7 @@ SCHEME = "package:"
 
 
 def package_file(address: str) -> Path:
-    """The path of a file in an installed package, `package:NAME/PATH/IN/IT`.
+    """Return the path of a file in an installed package, `package:NAME/PATH/IN/IT`.
 
     Raises:
         DataError: The package is not installed, or has no such file.

@@ -1,13 +1,15 @@
-"""Many small records in one file, with random access: what images from Parquet, tar shards and object stores are kept as.
+"""Many small records in one file, with random access: the cached form of images from Parquet, tar shards and
+object stores.
 
 A directory of plain little-endian files:
 
     header.json         {"format": "panax-records", "version": 1, "num_records", "has_labels", "classes", "content",
-                        "bad_records" (the place of each that was skipped, and what was wrong),
+                        "bad_records" (the location of each skipped record, and its error),
                         "checksums" (of the other files), "seal"}
     data.bin            the records, one after another
     names.bin           their names in UTF-8, one after another
-    offsets.bin         2 * (num_records + 1) int64: where each record begins in data.bin, then each name in names.bin
+    offsets.bin         2 * (num_records + 1) int64: the offset of each record in data.bin, then of each name
+                        in names.bin
     labels.bin          only if has_labels: num_records int32
 """
 
@@ -36,9 +38,9 @@ class PackedRecord(NamedTuple):
     """One record.
 
     Attributes:
-        name: What messages call it; it stays the same when others are added.
+        name: Its name in messages; independent of records added later.
         data: Its bytes.
-        label: Its class; None where it has none.
+        label: Its class; None if it has none.
     """
 
     name: str
@@ -50,20 +52,20 @@ class PackedFiles:
     """An open directory of records, memory-mapped.
 
     Attributes:
-        labels: The class of each; None when they have none.
-        classes: What each label stands for.
-        fingerprint: A hash of what they hold.
-        bad: The records that were skipped when it was written.
+        labels: The class of each record; None if they have none.
+        classes: The class name of each label.
+        fingerprint: A hash of the records' content.
+        bad: The records that were skipped when the directory was written.
     """
 
     def __init__(self, directory: Path, seen: Path | None = None) -> None:
-        """Open it.
+        """Open a directory.
 
         Args:
             seen: As for `open_tokens`.
 
         Raises:
-            DataError: It is none, or is damaged.
+            DataError: It is not a directory of records, or is damaged.
         """
         path = directory / "header.json"
         try:
@@ -122,8 +124,8 @@ def pack(
     """Write records into an empty directory, one after another.
 
     Args:
-        skip: Called with each bad record; raises where it is one too many.
-        number_classes: Gives the number of each label, and what the numbers stand for.
+        skip: Called with each bad record; raises if there are too many.
+        number_classes: Returns the index of each label, and the class names by index.
 
     Raises:
         DataError: There is no record, or `skip` raised it.

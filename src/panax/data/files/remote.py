@@ -1,4 +1,4 @@
-"""Files of object stores: which ones an address or a glob means, and a copy of one on this machine."""
+"""Files of object stores: the objects that an address or a glob matches, and local copies of them."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from panax.stores import ObjectNotFoundError, Store, is_remote, open_store, reda
 from .file_cache import FileCache
 
 PART_BYTES = 2**24
-"""A copy is read in parts of so many bytes, several at once."""
+"""Size of the parts in which a copy is read, several at once."""
 
 _READS_AT_ONCE = 4
 _TRIES = 4
@@ -29,11 +29,11 @@ class RemoteObject(NamedTuple):
 
     Attributes:
         url: Its address.
-        path: Below the root of `store`.
-        size: In bytes.
-        tag: Changes when the content does: the store's tag, or where it has none the time of the last change.
-        store: Where it is.
-        clients: Of its bucket.
+        path: Its path below the root of `store`.
+        size: Size in bytes.
+        tag: Changes when the content does: the store's tag, or the time of the last change if it has none.
+        store: The store of the object.
+        clients: Clients of its bucket.
     """
 
     url: str
@@ -45,23 +45,23 @@ class RemoteObject(NamedTuple):
 
     @contextlib.contextmanager
     def open_local(self, *, wait: bool = True) -> Iterator[Path]:
-        """A copy on this machine, which stays as long as the block lasts.
+        """Yield a local copy, which exists as long as the block lasts.
 
         Args:
-            wait: Whether to wait for room in the cache.
+            wait: True to wait for room in the cache.
 
         Raises:
-            StoreError: It can't be read, after as many tries as the store makes.
-            DataError: It is no longer what was listed, or there is no room for it.
+            StoreError: It can't be read, after all of the store's retries.
+            DataError: It has changed since it was listed, or there is no room for it.
         """
-        # The name's end is kept: it tells readers how a file is compressed.
+        # The suffix is preserved: readers detect the compression from it.
         key = hashlib.sha256(repr((self.url, self.size, self.tag)).encode()).hexdigest()[:32]
         suffix = re.sub(r"[^A-Za-z0-9.]", "", PurePosixPath(self.path).suffix)
         with FileCache.default(wait=wait).lease(f"{key}{suffix}", self.size, self._copy, self.url) as path:
             yield path
 
     def _copy(self, descriptor: int) -> None:
-        """Copy it, and compare with the store's tag where that is the MD5 of the content."""
+        """Copy the object, and verify the store's tag if it is the MD5 of the content."""
         unlike: set[str] = set()
         for _ in range(_TRIES):
             copy, starts = functools.partial(self._copy_part, descriptor), range(0, self.size, PART_BYTES)
@@ -73,11 +73,12 @@ class RemoteObject(NamedTuple):
             if stat_object(self).tag != self.tag:
                 raise DataError(f"{self.url} was replaced while it was read; run the same again")
             found = _md5(descriptor)
-            # The same bytes twice show that the tag is another thing, as where the server encrypts with a key.
+            # The same bytes twice show that the tag is not an MD5, for example if the server encrypts with a
+            # key.
             if not _MD5.fullmatch(self.tag) or found == self.tag or found in unlike:
                 return
             unlike.add(found)
-        raise StoreError(f"{self.url} is not what its checksum says, in {_TRIES} tries; see whether it is damaged")
+        raise StoreError(f"{self.url} does not match its checksum, in {_TRIES} tries; check whether it is damaged")
 
     def _copy_part(self, descriptor: int, start: int) -> bool:
         part = bytearray(min(PART_BYTES, self.size - start))
@@ -89,12 +90,13 @@ class RemoteObject(NamedTuple):
 
 
 def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
-    """The objects that an address means: one, those of a folder that match a pattern, or those that match a glob.
+    """Find the objects of an address: one object, those of a folder that match a pattern, or those that match
+    a glob.
 
-    Hidden ones, and those in hidden folders, are left out.
+    Hidden ones, and those in hidden folders, are skipped.
 
     Raises:
-        DataError: There is none.
+        DataError: No object was found.
         StoreError: The store can't be listed.
     """
     scheme, _, rest = url.partition("://")
@@ -125,7 +127,7 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
 
 
 def list_objects(root: str) -> list[RemoteObject]:
-    """Every object below an address, in the order of their names.
+    """List every object below an address, in the order of their names.
 
     Raises:
         StoreError: The store can't be listed, or its credentials are missing.
@@ -147,11 +149,11 @@ def list_objects(root: str) -> list[RemoteObject]:
 
 
 def stat_object(known: RemoteObject) -> RemoteObject:
-    """The object as it is now.
+    """Return the object's current description.
 
     Raises:
-        MissingError: There is none of that name.
-        StoreError: The store can't be asked.
+        ObjectNotFoundError: It does not exist.
+        StoreError: The store can't be reached.
     """
     import obstore
 
@@ -195,7 +197,7 @@ def _matching(objects: list[RemoteObject], wanted: list[re.Pattern[str]]) -> lis
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """What a glob stands for; `**` is any number of folders.
+    """Compile a glob to a regular expression; `**` is any number of folders.
 
     >>> bool(_regex("**/*.jsonl").fullmatch("a/b.jsonl")), bool(_regex("*.jsonl").fullmatch("a/b.jsonl"))
     (True, False)

@@ -1,4 +1,5 @@
-"""What of a folder is not read: files are taken by their kind, and a person should know which ones are not."""
+"""Report of the files of a folder that are not read: files are selected by kind, and users should know which
+are skipped."""
 
 import glob
 import os
@@ -18,12 +19,12 @@ _OF_A_FOLDER = re.compile(r"(.+)/\*\*/\*[^*?/\[\]]*")
 
 
 def describe_skipped_files(paths: Sequence[str], files: Iterable[DataFile]) -> tuple[str, ...]:
-    """A line for each folder: what of it is read and what is not, by ending and count.
+    """Describe for each folder which files are read and which are not, by ending and count; one line each.
 
     Args:
-        paths: What was named: folders, or all files of one ending below a folder (`texts/**/*.txt`); other globs say themselves
-            what they take.
-        files: What is read.
+        paths: The configured paths: folders, or all files of one ending below a folder (`texts/**/*.txt`);
+            other globs are explicit and not described.
+        files: The files that are read.
     """
     taken = {file.name for file in files}
     roots = dict.fromkeys(root for path in paths if (root := _root(path)) is not None)
@@ -31,7 +32,8 @@ def describe_skipped_files(paths: Sequence[str], files: Iterable[DataFile]) -> t
 
 
 def describe_skipped_corpus_files(corpus: Any) -> tuple[str, ...]:
-    """The same, of a corpus of text that names paths; of one that holds others, of these together."""
+    """Describe the same for a text corpus with paths; for a corpus made of others, for all of these
+    together."""
     paths: list[str] = []
     files: list[DataFile] = []
     for each in _parts(corpus):
@@ -51,7 +53,7 @@ def _parts(corpus: Any) -> Iterator[Any]:
 def _root(path: str) -> str | None:
     match = _OF_A_FOLDER.fullmatch(path)
     if match is not None:
-        # What `glob.escape` made of a folder's name.
+        # Undo `glob.escape` on a folder's name.
         path = re.sub(r"\[([*?\[])\]", r"\1", match[1])
     if is_remote(path):
         return None if glob.has_magic(path) else path.rstrip("/")
@@ -60,7 +62,7 @@ def _root(path: str) -> str | None:
 
 
 def _line(root: str, taken: set[str]) -> str | None:
-    """What of a folder is read and what is not."""
+    """Describe which files of a folder are read and which are not."""
     if root in taken:
         return None
     read: Counter[str] = Counter()
@@ -84,7 +86,8 @@ def _line(root: str, taken: set[str]) -> str | None:
 
 
 def _walk(root: str, links: list[str]) -> Iterator[tuple[str, bool]]:
-    """Each file's path, and whether it is hidden; folders that are links are listed, and not followed."""
+    """Yield each file's path, and True if it is hidden; linked folders are listed in `links`, not
+    followed."""
     for folder, inside, names in os.walk(root):
         below = Path(folder).relative_to(root)
         links += [str(below / name) for name in inside if os.path.islink(os.path.join(folder, name))]

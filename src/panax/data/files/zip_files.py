@@ -1,4 +1,4 @@
-"""Archives of strangers: whatever is wrong with one, it is a `BadZipFile`."""
+"""Zip archives from untrusted sources: every defect is reported as a `BadZipFile`."""
 
 import struct
 import zipfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """An archive, with its list of members read.
+    """Open an archive and read its list of members.
 
     Raises:
         zipfile.BadZipFile: It is not a zip archive, or has an unsupported version.
@@ -15,5 +15,5 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (NotImplementedError, ValueError, IndexError, OverflowError, struct.error) as error:
-        # A version of the format that there is not, a name in no encoding, a field outside its range.
+        # An unknown version of the format, a name in an invalid encoding, a field outside its range.
         raise zipfile.BadZipFile(str(error)) from error

@@ -30,15 +30,17 @@ _RECORDS_AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArrayRecord(Validated):
-    """ArrayRecord files whose records are texts or JSON objects. Needs array_record (`pip install 'panax-jax[arrayrecord]'`).
+    """ArrayRecord files with records that are texts or JSON objects. Needs array_record (`pip install
+    'panax-jax[arrayrecord]'`).
 
     Attributes:
         paths: Files, directories (searched for `.array_record`) or globs, also of object stores.
-        record: What a record is: "text", the document in UTF-8, or "json", an object with the fields below.
+        record: Format of a record: "text", the document in UTF-8, or "json", an object with the fields below.
         text: The field that holds the document.
-        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The field that holds what is learnt; needs `prompt`.
-        max_record_bytes: A record of more is a bad one; a chunk of records of more than four times as much is an error.
+        prompt: The field with the text before the answer, which carries no loss; needs `answer`.
+        answer: The field with the text to learn; needs `prompt`.
+        max_record_bytes: A larger record is a bad record; a chunk of records more than four times as large is
+            an error.
     """
 
     paths: tuple[str, ...]
@@ -79,7 +81,7 @@ class ArrayRecord(Validated):
             return BadRecord(error.where, error.reason)
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files to read."""
         return find_files(self.paths, _PATTERNS)
 
     def fingerprint(self) -> str:
@@ -95,11 +97,9 @@ class ArrayRecord(Validated):
 def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[bytes]:
     reader = reader_type(path)
     try:
-        # A file that is none, or is cut short, is opened as one without records.
+        # The reader opens an invalid or truncated file as one without records.
         if not reader.ok():
-            raise DataError(
-                f"{name} is not an ArrayRecord file, or is cut short; expected what ArrayRecordWriter wrote"
-            )
+            raise DataError(f"{name} is not an ArrayRecord file, or is cut short; expected a file of ArrayRecordWriter")
         count = reader.num_records()
         for begin in range(0, count, at_once):
             try:
@@ -108,5 +108,5 @@ def _records(reader_type: Any, path: str, name: str, at_once: int) -> Iterator[b
                 raise read_error(name, error) from error
             yield from block
     finally:
-        with contextlib.suppress(RuntimeError):  # what was wrong with the file, once more
+        with contextlib.suppress(RuntimeError):  # raises the file's error again
             reader.close()

@@ -18,16 +18,19 @@ _MAGIC = b"ARROW1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrow(Validated):
-    """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install 'panax-jax[parquet]'`).
+    """Arrow IPC files and streams, read one record batch at a time. Needs pyarrow (`pip install
+    'panax-jax[parquet]'`).
 
     Attributes:
-        paths: Files, directories (searched for `.arrow`, `.arrows`, `.feather` and `.ipc`) or globs, also of object
+        paths: Files, directories (searched for `.arrow`, `.arrows`, `.feather` and `.ipc`) or globs, also of
+            object
             stores.
         text: The column that holds the document.
-        prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The column that holds what is learnt; needs `prompt`.
-        max_record_bytes: A value of more is a bad record.
-        max_batch_bytes: A compressed record batch that becomes larger is an error, before it is decompressed.
+        prompt: The column with the text before the answer, which carries no loss; needs `answer`.
+        answer: The column with the text to learn; needs `prompt`.
+        max_record_bytes: A larger value is a bad record.
+        max_batch_bytes: A compressed record batch with a larger decompressed size is an error, raised before
+            decompression.
     """
 
     paths: tuple[str, ...]
@@ -59,7 +62,7 @@ class Arrow(Validated):
                 raise read_error(name, error) from error
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files to read."""
         return find_files(self.paths, _PATTERNS)
 
     def fingerprint(self) -> str:
@@ -71,7 +74,7 @@ class Arrow(Validated):
 
 
 def _batches(file: Any, fields: Fields, name: str) -> Iterator[Any]:
-    """The record batches of a file or a stream, with only the columns of `fields`."""
+    """Yield the record batches of a file or a stream, with only the columns of `fields`."""
     from pyarrow import ipc
 
     is_file = file.read(len(_MAGIC)) == _MAGIC
@@ -89,6 +92,6 @@ def _batches(file: Any, fields: Fields, name: str) -> Iterator[Any]:
 
 
 def _places(schema: Any, names: Sequence[str]) -> list[int]:
-    """Which columns hold these fields, each once."""
+    """Return the indices of the columns that hold these fields, each once."""
     columns = (name if name in schema.names else name.partition(".")[0] for name in names)
     return [schema.get_field_index(column) for column in dict.fromkeys(columns)]

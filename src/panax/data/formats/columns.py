@@ -1,4 +1,4 @@
-"""Columns of Arrow, out of files that nobody vouches for: checked before use, and turned into Python a little at a time."""
+"""Arrow columns from untrusted files: checked before use, and converted to Python in small blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,19 +14,20 @@ from .fields import Fields
 from .parquet_pages import read_footer, safe_row_count
 
 ARROW_ERRORS = (OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
-"""What pyarrow raises, beside its own exceptions, for a file that is damaged."""
+"""Exceptions that pyarrow raises for a damaged file, in addition to its own types."""
 
 _VALUES_BYTES = 2**24
-"""About so many bytes of values become Python's at once."""
+"""Approximate number of bytes of values that are converted to Python at once."""
 
 
 def check_buffers(array: Any) -> None:
-    """See that an array's offsets, indices and lengths stay inside of its buffers: Arrow itself does not look again.
+    """Check that an array's offsets, indices and lengths stay inside its buffers: Arrow itself does not check
+    later.
 
-    Text that is not UTF-8 passes, since it is only its own row that can't be used.
+    Text that is not UTF-8 passes, since only its own row is unusable.
 
     Raises:
-        pyarrow.ArrowInvalid: They don't.
+        pyarrow.ArrowInvalid: They exceed the buffers.
     """
     import pyarrow as arrow
     from pyarrow import compute
@@ -49,7 +50,7 @@ def check_buffers(array: Any) -> None:
 
 
 def read_documents(batch: Any, fields: Fields, name: str, first_row: int, most: int) -> Iterator[Document | BadRecord]:
-    """The documents of a record batch, whose first row is number `first_row` of the file `name`.
+    """Yield the documents of a record batch; its first row is row `first_row` of the file `name`.
 
     Raises:
         pyarrow.ArrowInvalid: The batch is damaged.
@@ -59,14 +60,14 @@ def read_documents(batch: Any, fields: Fields, name: str, first_row: int, most: 
         values = {field: _values(column.slice(begin, count), most) for field, column in columns.items()}
         for i in range(count):
             where = f"{name}, row {first_row + begin + i}"
-            # Under whole names: a path has been followed here already.
+            # Keyed by the full name: paths have already been resolved here.
             record = {field: found[i] for field, found in values.items()}
             wrong = next((value for value in record.values() if isinstance(value, BadRecord)), None)
             yield fields.document(record, where) if wrong is None else BadRecord(where, wrong.reason)
 
 
 def _column(batch: Any, field: str) -> Any:
-    """A column, or by a path (`message.content`) a field of a struct, checked."""
+    """Return a column, or the field of a struct named by a path (`message.content`), checked."""
     from pyarrow import compute
 
     if field in batch.schema.names:
@@ -83,10 +84,10 @@ def _column(batch: Any, field: str) -> Any:
 
 
 def _place_in(kind: Any, part: str, field: str) -> int:
-    """Which field of a struct's type is called `part`.
+    """Return the index of the field `part` of a struct type.
 
     Raises:
-        DataError: None is, or it is no struct.
+        DataError: The field does not exist, or the type is not a struct.
     """
     from pyarrow import types
 
@@ -101,7 +102,7 @@ def _place_in(kind: Any, part: str, field: str) -> int:
 
 
 def _blocks(columns: Sequence[Any], num_rows: int) -> Iterator[tuple[int, int]]:
-    """Where to cut rows so that each part is small in memory, unless one row is large."""
+    """Yield ranges of rows (first row, count) that are small in memory, unless a single row is large."""
     import pyarrow as arrow
     from pyarrow import compute
 
@@ -126,7 +127,7 @@ def _blocks(columns: Sequence[Any], num_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(column: Any) -> np.ndarray | None:
-    """The bytes of each value of text; None of a column of another kind."""
+    """Return the length in bytes of each text value; None for a column of another type."""
     import pyarrow as arrow
     from pyarrow import compute
 
@@ -140,13 +141,14 @@ def _lengths(column: Any) -> np.ndarray | None:
 
 
 def _values(column: Any, most: int) -> list[Any]:
-    """Python's values of a few rows; a `BadRecord` where one is too large or not UTF-8."""
+    """Convert a few rows to Python values; a `BadRecord` stands for a value that is too large or not
+    UTF-8."""
     import pyarrow as arrow
 
     kind, types = column.type, arrow.types
     stored = kind.storage_type if isinstance(kind, arrow.BaseExtensionType) else kind
     if types.is_nested(stored) and not types.is_run_end_encoded(stored):
-        # No text: what it is must be known, not what it holds.
+        # Not text: only the type matters, not the content.
         empty: Any = {} if types.is_struct(stored) else []
         return [None if null else empty for null in column.is_null().to_pylist()]
     lengths = _lengths(column)
@@ -155,7 +157,7 @@ def _values(column: Any, most: int) -> list[Any]:
         try:
             return column.to_pylist()
         except UnicodeDecodeError:
-            pass  # So one by one.
+            pass  # Then convert them one by one.
     found = []
     for i in range(len(column)):
         size = 0 if lengths is None else int(lengths[i])
@@ -183,13 +185,14 @@ def read_parquet_batches(
     check: Callable[[Sequence[str], str], None],
     lists: bool = False,
 ) -> Iterator[Any]:
-    """The record batches of a Parquet file, one row group at a time, with only these columns; their values are not yet checked.
+    """Yield the record batches of a Parquet file, one row group at a time, with only these columns; their
+    values are not checked yet.
 
     Args:
         most: The setting `max_record_bytes`.
-        rows: How many rows a batch has at most.
-        check: Called with the names of the file's columns and the file's name; raises where one is missing.
-        lists: Whether a column may hold lists of plain values.
+        rows: Maximum number of rows of a batch.
+        check: Called with the names of the file's columns and the file's name; raises if one is missing.
+        lists: True if a column may hold lists of plain values.
 
     Raises:
         DataError: A column is missing or of lists, or a page becomes too large.
@@ -197,7 +200,7 @@ def read_parquet_batches(
     """
     from pyarrow import parquet, types
 
-    # Without `pre_buffer` one row group at a time is read, and not the whole file.
+    # Without `pre_buffer` only one row group at a time is read, not the whole file.
     with parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         check(schema.names, name)

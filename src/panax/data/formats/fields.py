@@ -1,4 +1,4 @@
-"""Documents from records with named fields: which field is the text, or the prompt and the answer."""
+"""Documents from records with named fields: the text, or the prompt and the answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,27 +27,27 @@ class Fields(NamedTuple):
             given, other = ("prompt", "answer") if self.answer is None else ("answer", "prompt")
             raise RecipeError(f"{given}= is given without {other}=; give both, or only text=")
         if self.prompt is not None and self.text != default:
-            raise RecipeError(f"text={self.text!r} has no effect beside prompt= and answer=; give either")
+            raise RecipeError(f"text={self.text!r} has no effect with prompt= and answer=; give either")
 
     def check_unused(self, beside: str) -> None:
-        """Raises RecipeError where a field is named that has no effect."""
+        """Raise a RecipeError if a field is named that has no effect."""
         if self != Fields("text"):
-            raise RecipeError(f"text=, prompt= and answer= have no effect beside {beside}; leave them out")
+            raise RecipeError(f"text=, prompt= and answer= have no effect with {beside}; remove them")
 
     @property
     def names(self) -> list[str]:
-        """Those that are read."""
+        """Return the names of the fields that are read."""
         return [self.text] if self.prompt is None or self.answer is None else [self.prompt, self.answer]
 
     def check_present(self, present: Sequence[str], where: str) -> None:
-        """Raises DataError where a table lacks one of them."""
+        """Raise a DataError if a table lacks one of them."""
         for name in self.names:
             if name not in present and name.partition(".")[0] not in present:
                 error = describe_missing_field(name, present, where)
                 raise DataError(str(error))
 
     def document(self, record: Mapping[str, Any], where: str) -> Document | BadRecord:
-        """The document that a record is; a field that is null counts as blank."""
+        """Convert a record to a document; a null field counts as blank."""
         try:
             if self.prompt is None or self.answer is None:
                 return Document(_text_of(record, self.text, where), where=where)
@@ -74,17 +74,17 @@ def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _value_of(record: Mapping[str, Any], name: str, where: str) -> Any:
-    """A record's field, or by a path (`message.content`) a field of an object in it."""
+    """Return a record's field, or the nested field of a path (`message.content`)."""
     holder: Any = record
     left = name.split(".")
     while True:
-        # A name may hold dots itself: the longest that is there is meant.
+        # A name may itself contain dots: the longest existing name wins.
         cut = next((cut for cut in range(len(left), 0, -1) if ".".join(left[:cut]) in holder), 0)
         if not cut:
             raise describe_missing_field(name, list(record), where)
         key, left = ".".join(left[:cut]), left[cut:]
         if key in getattr(holder, "twice", ()):
-            # A record that has a name twice says two things.
+            # A record with a duplicate name is ambiguous.
             raise BadRecordError(
                 where, f"field {key!r} stands twice in the record; expected it once: repair the record"
             )
@@ -97,7 +97,7 @@ def _value_of(record: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def describe_missing_field(name: str, present: Sequence[str], where: str) -> BadRecordError:
-    """What is wrong with a record that lacks a field."""
+    """Return the error for a record that lacks a field."""
     known = ", ".join(map(repr, present)) or "none at all"
     return BadRecordError(
         where,
@@ -107,5 +107,5 @@ def describe_missing_field(name: str, present: Sequence[str], where: str) -> Bad
 
 
 def missing_library_error(package: str, what: str, extra: str) -> DataError:
-    """What to raise where a format's library is missing."""
+    """Return the error for a format with a missing library."""
     return DataError(f"{what} needs {package}, which can't be imported; run: {install_command(extra)}")

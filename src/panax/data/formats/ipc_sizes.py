@@ -1,7 +1,7 @@
-"""What the compressed buffers of an Arrow IPC file or stream say that they become, read from its metadata alone.
+"""Decompressed sizes of the compressed buffers of an Arrow IPC file or stream, read from its metadata alone.
 
-Arrow takes as much memory as the eight bytes before a compressed buffer say, before it decompresses. Only the few fields that
-lead there are read here: messages, their record batches, and the places of their buffers.
+Arrow allocates the size stored in the eight bytes before a compressed buffer, before it decompresses. Only
+the fields on the way there are read here: messages, their record batches, and the locations of their buffers.
 
 Source: Arrow's columnar format (Message.fbs, File.fbs) and FlatBuffers' layout of tables and vectors.
 """
@@ -25,10 +25,10 @@ _BUFFER_BYTES = 16
 
 
 def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
-    """Refuse a file in which a record batch or a dictionary becomes larger than `most` bytes when it is decompressed.
+    """Raise an error if a record batch or a dictionary of a file decompresses to more than `most` bytes.
 
     Raises:
-        DataError: It does, or the file's metadata is damaged.
+        DataError: One is too large, or the file's metadata is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -48,7 +48,7 @@ def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
 
 
 def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
-    """Each message, and where its body begins."""
+    """Yield each message, and the offset of its body."""
     if data[: len(_MAGIC)] == _MAGIC:
         footer_bytes = read_number(data, len(data) - len(_MAGIC) - 4, "<i")
         footer = _Table.root(data, len(data) - len(_MAGIC) - 4 - footer_bytes)
@@ -73,7 +73,8 @@ def _messages(data: mmap.mmap) -> Iterator[tuple["_Table", int]]:
 
 
 def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
-    """The message at a place, and the size of its metadata with what stands before; no message at the end of a stream."""
+    """Return the message at an offset, and the size of its metadata and prefix; None for the message at the
+    end of a stream."""
     first = read_number(data, at, "<I")
     prefix = 4
     if first == _CONTINUATION:
@@ -85,7 +86,7 @@ def _message(data: mmap.mmap, at: int) -> tuple["_Table | None", int]:
 
 
 def _size_when_read(data: mmap.mmap, message: "_Table", body: int) -> int:
-    """The bytes that the compressed buffers of a message become."""
+    """Return the total decompressed size of a message's compressed buffers."""
     kind, batch = message.number(1, "<B"), message.table(2)
     if kind == _DICTIONARY_BATCH and batch is not None:
         batch = batch.table(1)
@@ -127,7 +128,7 @@ class _Table:
         return None if at is None else _Table.root(self._data, at)
 
     def vector(self, field: int, item_bytes: int) -> range:
-        """Where each item of a vector of structs lies."""
+        """Return the offset of each item of a vector of structs."""
         at = self._place(field)
         if at is None:
             return range(0)

@@ -1,4 +1,4 @@
-"""The records of JSON files, one at a time: a JSON object on each line, or one array of objects."""
+"""Records of JSON files, one at a time: a JSON object on each line, or one array of objects."""
 
 import codecs
 import json
@@ -18,16 +18,17 @@ _SKIP_BYTES = 2**20
 _CHUNK = 2**16
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NEAR_THE_END = 16
-"""An error so near to the end of what was read may be because more follows: of a number, a name or an escape."""
+"""Distance from the end of the text read so far within which an error may be an incomplete number, name or
+escape."""
 
 _BEGIN = re.compile(rb"(\xef\xbb\xbf)?[ \t\r\n]*")
 
 
 class DuplicateKeysObject(dict):
-    """A JSON object that has some names twice.
+    """A JSON object with duplicate names.
 
     Attributes:
-        twice: These.
+        twice: The names that occur more than once.
     """
 
     twice: frozenset[str] = frozenset()
@@ -47,14 +48,16 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def first_character(begin: bytes) -> bytes:
-    """The first byte of a file's beginning that is no white space nor a byte order mark; empty where there is none."""
+    """Return the first byte of a file's beginning that is neither white space nor part of a byte order mark;
+    empty if there is none."""
     match = _BEGIN.match(begin)
     assert match is not None
     return begin[match.end() : match.end() + 1]
 
 
 def is_json_records(begin: bytes) -> bool:
-    """Whether a file that begins so holds JSON records: a whole object on its first line, or an array of objects.
+    """Return True if a file with this beginning holds JSON records: a whole object on its first line, or an
+    array of objects.
 
     >>> [is_json_records(each) for each in (b'{"text": "a"}\\n', b'[\\n {"text"', b'{\\n "a": 1\\n}', b"[link](url)")]
     [True, True, False, False]
@@ -68,7 +71,7 @@ def is_json_records(begin: bytes) -> bool:
         return False
     line, newline, _ = text.partition(b"\n")
     if not newline and len(begin) >= _CHUNK // 8:
-        # A line that goes on: a file that is written for people has a break near its beginning.
+        # The line continues: a file formatted for humans has a line break near its beginning.
         return re.match(rb'\{\s*"', line) is not None
     try:
         return isinstance(json.loads(line), dict)
@@ -79,20 +82,21 @@ def is_json_records(begin: bytes) -> bool:
 def read_records(
     path: Path, name: str, most: int, check: Callable[[Sequence[str], str], None] = lambda names, where: None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each record and the record, an object with named fields, or a `BadRecord` in place of one.
+    """Yield the location of each record and the record, an object with named fields, or a `BadRecord` in its
+    place.
 
     Args:
         most: The setting `max_record_bytes`.
-        check: Called with the names in the first object of an array, whose elements are alike, and its place; raises where one is
-            missing.
+        check: Called with the names in the first object of an array, as an example for all, and its location;
+            raises if one is missing.
 
     Raises:
-        DataError: The file can't be read; or an array is broken, behind which no record can be found.
+        DataError: The file can't be read; or an array is broken, so no later record can be found.
     """
     with open_file(path, name) as file:
         begin = file.peek(_CHUNK)
         if name.endswith(SUFFIXES) and not is_json_records(begin) and not is_compressed(path):
-            raise read_error(name, OSError("its name says that it is compressed, and it is not"))
+            raise read_error(name, OSError("its name ends like that of a compressed file, but it is not compressed"))
         if first_character(begin) == b"[":
             yield from _of_array(file, name, most, check)
             return
@@ -107,7 +111,8 @@ def read_records(
 
 
 def read_lines(file: Any, name: str, most: int) -> Iterator[tuple[str, str | BadRecord]]:
-    """Yield the place of each line that is not blank, and the line, or what is wrong with its size or its encoding."""
+    """Yield the location of each line that is not blank, and the line, or a `BadRecord` for its size or
+    encoding."""
     offset = number = 0
     while line := file.readline(most + 1):
         number += 1
@@ -127,7 +132,7 @@ def read_lines(file: Any, name: str, most: int) -> Iterator[tuple[str, str | Bad
 
 
 def _skip_line(lines: Any) -> int:
-    """Read to the end of the line; how many bytes those were."""
+    """Read to the end of the line; return the number of bytes read."""
     skipped = 0
     while part := lines.readline(_SKIP_BYTES):
         skipped += len(part)
@@ -137,10 +142,10 @@ def _skip_line(lines: Any) -> int:
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
-        BadRecordError: It is none.
+        BadRecordError: The line is not a JSON object.
     """
     try:
         record = _DECODER.decode(line)
@@ -160,7 +165,7 @@ def _checked(record: Any, where: str, place: str) -> dict[str, Any]:
 
 
 class _Text:
-    """What is read of a file and not yet taken, as text."""
+    """Text of a file that was read but not consumed yet."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file, self._name = file, name
@@ -168,7 +173,7 @@ class _Text:
         self.text, self.at, self.has_ended = "", 0, False
 
     def read(self, count: int = _CHUNK) -> bool:
-        """Read more; whether there was any."""
+        """Read more; return True if there was any."""
         if self.has_ended:
             return False
         data = self._file.read(count)
@@ -182,7 +187,7 @@ class _Text:
         return not self.has_ended
 
     def next_character(self) -> str:
-        """The next one that is no white space, which stays; empty at the end."""
+        """Return the next character that is not white space, without consuming it; empty at the end."""
         while True:
             match = _SPACE.match(self.text, self.at)
             assert match is not None
@@ -194,7 +199,7 @@ class _Text:
 def _of_array(
     file: Any, name: str, most: int, check: Callable[[Sequence[str], str], None]
 ) -> Iterator[tuple[str, Any]]:
-    """The elements of the one array that a file holds. Of an element only `most` characters are held."""
+    """Yield the elements of the single array in a file. Of an element at most `most` characters are held."""
     text = _Text(file, name)
     text.next_character()
     text.at += 1
@@ -229,7 +234,7 @@ def _element(text: _Text, where: str, most: int) -> Any:
         try:
             text.next_character()
             value, end = _DECODER.raw_decode(text.text, text.at)
-            # A number may go on in what is not yet read.
+            # A number may continue in the text that is not read yet.
             if end < len(text.text) or text.has_ended:
                 text.at = end
                 return value

@@ -1,11 +1,13 @@
 """A corpus of MDS shards, the format of MosaicML's streaming datasets.
 
-A folder has an `index.json`, which lists the shards with their columns, sizes and hashes. A shard is little-endian:
+A folder has an `index.json`, which lists the shards with their columns, sizes and hashes. A shard is
+little-endian:
 
     uint32              the number of samples, n
-    uint32[n + 1]       where each sample begins, and where the last one ends, in bytes from the shard's beginning
-    (JSON)              the columns once more
-    samples             each: a uint32 for each column whose size varies, then the values, one column after another
+    uint32[n + 1]       the beginning of each sample, and the end of the last one, in bytes from the shard's
+                        beginning
+    (JSON)              the columns again
+    samples             each: a uint32 for each column of varying size, then the values, one column after another
 
 Source: the format that `streaming.MDSWriter` writes, version 2.
 """
@@ -57,16 +59,17 @@ _WIDTHS = ("u1", "<u2", "<u4", "<u8")
 class Mds(Validated):
     """A folder of MDS shards, with its `index.json`, plain or compressed, read one shard at a time.
 
-    Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax-jax[parquet]'`). A shard's hash is compared
-    where the index has one. Columns of pickled values are refused: nothing that comes from a file is ever unpickled.
+    Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax-jax[parquet]'`). A shard's
+    hash is verified if the index has one. Columns of pickled values are refused: nothing from a file is ever
+    unpickled.
 
     Attributes:
-        path: The folder, here or in an object store.
+        path: The folder, local or in an object store.
         text: The column that holds the document.
-        prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The column that holds what is learnt; needs `prompt`.
-        max_record_bytes: A sample of more, all its columns together, is a bad record.
-        max_shard_bytes: A shard of more, decompressed, is an error; it is read whole.
+        prompt: The column with the text before the answer, which carries no loss; needs `answer`.
+        answer: The column with the text to learn; needs `prompt`.
+        max_record_bytes: A larger sample, all its columns together, is a bad record.
+        max_shard_bytes: A larger shard, decompressed, is an error; a shard is read whole.
     """
 
     path: str
@@ -124,7 +127,7 @@ class Mds(Validated):
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
-                f"{index.name} is not an index of MDS shards ({error!r}); expected what MDSWriter wrote"
+                f"{index.name} is not an index of MDS shards ({error!r}); expected the index of MDSWriter"
             ) from None
         folder = self.path.rstrip("/")
         names = [shard.file.name for shard in shards]
@@ -142,12 +145,12 @@ class MdsShard(NamedTuple):
     """A shard, as the index describes it.
 
     Attributes:
-        file: Where it is.
-        num_samples: How many it has.
-        num_bytes: Its size, when it is not compressed.
-        compression: How it is compressed; None: not at all.
-        hashes: Of the file as it is, by the name of the algorithm.
-        columns: The encoding of each column, and its size in bytes; None where that varies.
+        file: The shard's file.
+        num_samples: Number of samples.
+        num_bytes: Uncompressed size.
+        compression: The compression format; None: not compressed.
+        hashes: Hashes of the stored file, by the name of the algorithm.
+        columns: The encoding of each column, and its size in bytes; None if the size varies.
     """
 
     file: DataFile
@@ -158,7 +161,8 @@ class MdsShard(NamedTuple):
     columns: dict[str, tuple[str, int | None]]
 
     def samples(self, data: bytes, wanted: list[str], most: int = MAX_RECORD_BYTES) -> Iterator[dict[str, Any] | str]:
-        """The values of some columns, sample by sample; what is wrong with one that can't be used.
+        """Yield the values of some columns, sample by sample; an error message in place of an unusable
+        sample.
 
         Args:
             most: The setting `max_record_bytes`.
@@ -175,11 +179,11 @@ class MdsShard(NamedTuple):
             data = _decompress(data, self.compression, self.num_bytes, name)
         head = 4 * (self.num_samples + 2)
         if len(data) != self.num_bytes or len(data) < head:
-            raise DataError(f"{name} has {len(data):,} bytes; {_INDEX} says {self.num_bytes:,}: it is cut short")
+            raise DataError(f"{name} has {len(data):,} bytes; {_INDEX} states {self.num_bytes:,}: it is cut short")
         count, *offsets = np.frombuffer(data, "<u4", self.num_samples + 2).tolist()
         rises = offsets[0] >= head and offsets[-1] == len(data) and (np.diff(offsets) >= 0).all()
         if count != self.num_samples or not rises:
-            raise DataError(f"{name} is damaged: its samples do not lie one after another; get it again")
+            raise DataError(f"{name} is damaged: its samples do not follow one another; get it again")
         for begin, end in itertools.pairwise(offsets):
             if end - begin > most:
                 yield describe_oversize(end - begin, most)
@@ -187,7 +191,7 @@ class MdsShard(NamedTuple):
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
             except (ValueError, TypeError, OverflowError, IndexError, KeyError) as error:
-                yield f"a value can't be decoded ({error}); expected what its column's encoding says"
+                yield f"a value can't be decoded ({error}); expected its column's encoding"
 
     def _decode(self, sample: memoryview, wanted: list[str]) -> dict[str, Any]:
         sizes, at = {}, 0
@@ -207,7 +211,7 @@ class MdsShard(NamedTuple):
 
 
 def check_encoding(encoding: str, where: str) -> None:
-    """Refuse what can't be read.
+    """Raise an error if an encoding is not supported.
 
     Raises:
         RecipeError: The column holds pickled values, or images.
@@ -220,10 +224,10 @@ def check_encoding(encoding: str, where: str) -> None:
 
 
 def decode(encoding: str, data: bytes) -> Any:
-    """One value.
+    """Decode one value.
 
     Raises:
-        ValueError: It is not what the encoding says.
+        ValueError: The data does not match the encoding.
 
     >>> decode("int", (5).to_bytes(8, "little")), decode("str_int", b"12"), decode("ndarray:uint8:2,2", b"abcd").shape
     (5, 12, (2, 2))
@@ -320,10 +324,10 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
                         "pyarrow", f"an MDS shard compressed with {compression}", "parquet"
                     ) from error
                 if compression == "snappy":
-                    # Arrow hands out a buffer of the size that it is told, whatever comes out: what it does not fill is what lay
-                    # in memory. The data's own size stands before it.
+                    # Arrow returns a buffer of the requested size whatever is decompressed into it; the part
+                    # that is not filled holds stale memory. The data's real size is stored in its header.
                     if _snappy_size(data) != num_bytes:
-                        raise ValueError(f"it becomes {_snappy_size(data):,} bytes; {_INDEX} says {num_bytes:,}")
+                        raise ValueError(f"it becomes {_snappy_size(data):,} bytes; {_INDEX} states {num_bytes:,}")
                     return arrow.decompress(data, num_bytes, codec="snappy", asbytes=True)
                 with arrow.input_stream(
                     arrow.BufferReader(data), {"br": "brotli"}.get(compression, compression)
@@ -339,20 +343,22 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
 
 
 def _snappy_size(data: bytes) -> int:
-    """How many bytes snappy's data becomes, as it says itself.
+    """Return the decompressed size of snappy data, as stored in its header.
 
     Raises:
-        ValueError: It does not say.
+        ValueError: The header is invalid.
     """
     return BinaryReader(data).varint()
 
 
 def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> bytes:
-    """What a file becomes, which is `num_bytes`: no more is decompressed."""
+    """Decompress a file of `num_bytes` decompressed bytes: no more is decompressed."""
     return _of_size(file.read(num_bytes + 1), num_bytes, name)
 
 
 def _of_size(data: bytes, num_bytes: int, name: str) -> bytes:
     if len(data) > num_bytes:
-        raise DataError(f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} says; get it and the index again")
+        raise DataError(
+            f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} states; get it and the index again"
+        )
     return data

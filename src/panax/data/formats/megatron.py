@@ -1,4 +1,4 @@
-"""Tokens that Megatron prepared: `.bin` and `.idx` files, memory-mapped as they are.
+"""Tokens prepared by Megatron: `.bin` and `.idx` files, memory-mapped without conversion.
 
 The index is little-endian:
 
@@ -8,7 +8,7 @@ The index is little-endian:
     uint64              num_sequences
     uint64              num_indices
     int32[sequences]    the length of each sequence, in tokens
-    int64[sequences]    where each begins in the .bin file, in bytes
+    int64[sequences]    the offset of each in the .bin file, in bytes
     int64[indices]      the number of sequences before each document, and before the end
     int8[sequences]     only in multi-modal files: the mode of each sequence
 
@@ -52,25 +52,25 @@ class MegatronTokens(TokenFile):
     """Tokens that Megatron's `preprocess_data.py` wrote: `PATH.bin` and `PATH.idx`.
 
     Attributes:
-        path: What both files' names begin with, here or in an object store; or one of them.
-        dtype: Has no effect here: the index says it.
-        end_of_document: The id that ends each document, where `--append-eod` was given; None: they end without one.
+        path: The common prefix of both files' names, local or in an object store; or one of the names.
+        dtype: Has no effect here: the index stores it.
+        end_of_document: The id that ends each document, if `--append-eod` was given; None: no such id.
         vocab_size: None: one more than the largest id in it.
     """
 
     def __post_init__(self) -> None:
         check_ids(self)
         if self.dtype is not None:
-            raise RecipeError(f"dtype={self.dtype!r} has no effect: the .idx file says it; leave it out")
+            raise RecipeError(f"dtype={self.dtype!r} has no effect: the .idx file states the dtype; remove it")
 
     def fingerprint(self) -> str:
         return fingerprint("megatron", self.end_of_document, self.vocab_size, *cache_identity(self._files()))
 
     def open(self, cache: Path) -> TokenStore:
-        """Open them; they are read through once, and what was found is kept in the directory `cache`.
+        """Open the files; they are scanned once, and the result is stored in the directory `cache`.
 
         Raises:
-            DataError: They can't be read, are damaged, or the settings don't fit them.
+            DataError: The files can't be read, are damaged, or do not match the settings.
         """
         with contextlib.ExitStack() as held:
             tokens_path, index_path = (held.enter_context(file.open_local()) for file in self._files())
@@ -83,7 +83,7 @@ class MegatronTokens(TokenFile):
                 build=lambda target: self._build(tokens, index, target, names[0]),
                 read=lambda entry: open_tokens(entry, tokens=tokens_path, seen=cache / VERIFIED_FOLDER),
             )
-            # Copies of remote files stay in their cache as long as the tokens are in use.
+            # Cached copies of remote files stay as long as the tokens are in use.
             weakref.finalize(store.tokens, held.pop_all().close)
             return store
 
@@ -106,7 +106,7 @@ class MegatronTokens(TokenFile):
             digest.update(block.data)
             checksum.update(block.data)
             largest = int(block.max())
-            if largest > np.iinfo(index.dtype).max:  # what is negative, read as unsigned
+            if largest > np.iinfo(index.dtype).max:  # negative values, read as unsigned
                 where = begin + int(np.argmax(block))
                 raise DataError(f"{name}: token {where} is negative; expected ids: is it tokens at all?")
             check_range(block, begin, self.vocab_size, name)
@@ -119,8 +119,8 @@ class MegatronTokens(TokenFile):
         if self.end_of_document is not None and (lasts != self.end_of_document).any():
             which = int(np.argmax(lasts != self.end_of_document))
             raise DataError(
-                f"{name}: document {which} ends with id {lasts[which]}, not with end_of_document="
-                f"{self.end_of_document}; give the id they end with, or None where they end without one"
+                f"{name}: document {which} ends with id {lasts[which]}, not with "
+                f"end_of_document={self.end_of_document}; give the id they end with, or None if they end without one"
             )
         counts -= np.bincount(tokens[offsets[:-1]].astype(np.int64), minlength=len(counts))
         digest.update(offsets.astype("<i8").tobytes())
@@ -137,11 +137,11 @@ class MegatronTokens(TokenFile):
 
 
 class Index(NamedTuple):
-    """What an `.idx` file says.
+    """Content of an `.idx` file.
 
     Attributes:
-        dtype: Of the tokens.
-        offsets: Where each document begins, in tokens, and where the last one ends.
+        dtype: Dtype of the tokens.
+        offsets: The beginning of each document, in tokens, and the end of the last one.
     """
 
     dtype: np.dtype
@@ -149,10 +149,10 @@ class Index(NamedTuple):
 
 
 def read_index(path: Path, name: str) -> Index:
-    """Read an `.idx` file; every size in it is checked before it is believed.
+    """Read an `.idx` file; every size in it is checked before use.
 
     Raises:
-        DataError: It is none, of another version, multi-modal, damaged or cut short.
+        DataError: It is not an index, or is of another version, multi-modal, damaged or truncated.
     """
     try:
         data = np.fromfile(path, np.uint8)
@@ -186,7 +186,7 @@ def read_index(path: Path, name: str) -> Index:
     )
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     if (lengths < 0).any() or (pointers != ends[:-1] * dtype.itemsize).any():
-        raise DataError(f"{name} is damaged: its sequences do not lie one after another; write it again")
+        raise DataError(f"{name} is damaged: its sequences do not follow one another; write it again")
     rises = len(indices) and indices[0] == 0 and indices[-1] == num_sequences and (np.diff(indices) >= 0).all()
     if not rises:
         raise DataError(f"{name} is damaged: its documents do not rise from 0 to {num_sequences}; write it again")
@@ -198,5 +198,5 @@ def read_index(path: Path, name: str) -> Index:
 def _map_tokens(path: Path, index: Index, name: str) -> npt.NDArray[np.unsignedinteger]:
     size, expected = path.stat().st_size, int(index.offsets[-1]) * index.dtype.itemsize
     if size != expected:
-        raise DataError(f"{name} has {size:,} bytes; its index says {expected:,}: it is damaged or of another index")
+        raise DataError(f"{name} has {size:,} bytes; its index states {expected:,}: it is damaged or of another index")
     return map_file(path, f"<u{index.dtype.itemsize}", (int(index.offsets[-1]),), "write it again")

@@ -1,4 +1,5 @@
-"""The header of a NumPy array in a file, and where an archive's member lies in it. No pickled value is ever loaded."""
+"""The header of a NumPy array in a file, and the offset of an archive's member. No pickled value is ever
+loaded."""
 
 import tokenize
 import zipfile
@@ -15,10 +16,10 @@ _LOCAL_HEADER = 30
 
 
 class NpyHeader(NamedTuple):
-    """What an array's header says.
+    """Content of an array's header.
 
     Attributes:
-        begin: Where its values begin, in bytes from where the file stood at byte 0 of its stream.
+        begin: Offset of its values, in bytes from byte 0 of the file's stream.
     """
 
     shape: tuple[int, ...]
@@ -28,13 +29,13 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: Any, name: str) -> NpyHeader:
-    """Read the header of format 1.0 at a file's place; the file then stands at the first value.
+    """Read the header of format 1.0 at a file's position; the file's position is then at the first value.
 
     Args:
         name: The array's name, for messages.
 
     Raises:
-        ValueError: It is no such header, or says something that no array has.
+        ValueError: It is not such a header, or has values that no array has.
         OSError: The file can't be read.
     """
     try:
@@ -54,10 +55,10 @@ def read_npy_header(file: Any, name: str) -> NpyHeader:
 
 
 def map_npy(path: Path, name: str, begin: int = 0) -> np.ndarray:
-    """The array that lies in a file from a byte on, mapped and not read.
+    """Memory-map the array that begins at a byte of a file, without reading it.
 
     Raises:
-        ValueError: It is none, or reaches beyond the file's end.
+        ValueError: It is not an array, or reaches beyond the file's end.
         OSError: The file can't be read.
     """
     with path.open("rb") as file:
@@ -76,13 +77,13 @@ def map_npy(path: Path, name: str, begin: int = 0) -> np.ndarray:
 
 
 def find_member_offset(path: Path, member: str) -> int:
-    """Where the bytes of an archive's member begin, which is not compressed.
+    """Return the offset of the bytes of an uncompressed member of an archive.
 
     Raises:
-        ValueError: It is compressed or encrypted, or lies beyond the archive's end.
-        KeyError: There is no such member.
+        ValueError: It is compressed or encrypted, or is beyond the archive's end.
+        KeyError: The member does not exist.
         OSError: The archive can't be read.
-        zipfile.BadZipFile: It is none.
+        zipfile.BadZipFile: The file is not a zip archive.
     """
     with open_zip(path) as archive, path.open("rb") as file:
         entry = archive.getinfo(member)

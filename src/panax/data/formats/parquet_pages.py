@@ -1,7 +1,7 @@
-"""What the pages of a Parquet file become when they are decompressed, read from the pages' own headers.
+"""Decompressed sizes of the pages of a Parquet file, read from the pages' headers.
 
-Arrow takes as much memory as a page's header says, before it decompresses; what the file's footer says of it is not compared.
-A page of a dictionary, or of strings that share their beginnings, can stand for many times its own size.
+Arrow allocates the size stored in a page's header before it decompresses, without comparing it to the file's
+footer. A page of a dictionary, or of strings with common prefixes, can expand to many times its size.
 
 Source: parquet-format (parquet.thrift: PageHeader) and Thrift's compact protocol.
 """
@@ -16,23 +16,24 @@ from ...system.binary_reader import BinaryError, BinaryReader, TruncatedError, c
 from ..files.bounds import describe_oversize
 
 PAGES_PER_RECORD = 4
-"""A page may be so many times as large as a record: some writers make pages of 100 MB."""
+"""Maximum size of a page as a multiple of a record's: some writers make pages of 100 MB."""
 
 _MOST_DEPTH = 16
-"""Structs and lists within each other: the format itself has six."""
+"""Maximum nesting of structs and lists: the format itself has six levels."""
 
 _HEADER_BYTES = (2**9, 2**14, 2**22)
-"""How much is read for a page's header: nearly all are small, those with statistics of long values are not."""
+"""Bytes to read for a page's header, in successive attempts: most are small, those with statistics of long
+values are not."""
 
 _OF_ANY_SIZE = (6, 7)
-"""BYTE_ARRAY and FIXED_LEN_BYTE_ARRAY."""
+"""Physical types BYTE_ARRAY and FIXED_LEN_BYTE_ARRAY."""
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DELTA_BYTE_ARRAY = 7
 
 
 class _Page(NamedTuple):
-    """What a page's header says."""
+    """Content of a page's header."""
 
     kind: int
     num_values: int
@@ -41,7 +42,7 @@ class _Page(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A column of a row group: its physical type, its name, and where its pages lie."""
+    """A column of a row group: its physical type, its name, and the byte range of its pages."""
 
     type: int
     path: str
@@ -50,7 +51,7 @@ class _Chunk(NamedTuple):
 
 
 def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
-    """The columns of each row group, as the footer gives them; pyarrow, asked for them, ends the process where they are damaged.
+    """Read the columns of each row group from the footer; pyarrow would kill the process on a damaged footer.
 
     Raises:
         DataError: The footer is damaged.
@@ -75,15 +76,16 @@ def _chunk(meta: dict[int, Any]) -> _Chunk:
 def safe_row_count(
     path: Path, name: str, footer: list[list[_Chunk]], group: int, columns: Sequence[str], most: int, wanted: int
 ) -> int:
-    """How many rows of a row group may be read together, `wanted` at most, so that they take little memory.
+    """Return how many rows of a row group can be read together in little memory, at most `wanted`.
 
     Args:
-        footer: What `read_footer` gave.
-        columns: The names of those that are read; of a struct, all that is in it.
+        footer: Result of `read_footer`.
+        columns: Names of the columns to read; a struct stands for all its fields.
         most: The setting `max_record_bytes`.
 
     Raises:
-        DataError: A page becomes larger than four records may be, or a page's header is damaged.
+        DataError: A page decompresses to more than four times the limit of a record, or a page's header is
+            damaged.
     """
     rows, limit = wanted, PAGES_PER_RECORD * most
     with path.open("rb") as file:
@@ -103,14 +105,15 @@ def safe_row_count(
 
 
 def _rows_of(pages: Sequence[_Page], limit: int) -> int:
-    """So many values in a row take at most about three times the limit, however they are distributed over the pages."""
+    """Return a number of consecutive values that take at most about three times the limit, whatever their
+    distribution over the pages."""
     rows = limit
     for page in pages:
         if page.kind == _DICTIONARY or page.encoding == _DELTA_BYTE_ARRAY:
             rows = min(rows, limit // max(page.num_bytes, 1))
     data = [page for page in pages if page.kind in (_DATA, _DATA_V2)]
     if sum(page.num_bytes for page in data) > limit:
-        # Large pages with few values: as many rows as one has, so that few pages are met.
+        # Large pages with few values: as many rows as one page has, so that few pages are touched.
         rows = min([rows, *(page.num_values for page in data[:-1] if page.num_bytes > limit // 1024)])
     return rows
 
@@ -124,7 +127,7 @@ def _pages(file: Any, column: _Chunk, where: str) -> Iterator[_Page]:
 
 
 def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
-    """The page at a place, and how far the next one is."""
+    """Return the page at an offset, and the distance to the next one."""
     data = b""
     for length in _HEADER_BYTES:
         try:
@@ -153,7 +156,7 @@ def _damaged(where: str, at: int, error: object) -> DataError:
 
 
 def _struct(reader: BinaryReader, depth: int) -> dict[int, Any]:
-    """The fields of a struct, by number."""
+    """Read the fields of a struct, by field id."""
     _check_depth(depth)
     fields: dict[int, Any] = {}
     number = 0
@@ -179,7 +182,7 @@ def _value(reader: BinaryReader, kind: int, depth: int) -> Any:
             return _list(reader, depth + 1)
         case 12:
             return _struct(reader, depth + 1)
-    # Parquet has no maps.
+    # Parquet uses no maps.
     raise BinaryError(f"a field of kind {kind}")
 
 
@@ -191,7 +194,7 @@ def _list(reader: BinaryReader, depth: int) -> list[Any]:
         count = reader.varint()
     if count > _HEADER_BYTES[-1] and count > len(reader.data) - reader.at:
         raise BinaryError(f"a list of {count:,} values in {len(reader.data) - reader.at:,} bytes")
-    # A double takes eight bytes, all else one or more.
+    # A double takes eight bytes, every other type one or more.
     check_count(reader.data, reader.at, count, 8 if kind == 7 else 1)
     return [reader.byte() == 1 if kind in (1, 2) else _value(reader, kind, depth + 1) for _ in range(count)]
 

@@ -25,7 +25,8 @@ _JSONL_PATTERNS = tuple(
     f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *SUFFIXES)
 ) + tuple(f"**/*.json{end}" for end in SUFFIXES)
 _JSON_PATTERNS = ("**/*.json", "**/*.JSON")
-"""Of a directory that has none of the others: `.json` files beside them describe a data set, more often than they hold one."""
+"""Patterns for a directory without any of the others: `.json` files next to those usually describe a data set
+instead of containing one."""
 
 _PARQUET_PATTERNS = ("**/*.parquet",)
 _RECORDS_AT_ONCE = 1024
@@ -34,18 +35,22 @@ _RECORDS_PER_BATCH = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl(Validated):
-    """Files of JSON records, in UTF-8: one object on each line (blank lines are skipped), or one array of objects.
+    """Files of JSON records, in UTF-8: one object on each line (blank lines are skipped), or one array of
+    objects.
 
-    They may be compressed with gzip, bz2, xz or zstd, which a file's first bytes tell. They are read as a stream: only one
-    record is held. A field of an object in a record is named by a path, such as `message.content`.
+    They may be compressed with gzip, bz2, xz or zstd, detected from a file's first bytes. They are read as a
+    stream: only one record is held. A field of an object in a record is named by a path, such as
+    `message.content`.
 
     Attributes:
-        paths: Files, directories or globs, also of object stores. A directory is searched for `.jsonl`, `.ndjson`, either of
-            them also compressed (`.jsonl.zst`), and compressed `.json` (`.json.gz`); if it has none of these, for `.json`.
+        paths: Files, directories or globs, also of object stores. A directory is searched for `.jsonl`,
+            `.ndjson`, either of them also compressed (`.jsonl.zst`), and compressed `.json` (`.json.gz`); if
+            it has none of these, for `.json`.
         text: The field that holds the document.
-        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The field that holds what is learnt; needs `prompt`.
-        max_record_bytes: A line of more, decompressed, is a bad record; an element of an array of more characters is an error.
+        prompt: The field with the text before the answer, which carries no loss; needs `answer`.
+        answer: The field with the text to learn; needs `prompt`.
+        max_record_bytes: A longer line, decompressed, is a bad record; an array element with more characters
+            is an error.
     """
 
     paths: tuple[str, ...]
@@ -65,7 +70,7 @@ class Jsonl(Validated):
                 yield record if isinstance(record, BadRecord) else fields.document(record, where)
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files to read."""
         found: dict[str, DataFile] = {}
         for path in self.paths:
             try:
@@ -94,9 +99,9 @@ class Parquet(Validated):
     Attributes:
         paths: Files, directories (searched for `.parquet`) or globs, also of object stores.
         text: The column that holds the document.
-        prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The column that holds what is learnt; needs `prompt`.
-        max_record_bytes: A value of more is a bad record; a page of more than four times as much is an error.
+        prompt: The column with the text before the answer, which carries no loss; needs `answer`.
+        answer: The column with the text to learn; needs `prompt`.
+        max_record_bytes: A larger value is a bad record; a page more than four times as large is an error.
     """
 
     paths: tuple[str, ...]
@@ -133,7 +138,7 @@ class Parquet(Validated):
                 raise read_error(name, error) from error
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files to read."""
         return find_files(self.paths, _PARQUET_PATTERNS)
 
     def fingerprint(self) -> str:
@@ -149,12 +154,13 @@ class HuggingFaceDisk(Validated):
     """A dataset that `save_to_disk` wrote. Needs datasets (`pip install 'panax-jax[datasets]'`).
 
     Attributes:
-        path: The directory that was given to `save_to_disk`.
-        split: Which split to take, when it was saved with several.
+        path: The directory that was passed to `save_to_disk`.
+        split: The split to read, if several were saved.
         text: The column that holds the document.
-        prompt: The column that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The column that holds what is learnt; needs `prompt`.
-        max_record_bytes: A value of more is a bad record; a compressed record batch of more than 32 times as much is an error.
+        prompt: The column with the text before the answer, which carries no loss; needs `answer`.
+        answer: The column with the text to learn; needs `prompt`.
+        max_record_bytes: A larger value is a bad record; a compressed record batch more than 32 times as
+            large is an error.
     """
 
     path: str
@@ -172,14 +178,14 @@ class HuggingFaceDisk(Validated):
         dataset = self._load()
         fields = self._fields
         if not set(fields.names) <= set(dataset.column_names):
-            # Fields of structs become columns that are called by their paths.
+            # Fields of structs become columns named by their paths.
             dataset = dataset.flatten()
         for name in fields.names:
             if name not in dataset.column_names:
                 raise DataError(str(describe_missing_field(name, dataset.column_names, self.path)))
         row = 0
         try:
-            # What indexes into a table must hold before the table is cut into batches.
+            # Indices into a table are validated before the table is divided into batches.
             for table in (dataset.data.table.select(fields.names), dataset._indices and dataset._indices.table):
                 for column in () if table is None else table.columns:
                     for chunk in column.chunks:
@@ -190,7 +196,7 @@ class HuggingFaceDisk(Validated):
                     row += batch.num_rows
         except DataError:
             raise
-        except Exception as error:  # the library raises whatever the Arrow reader did
+        except Exception as error:  # the library raises the Arrow reader's errors
             raise read_error(self.path, error) from error
 
     def fingerprint(self) -> str:
@@ -206,7 +212,7 @@ class HuggingFaceDisk(Validated):
             raise DataError(f"{self.path}: a dataset that was saved to disk is read from a disk; copy it there")
         path = expand_user(self.path)
         if not path.is_dir():
-            raise DataError(f"{self.path} is not a directory; expected what `Dataset.save_to_disk` wrote")
+            raise DataError(f"{self.path} is not a directory; expected one written by `Dataset.save_to_disk`")
         try:
             import datasets
         except ImportError as error:
@@ -216,12 +222,12 @@ class HuggingFaceDisk(Validated):
             check_ipc_sizes(file, str(file), most, setting)
         try:
             loaded = datasets.load_from_disk(str(path))
-        except Exception as error:  # the library raises whatever the Arrow reader or its JSON reader did
-            message = f"{self.path} can't be loaded: {error}; expected what `Dataset.save_to_disk` wrote"
+        except Exception as error:  # the library raises the errors of the Arrow reader or of its JSON reader
+            message = f"{self.path} can't be loaded: {error}; expected files written by `Dataset.save_to_disk`"
             raise DataError(message) from error
         if not isinstance(loaded, datasets.DatasetDict):
             if self.split is not None:
-                raise DataError(f"split={self.split!r}, but {self.path} was saved without splits; leave split out")
+                raise DataError(f"split={self.split!r}, but {self.path} was saved without splits; remove split")
             return loaded
         split = next(iter(loaded)) if self.split is None and len(loaded) == 1 else self.split
         if split not in loaded:

@@ -1,7 +1,8 @@
-"""What the chunks of an ArrayRecord file become when they are decompressed, read from the chunks' own headers.
+"""Decoded sizes of the chunks of an ArrayRecord file, read from the chunks' headers.
 
-ArrayRecord lies on Riegeli's record files: chunks one after another, which a header of 24 bytes interrupts at each 64 KiB. A
-chunk begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number of records, and its decoded size.
+ArrayRecord is based on Riegeli's record files: consecutive chunks, interrupted by a header of 24 bytes at
+each 64 KiB. A chunk begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number
+of records, and its decoded size.
 
 Source: Riegeli/records file format.
 """
@@ -18,7 +19,7 @@ from ..files.bounds import describe_oversize
 from ..files.files import read_error
 
 CHUNKS_PER_RECORD = 4
-"""A chunk may be so many times as large as a record: it holds several."""
+"""Maximum size of a chunk as a multiple of a record's: it holds several records."""
 
 _BLOCK, _BLOCK_HEADER = 2**16, 24
 _SIGNATURE = ord("s")
@@ -26,13 +27,13 @@ _CHUNK_HEADER = 40
 
 
 def safe_record_count(path: Path, name: str, most: int, wanted: int) -> int:
-    """How many records may be read together, `wanted` at most, so that they take little memory.
+    """Return how many records can be read together in little memory, at most `wanted`.
 
     Args:
         most: The setting `max_record_bytes`.
 
     Raises:
-        DataError: A chunk becomes larger than four records may be.
+        DataError: A chunk decodes to more than four times the limit of a record.
     """
     largest, limit = 1, CHUNKS_PER_RECORD * most
     try:
@@ -48,26 +49,26 @@ def safe_record_count(path: Path, name: str, most: int, wanted: int) -> int:
 
 
 def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
-    """Where each chunk begins, and its size when decoded."""
+    """Yield the offset of each chunk, and its decoded size."""
     at = 0
     while at < end:
         header = _read(file, at, _CHUNK_HEADER)
         if len(header) < _CHUNK_HEADER:
-            return  # cut short, which the library says
+            return  # truncated, which the library reports
         size, kind, decoded = (read_number(header, place, "<Q") for place in (8, 24, 32))
         if at == 0 and (kind, size) != (_SIGNATURE, 0):
-            return  # another format, which the library says
+            return  # another format, which the library reports
         num_records = kind >> 8
         yield at, decoded
         after = _advanced(at, _CHUNK_HEADER + size)
-        # Each record has a place of its own in the file.
+        # Each record has a separate position in the file.
         after = max(after, at + num_records)
-        # No chunk begins in a block's header, nor right behind it.
+        # No chunk begins in a block's header, nor directly after it.
         at = after if not 0 < after % _BLOCK <= _BLOCK_HEADER else after - after % _BLOCK + _BLOCK_HEADER + 1
 
 
 def _read(file: Any, at: int, count: int) -> bytes:
-    """Bytes from a place on, without the blocks' headers among them."""
+    """Read bytes from an offset on, without the blocks' headers between them."""
     found = b""
     while len(found) < count:
         within = at % _BLOCK
@@ -84,9 +85,9 @@ def _read(file: Any, at: int, count: int) -> bytes:
 
 
 def _advanced(at: int, count: int) -> int:
-    """Where one is after so many bytes that are not of blocks' headers."""
+    """Return the offset after `count` more bytes, not counting those of blocks' headers."""
     within = at % _BLOCK
-    # From the beginning of the block's content.
+    # Relative to the beginning of the block's content.
     before = max(within - _BLOCK_HEADER, 0)
     blocks, rest = divmod(before + count, _BLOCK - _BLOCK_HEADER)
     if not rest:

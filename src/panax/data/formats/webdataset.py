@@ -1,4 +1,5 @@
-"""A corpus of WebDataset shards: tar files in which the files of one sample stand together and share their name's beginning."""
+"""A corpus of WebDataset shards: tar files in which the files of a sample are adjacent and share their name's
+prefix."""
 
 import dataclasses
 import lzma
@@ -44,17 +45,17 @@ class ShardSample(NamedTuple):
 
     Attributes:
         where: The shard and the name of the sample, for messages.
-        files: What its files hold, by what follows the first dot of their names, in lower case.
+        files: Content of its files, by extension: the part of the name after the first dot, in lower case.
     """
 
     where: str
     files: dict[str, bytes]
 
     def text(self, extension: str) -> str:
-        """A file as text.
+        """Return a file as text.
 
         Raises:
-            BadRecordError: There is none of that extension, or it is not UTF-8.
+            BadRecordError: There is no file with that extension, or it is not UTF-8.
         """
         if extension not in self.files:
             known = ", ".join(map(repr, sorted(self.files))) or "none at all"
@@ -63,12 +64,14 @@ class ShardSample(NamedTuple):
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a shard. What stands before a file, its long name or attributes, is read whole, so its size has a bound."""
+    """A member of a shard. Headers before a file, such as its long name or attributes, are read entirely, so
+    their size is bounded."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type not in _EXTENDED:
             return self._checked(archive)
-        # A long name, a long link and attributes may stand before one file; tarfile reads each within the one before.
+        # A long name, a long link and attributes may precede one file; tarfile reads each recursively within
+        # the previous one.
         depth = getattr(archive, "headers_before", 0) + 1
         if depth > _MOST_HEADERS:
             raise tarfile.ReadError(f"more than {_MOST_HEADERS} headers before a file; expected plain files")
@@ -85,18 +88,19 @@ class _Member(tarfile.TarInfo):
 
 
 def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | BadRecord]:
-    """The samples of a shard, in its order. Nothing is unpacked to the disk.
+    """Yield the samples of a shard, in its order. Nothing is unpacked to disk.
 
     Args:
-        most: The setting `max_record_bytes`; a sample of more, all its files together, is a bad record, and not read.
+        most: The setting `max_record_bytes`; a larger sample, all its files together, is a bad record, and
+            not read.
 
     Raises:
-        DataError: It is no tar file, or is cut short.
+        DataError: It is not a tar file, or is truncated.
     """
     current, size = "", 0
     files: dict[str, bytes] = {}
     try:
-        # As a stream: a shard may be larger than memory, and compressed.
+        # As a stream: a shard may be compressed and larger than memory.
         with (
             open_file(path, name) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member, errorlevel=1) as shard,
@@ -137,15 +141,16 @@ def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> ShardS
 class WebDataset(Validated):
     """WebDataset shards (`.tar`, also compressed) as text, one sample at a time.
 
-    A field is a file of the sample, named by what follows the first dot of its name: `txt`. `json.body` is the field
-    `body` of the sample's `.json` file.
+    A field is a file of the sample, named by its extension, the part of its name after the first dot: `txt`.
+    `json.body` is the field `body` of the sample's `.json` file.
 
     Attributes:
-        paths: Files, directories (searched for `.tar`, `.tgz` and `.tar.gz`, `.tar.zst`, ...) or globs, also of object stores.
+        paths: Files, directories (searched for `.tar`, `.tgz` and `.tar.gz`, `.tar.zst`, ...) or globs, also
+            of object stores.
         text: The field that holds the document.
-        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The field that holds what is learnt; needs `prompt`.
-        max_record_bytes: A sample of more, all its files together, is a bad record.
+        prompt: The field with the text before the answer, which carries no loss; needs `answer`.
+        answer: The field with the text to learn; needs `prompt`.
+        max_record_bytes: A larger sample, all its files together, is a bad record.
     """
 
     paths: tuple[str, ...]
@@ -178,7 +183,7 @@ class WebDataset(Validated):
         return self._fields.document(record, sample.where)
 
     def files(self) -> list[DataFile]:
-        """The files that are read."""
+        """Return the files to read."""
         return find_files(self.paths, SHARD_PATTERNS)
 
     def fingerprint(self) -> str:

@@ -1,7 +1,7 @@
-"""How images are changed at random while they are drawn: crop, flip, RandAugment, and mixing with another one.
+"""Random changes of training images: crop, flip, RandAugment, and mixing with another image.
 
-All is drawn from (seed, epoch, number of the example), and mixing from (seed, place in the order): a resumed run, and any number
-of processes, see the same.
+All randomness depends on (seed, epoch, index of the example), and for mixing on (seed, position in the
+order): a resumed run, and any number of processes, see the same images.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Generators = Callable[[int], np.random.Generator]
-"""From a row of what is read to what its changes are drawn with."""
+"""Map from a row of the batch that is read to the random generator of its changes."""
 
 _TRIES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomCrop(Validated):
-    """A part of the image, scaled to the model's size.
+    """Random crop of the image, scaled to the model's size.
 
     Source: Going deeper with convolutions (arXiv:1409.4842), section 6.
 
     Attributes:
-        area: The least and the largest part of the image's area.
-        aspect: The least and the largest ratio of the part's width to its height, drawn evenly in its logarithm.
+        area: Minimum and maximum share of the image's area.
+        aspect: Minimum and maximum ratio of the crop's width to its height, drawn uniformly in its logarithm.
     """
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -47,7 +47,7 @@ class RandomCrop(Validated):
             raise RecipeError(f"crop.aspect={self.aspect}; expected the least and the largest ratio, above 0")
 
     def sample_box(self, width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
-        """Left, upper, right and lower edge of a part of an image of this size."""
+        """Draw a crop of an image of this size; return its left, upper, right and lower edges."""
         for _ in range(_TRIES):
             area = width * height * generator.uniform(*self.area)
             aspect = math.exp(generator.uniform(math.log(self.aspect[0]), math.log(self.aspect[1])))
@@ -55,7 +55,7 @@ class RandomCrop(Validated):
             if 0 < w <= width and 0 < h <= height:
                 left, upper = int(generator.integers(width - w + 1)), int(generator.integers(height - h + 1))
                 return left, upper, left + w, upper + h
-        # Of a very long image, no such part has the area: the largest one in the middle that has the ratio.
+        # A very long image has no crop of this area and ratio: take the largest centered crop with the ratio.
         w = min(width, round(height * self.aspect[1]))
         h = min(height, round(width / self.aspect[0]))
         left, upper = (width - w) // 2, (height - h) // 2
@@ -69,13 +69,13 @@ class RandomCrop(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaddedCrop(Validated):
-    """The image shifted by up to `padding` pixels along each side; what comes in from outside is black."""
+    """Random shift of the image by up to `padding` pixels along each side; pixels from outside are black."""
 
     padding: int = 4
 
     def __post_init__(self) -> None:
         if self.padding < 1:
-            raise RecipeError(f"crop.padding={self.padding}; expected 1 or more; leave the crop out for none")
+            raise RecipeError(f"crop.padding={self.padding}; expected 1 or more; remove crop for none")
 
     def apply(self, image: "Image", generator: np.random.Generator) -> "Image":
         left, upper = (int(n) - self.padding for n in generator.integers(2 * self.padding + 1, size=2))
@@ -84,13 +84,14 @@ class PaddedCrop(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Augmentation(Validated):
-    """What is done to each training image, in this order. Needs Pillow; the leaf `image` holds bytes.
+    """Random changes of each training image, in this order. Needs Pillow; the leaf `image` holds bytes.
 
     Attributes:
-        crop: A random part, scaled (`RandomCrop`), or a random shift (`PaddedCrop`); None leaves the image as it is decoded.
-        flip: How often left and right are exchanged.
+        crop: A random crop, scaled (`RandomCrop`), or a random shift (`PaddedCrop`); None: the image as
+            decoded.
+        flip: Probability of a horizontal flip.
         rand_augment: Operations drawn from a list; None for none.
-        mixing: Each image is mixed with another one of its batch, and so are their labels; None for none.
+        mixing: Mixing of each image with another one of its batch, and of their labels; None for none.
     """
 
     crop: RandomCrop | PaddedCrop | None = RandomCrop()
@@ -102,16 +103,16 @@ class Augmentation(Validated):
         if not 0 <= self.flip <= 1:
             raise RecipeError(f"augmentation.flip={self.flip}; expected a share of the images, in [0, 1]")
         if self.crop is None and not self.flip and self.rand_augment is None and self.mixing is None:
-            raise RecipeError("the augmentation changes nothing; set one of its fields, or leave it out")
+            raise RecipeError("the augmentation changes nothing; set one of its fields, or remove it")
 
     @property
     def has_per_image_changes(self) -> bool:
-        """Whether images are changed one by one, besides being mixed."""
+        """Return True if images are changed one by one, in addition to mixing."""
         return self.crop is not None or self.flip > 0 or self.rand_augment is not None
 
     @property
     def min_side_fraction(self) -> float:
-        """Which part of an image's side is scaled to the model's size, at the least."""
+        """Return the minimum share of an image's side that is scaled to the model's size."""
         return math.sqrt(self.crop.area[0]) if isinstance(self.crop, RandomCrop) else 1.0
 
     def apply(
@@ -121,12 +122,12 @@ class Augmentation(Validated):
         fitted: Callable[["Image"], "Image"],
         generator: np.random.Generator,
     ) -> "Image":
-        """One image as the model gets it.
+        """Return one image as the model's input.
 
         Args:
-            image: As it was decoded, of any size.
-            size: The width and height that are wanted.
-            fitted: Brings it to that size where it is not cropped.
+            image: The decoded image, of any size.
+            size: Target width and height.
+            fitted: Resizes the image to that size if it is not cropped.
         """
         from PIL import ImageOps
 

@@ -1,4 +1,4 @@
-"""Real images that come with a library: scikit-learn's handwritten digits."""
+"""Real images that are part of a library: scikit-learn's handwritten digits."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,8 @@ from ..loading.examples import Arrays
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digits(Validated):
-    """1,797 handwritten digits, grey, 8 by 8 pixels, as uint8 `image` (batch, 8, 8, 1) and `label` 0 to 9. Needs scikit-learn.
+    """1,797 handwritten digits, grey, 8 by 8 pixels, as uint8 `image` (batch, 8, 8, 1) and `label` 0 to 9.
+    Needs scikit-learn.
 
     Nothing is downloaded: the images are a part of scikit-learn.
 
@@ -21,16 +22,16 @@ class Digits(Validated):
     """
 
     def open(self, root: Path, max_bad_records: int) -> Arrays:
-        """Read them from the library.
+        """Read the images from the library.
 
         Raises:
-            DataError: It is not installed.
+            DataError: The library is not installed.
         """
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
             raise missing_library_error("scikit-learn", "its digits", "vision") from error
         found: Any = load_digits()
-        # Seventeen shades, of 0 to 16.
+        # 17 gray levels, 0 to 16.
         image = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)
         return Arrays({"image": image, "label": found.target.astype(np.int32)}, num_classes=10)

@@ -1,4 +1,4 @@
-"""Encoded images as examples: read by number, decoded by Pillow in threads, all of one size."""
+"""Encoded images as examples: read by index, decoded by Pillow in threads, all of one size."""
 
 import dataclasses
 import functools
@@ -30,27 +30,29 @@ if TYPE_CHECKING:
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa")
 _MODES = {1: "L", 3: "RGB"}
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What is decoded, as Pillow calls it. Of its other decoders some start programs (EPS starts Ghostscript)."""
+"""Formats to decode, by Pillow's names. Some of its other decoders start programs (EPS starts
+Ghostscript)."""
 
 _PIXELS, _MOST_PIXELS = 89_478_485, 178_956_970
-"""From where on Pillow warns, and what it refuses."""
+"""Number of pixels from which Pillow warns, and from which it refuses."""
 
 _MOST_CLASSES = 10**6
-"""Labels that go further are no classes that could be listed."""
+"""Labels beyond this are not classes that could be listed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageDecoder(Validated):
-    """How an image becomes an array. Needs Pillow (`pip install 'panax-jax[vision]'`).
+    """Conversion of images to arrays. Needs Pillow (`pip install 'panax-jax[vision]'`).
 
     Attributes:
         size: Height and width of the array, in pixels.
-        fit: "crop": scaled to cover the square, and what stands over cut off on both sides; "pad": scaled to fit into it,
-            with black around; "stretch": both sides scaled on their own.
-        channels: 3 for red, green and blue; 1 for grey.
-        max_pixels: An image of more pixels is a bad record, before it is decoded; at most what Pillow decodes, 178,956,970.
-        classes: What the labels stand for, in the order of their numbers: those of the data that a model was trained on. A label
-            that is not among them is an error. (): the labels that are met.
+        fit: "crop": scaled to cover the square, with the excess cut off on both sides; "pad": scaled to fit
+            into it, with a black border; "stretch": both sides scaled independently.
+        channels: 3 for red, green and blue; 1 for gray.
+        max_pixels: An image with more pixels is a bad record and not decoded; at most Pillow's limit,
+            178,956,970.
+        classes: Class names in the order of the label indices: those of the data that a model was trained on.
+            A label that is not among them is an error. (): the labels that occur.
     """
 
     size: int = 224
@@ -68,24 +70,26 @@ class ImageDecoder(Validated):
             )
 
         if not 0 < self.max_pixels <= _MOST_PIXELS:
-            raise RecipeError(f"max_pixels={self.max_pixels}; expected 1 to {_MOST_PIXELS}, what Pillow decodes")
+            raise RecipeError(
+                f"max_pixels={self.max_pixels}; expected 1 to {_MOST_PIXELS}, the most that Pillow decodes"
+            )
         if len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise RecipeError(f"classes names {twice!r} twice; expected each class once, in the order of its number")
 
     def decode(self, data: bytes, where: str) -> npt.NDArray[np.uint8]:
-        """The image as (height, width, channel).
+        """Decode an image to an array (height, width, channel).
 
         Raises:
-            BadRecordError: It is none that Pillow can read, is cut short, or has more than 8 bits a channel.
+            BadRecordError: Pillow can't read it, it is truncated, or it has more than 8 bits per channel.
         """
         return self.to_array(self.resize(self.open_image(data, where)))
 
     def open_image(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
-        """The image as it is, but of a JPEG no larger than is needed.
+        """Decode an image at its original size; a JPEG no larger than needed.
 
         Args:
-            kept: Which part of a side will be scaled to `size`, at the least.
+            kept: Minimum share of a side that will be scaled to `size`.
 
         Raises:
             BadRecordError: As `decode`.
@@ -99,7 +103,7 @@ class ImageDecoder(Validated):
                 if pixels > self.max_pixels:
                     size = describe_oversize(pixels, self.max_pixels, "max_pixels", unit="pixels")
                     raise BadRecordError(where, f"an image of {image.width} by {image.height}, {size}")
-                image.draft(_MODES[self.channels], (least, least))  # a JPEG is scaled down while it is decoded
+                image.draft(_MODES[self.channels], (least, least))  # a JPEG is downscaled while it is decoded
                 image.load()
                 if image.mode not in _EIGHT_BITS:
                     raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
@@ -109,14 +113,14 @@ class ImageDecoder(Validated):
         except UnidentifiedImageError:
             known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             raise BadRecordError(
-                where, f"no image that can be decoded; expected {known}: convert it, or leave it out"
+                where, f"no image that can be decoded; expected {known}: convert it, or remove it"
             ) from None
-        except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+        except Exception as error:  # Pillow's decoders raise arbitrary errors for damaged files
             what = str(error) or type(error).__name__
-            raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or leave it out") from None
+            raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or remove it") from None
 
     def resize(self, whole: "Image") -> "Image":
-        """The image brought to `size`, as `fit` says."""
+        """Resize the image to `size` according to `fit`."""
         from PIL import Image, ImageOps
 
         square, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
@@ -135,22 +139,22 @@ class ImageDecoder(Validated):
 
 
 def _upright(image: "Image") -> "Image":
-    """An image as every viewer shows it: a camera that is held on its side says so, and stores the picture lying."""
+    """Rotate an image according to its EXIF orientation, as every viewer does."""
     from PIL import ImageOps
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # what a camera wrote beside a picture may be damaged where the picture is not
+    except Exception:  # a camera's metadata may be damaged although the image is not
         return image
 
 
 @runtime_checkable
 class EncodedImages(Protocol):
-    """Encoded images by number; from several threads.
+    """Encoded images by index; readable from several threads.
 
     Attributes:
-        labels: The class of each; None when they have none.
-        fingerprint: A hash that changes when they do.
+        labels: The label of each image; None if they have none.
+        fingerprint: A hash that changes when the images do.
     """
 
     labels: npt.NDArray[np.int32] | None
@@ -161,21 +165,22 @@ class EncodedImages(Protocol):
     def read(self, number: int) -> bytes: ...
 
     def name(self, number: int) -> str:
-        """Of an image, as messages give it; it stays the same when others are added."""
+        """Return an image's name for messages; independent of images added later."""
         ...
 
 
 class Images:
-    """Images as examples: `image`, uint8 (batch, height, width, channel), and `label`, int32 (batch), where there are labels.
+    """Images as examples: `image`, uint8 (batch, height, width, channel), and `label`, int32 (batch), if
+    there are labels.
 
-    One that can't be decoded is a bad record; the next one of these examples stands in for it, always the same.
+    An image that can't be decoded is a bad record, replaced by the next of these examples, always the same.
 
     Attributes:
-        classes: What each label stands for.
-        notes: What a user should know of how they were found.
+        classes: Class names by label index.
+        notes: Notes for the user on the files.
     """
 
-    owns_memory = True  # of what is read: nothing else writes to it
+    owns_memory = True  # of batches read: nothing else writes to them
 
     def __init__(
         self,
@@ -188,17 +193,18 @@ class Images:
         notes: Sequence[str] = (),
         places: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """
+        """Wrap encoded images.
+
         Args:
-            classes: What each label stands for.
-            numbers: Which of `encoded` these are; None: all.
-            places: From a label of `encoded` to its place in `classes`; None: it is that.
+            classes: Class names by label index.
+            numbers: Indices into `encoded`; None: all.
+            places: Map from a label of `encoded` to its index in `classes`; None: the identity.
         """
         try:
             import PIL.Image
         except ImportError as error:
             raise missing_library_error("Pillow", "decoding images", "vision") from error
-        PIL.Image.init()  # its plug-ins, once, and not in each thread
+        PIL.Image.init()  # loads its plug-ins once, not in each thread
         self.classes = tuple(classes)
         self.notes = tuple(notes)
         self._places = places
@@ -212,7 +218,7 @@ class Images:
         self.axes: Mapping[str, Axes] = {"image": ("batch", None, None, None)}
         if encoded.labels is not None:
             self.axes = {**self.axes, "label": ("batch",)}
-        # How large images may be does not change what they are.
+        # Size limits do not change the images' content.
         named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes", "classes"}
         settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
         parts = (encoded.fingerprint, *settings, hash_integers(self._numbers))
@@ -222,7 +228,7 @@ class Images:
         self._bad: set[int] = set()
 
     def read(self, numbers: npt.NDArray[np.int64]) -> dict[str, np.ndarray]:
-        """Decode some of them.
+        """Decode some of the images.
 
         Raises:
             DataError: There are more bad records than the limit, or no image can be decoded.
@@ -232,10 +238,10 @@ class Images:
     def read_augmented(
         self, numbers: npt.NDArray[np.int64], augmentation: Augmentation, generators: Generators
     ) -> dict[str, np.ndarray]:
-        """Decode some of them and change each.
+        """Decode some of the images and augment each.
 
         Args:
-            generators: From a row of what is read to what it is drawn with.
+            generators: Map from a row of the batch that is read to its random generator.
 
         Raises:
             DataError: As `read`.
@@ -265,7 +271,7 @@ class Images:
 
     @property
     def num_classes(self) -> int | None:
-        """Of the labels; None where it is not known."""
+        """Return the number of classes; None if unknown."""
         return len(self.classes) or None
 
     def keys(self) -> npt.NDArray[np.uint64]:
@@ -280,20 +286,19 @@ class Images:
         return Images(self._encoded, self._decoding, self._skipped, **{**kept, **changed})
 
     def with_classes(self, classes: Sequence[str], whose: str) -> "Images":
-        """The same images with the labels' numbers in `classes`, which may have more than occur here.
+        """Return the same images with labels indexed by `classes`, which may contain more than occur here.
 
         Args:
-            whose: Classes they are, for messages.
+            whose: Origin of the classes, for messages.
 
         Raises:
-            DataError: A label that occurs here is not among them, or it is not known what labels stand for.
+            DataError: A label that occurs here is not among them, or the class names of the labels are
+                unknown.
         """
         if self._encoded.labels is None or tuple(classes) == self.classes:
             return self
         if not self.classes:
-            raise DataError(
-                f"it is not known what these images' labels stand for; expected {whose}: {_listed(classes)}"
-            )
+            raise DataError(f"the meaning of these images' labels is unknown; expected {whose}: {_listed(classes)}")
         place = {name: number for number, name in enumerate(classes)}
         labels = self._encoded.labels[self._numbers]
         found = np.unique(labels if self._places is None else self._places[labels]).tolist()
@@ -301,7 +306,8 @@ class Images:
         if unknown:
             raise DataError(
                 f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
-                f"{'is' if len(unknown) == 1 else 'are'} not among {whose}: {_listed(classes)}. Leave them out, or train on them"
+                f"{'is' if len(unknown) == 1 else 'are'} not among {whose}: {_listed(classes)}. Remove them, or train "
+                f"on them"
             )
         mine = np.array([place.get(name, -1) for name in self.classes], np.int32)
         return self._with(classes=tuple(classes), places=mine if self._places is None else mine[self._places])
@@ -328,7 +334,8 @@ class Images:
 
 
 def number_classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Numbers for labels: themselves where all are whole numbers from 0, else by the order of their names, numbers by value.
+    """Assign indices to labels: the labels themselves if all are whole numbers from 0, else by the order of
+    their names, with numbers ordered by value.
 
     >>> number_classes(["10", "2"])[0].tolist(), number_classes(["dog", "cat", "dog"])
     ([10, 2], (array([1, 0, 1], dtype=int32), ('cat', 'dog')))

@@ -1,4 +1,4 @@
-"""Where images come from: folders, Parquet tables and WebDataset shards, here or in an object store."""
+"""Sources of images: folders, Parquet tables and WebDataset shards, local or in an object store."""
 
 import csv
 import dataclasses
@@ -52,14 +52,15 @@ _ROWS_AT_ONCE = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageFolder(ImageDecoder):
-    """Images in a folder, here or in an object store; those of an object store are copied into the cache once.
+    """Images in a folder, local or in an object store; images of an object store are copied into the cache
+    once.
 
     Attributes:
-        path: The folder, searched at any depth, for files whose names or first bytes are those of images; hidden files are left
-            out.
-        label: "folder": an image's class is the folder directly in `path` that it is in. "none": images alone. Else the
-            name of a CSV file with a heading and the columns `file` (below `path`) and `label`.
-        max_record_bytes: A file of more is a bad record.
+        path: The folder, searched at any depth, for files with the names or first bytes of images; hidden
+            files are skipped.
+        label: "folder": an image's class is its top-level folder in `path`. "none": images without labels.
+            Otherwise the name of a CSV file with a header and the columns `file` (below `path`) and `label`.
+        max_record_bytes: A larger file is a bad record.
     """
 
     path: str
@@ -71,7 +72,7 @@ class ImageFolder(ImageDecoder):
         check_positive(self, "max_record_bytes")
 
     def open(self, root: Path, max_bad_records: int) -> Images:
-        """Find the images. Raises DataError where there is none, or one has no label."""
+        """Find the images. Raises DataError if there are none, or one has no label."""
         files = self._files()
         names = [self._below(file) for file in files]
         labels, notes = self._labels(names)
@@ -100,15 +101,15 @@ class ImageFolder(ImageDecoder):
         return file.name.removeprefix(base).lstrip("/")
 
     def _labels(self, names: list[str]) -> tuple[list[str] | None, tuple[str, ...]]:
-        """The label of each, and what a user should know of them."""
+        """Return the label of each image, and notes for the user."""
         if self.label == "none":
             return None, ()
         if self.label == "folder":
             lone = next((name for name in names if "/" not in name), None)
             if lone is not None:
                 raise DataError(
-                    f"{lone} lies in {self.path} itself; expected each image in the folder of its class, or label='none', or "
-                    "a CSV file with the columns file and label"
+                    f"{lone} is in {self.path} itself; expected each image in the folder of its class, or "
+                    f"label='none', or a CSV file with the columns file and label"
                 )
             return [name.partition("/")[0] for name in names], ()
         (file,) = find_files((self.label,), ())
@@ -135,21 +136,22 @@ class ImageFolder(ImageDecoder):
         if lacking is not None:
             raise DataError(f"{name} has no label for {lacking}; expected one for each image in {self.path}")
         absent = len(given.keys() - set(names))
-        note = f"{name} has labels for {absent:,} files that are not in {self.path}; they are left out"
+        note = f"{name} has labels for {absent:,} files that are not in {self.path}; they are ignored"
         return [given[one] for one in names], (note,) if absent else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetImages(ImageDecoder):
-    """Images in a column of Parquet files, encoded, as Hugging Face's datasets have them. Needs pyarrow.
+    """Encoded images in a column of Parquet files, in the layout of Hugging Face's datasets. Needs pyarrow.
 
-    They are copied into the cache once, from where any can be read at any time.
+    They are copied into the cache once, which gives random access.
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
         image: The column of the images: bytes, or a struct with `bytes` in it.
-        label: The column of the labels, numbers from 0 or names; None: images alone.
-        max_record_bytes: An encoded image of more is a bad record; a page of more than four times as much is an error.
+        label: The column of the labels, numbers from 0 or names; None: images without labels.
+        max_record_bytes: A larger encoded image is a bad record; a page more than four times as large is an
+            error.
     """
 
     paths: tuple[str, ...]
@@ -162,7 +164,7 @@ class ParquetImages(ImageDecoder):
         check_positive(self, "max_record_bytes")
 
     def open(self, root: Path, max_bad_records: int) -> Images:
-        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        """Open the copy; make it first if it does not exist. Raises DataError if something can't be read."""
         files = find_files(self.paths, ("**/*.parquet",))
         name = fingerprint("parquet_images", self.image, self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
@@ -214,13 +216,13 @@ class ParquetImages(ImageDecoder):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WebDatasetImages(ImageDecoder):
-    """Images in WebDataset shards. They are copied into the cache once, from where any can be read at any time.
+    """Images in WebDataset shards. They are copied into the cache once, which gives random access.
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
-        label: The file of a sample that holds its class, a number from 0 or a name: `cls`, or `json.FIELD` for a field of
-            its `.json` file. None: images alone.
-        max_record_bytes: A sample of more, all its files together, is a bad record.
+        label: The file of a sample with its class, a number from 0 or a name: `cls`, or `json.FIELD` for a
+            field of its `.json` file. None: images without labels.
+        max_record_bytes: A larger sample, all its files together, is a bad record.
     """
 
     paths: tuple[str, ...]
@@ -232,7 +234,7 @@ class WebDatasetImages(ImageDecoder):
         check_positive(self, "max_record_bytes")
 
     def open(self, root: Path, max_bad_records: int) -> Images:
-        """Open the copy; make it first where there is none. Raises DataError where something can't be read."""
+        """Open the copy; make it first if it does not exist. Raises DataError if something can't be read."""
         files = find_files(self.paths, SHARD_PATTERNS)
         name = fingerprint("webdataset_images", self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
@@ -265,10 +267,10 @@ class WebDatasetImages(ImageDecoder):
 
 
 def _label(label: Any, what: str, where: str) -> str:
-    """A label as the name of a class; whole numbers of any type are one class.
+    """Convert a label to the name of a class; equal whole numbers of any type are one class.
 
     Raises:
-        BadRecordError: It is missing, a fraction, or no single value.
+        BadRecordError: It is missing, a fraction, or not a single value.
     """
     text = "" if is_empty(label) or isinstance(label, list | dict) else category_text(label, what, where)
     if not text or (isinstance(label, float) and not text.lstrip("-").isdigit()):
@@ -277,12 +279,12 @@ def _label(label: Any, what: str, where: str) -> str:
 
 
 def _of_classes(images: Images, decoding: ImageDecoder) -> Images:
-    """Images with the classes that their settings name."""
+    """Return images with the classes that their settings name."""
     return images.with_classes(decoding.classes, "classes=") if decoding.classes else images
 
 
 def _holds_image(file: DataFile) -> bool:
-    """Whether a file of this machine is an image, whatever it is called (`.jfif`, `.jpe`, or nothing)."""
+    """Return True if a local file is an image, whatever its name (`.jfif`, `.jpe`, or none)."""
     if file.remote is not None:
         return False
     try:
@@ -293,12 +295,12 @@ def _holds_image(file: DataFile) -> bool:
 
 
 def _row_by_row(batch: Any) -> Iterator[Any]:
-    """Its rows one by one: each may be large, and a row of a dictionary is there once and stands for many."""
+    """Yield the rows one by one: each may be large, and many rows may share one value of a dictionary."""
     return (batch.slice(row, 1) for row in range(batch.num_rows))
 
 
 class _Files:
-    """Images that are files of this machine."""
+    """Images that are local files."""
 
     def __init__(
         self,
@@ -333,7 +335,7 @@ class _Files:
 def _packed(
     root: Path, name: str, records: Any, decoding: ImageDecoder, skipped: BadRecordLog, notes: Sequence[str] = ()
 ) -> Images:
-    """Images from the records in the cache entry `name`, which is made where it is missing."""
+    """Return images from the records in the cache entry `name`; build the entry if it is missing."""
     counted = BadRecordLog(skipped.most)
     packed = read_or_build(
         root,
@@ -341,14 +343,14 @@ def _packed(
         build=lambda directory: pack(records(), directory, counted.add, number_classes),
         read=lambda directory: PackedFiles(directory, root / VERIFIED_FOLDER),
     )
-    # Also those that were skipped when the entry was made, perhaps under a higher limit.
+    # Also count those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
     notes = (*notes, *describe_skipped_records(packed.bad))
     return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
 
 
 def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[PackedRecord | BadRecord]:
-    """The content of many small objects, several read at once."""
+    """Read many small objects, several at once."""
 
     def read(file: DataFile) -> bytes | BadRecord:
         assert file.remote is not None

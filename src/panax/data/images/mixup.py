@@ -1,4 +1,5 @@
-"""Two images as one: their weighted mean, or a part of one in the other; and their labels in the same shares."""
+"""Mixing of two images: their weighted mean, or a part of one in the other, with labels in the same
+shares."""
 
 import dataclasses
 
@@ -9,21 +10,22 @@ from panax.core.errors import RecipeError
 from panax.core.validation import Validated
 
 MIXED_LABEL, MIX = "label_mixed", "mix"
-"""The leaves that are added: the other image's label, and the share of the first one."""
+"""The added leaves: the other image's label, and the share of the first image."""
 
 _MIX = 0x6D6978
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixing(Validated):
-    """Mix each image with its neighbour in the shuffled batch: by mixup, by CutMix, or by one of the two, drawn for each.
+    """Mixing of each image with its neighbour in the shuffled batch: by mixup, by CutMix, or by one of the
+    two, drawn for each image.
 
     Sources: mixup (arXiv:1710.09412); CutMix (arXiv:1905.04899).
 
     Attributes:
-        mixup: Both numbers of the Beta distribution of the shares of a weighted mean; 0 for no mixup.
-        cutmix: Likewise of the shares of the area; 0 for no CutMix.
-        probability: How many of the images are mixed. The others have the share 1.
+        mixup: Both parameters of the Beta distribution of the shares of a weighted mean; 0 for no mixup.
+        cutmix: Both parameters of the Beta distribution of the shares of the area; 0 for no CutMix.
+        probability: Probability that an image is mixed. The others have the share 1.
     """
 
     mixup: float = 0.8
@@ -33,7 +35,8 @@ class Mixing(Validated):
     def __post_init__(self) -> None:
         if min(self.mixup, self.cutmix) < 0 or max(self.mixup, self.cutmix) == 0:
             raise RecipeError(
-                f"mixing has mixup={self.mixup}, cutmix={self.cutmix}; expected one of them above 0; leave mixing out for none"
+                f"mixing has mixup={self.mixup}, cutmix={self.cutmix}; expected one of them above 0; remove mixing "
+                f"for none"
             )
         if not 0 <= self.probability <= 1:
             raise RecipeError(f"mixing.probability={self.probability}; expected a share of the images, in [0, 1]")
@@ -41,7 +44,7 @@ class Mixing(Validated):
     def apply(
         self, image: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], generator: np.random.Generator
     ) -> tuple[npt.NDArray[np.uint8], float]:
-        """An image mixed with another one of its shape (height, width, channel), and its share."""
+        """Mix an image with another one of its shape (height, width, channel); return it and its share."""
         if generator.random() >= self.probability:
             return image, 1.0
         both = self.mixup > 0 and self.cutmix > 0
@@ -49,14 +52,15 @@ class Mixing(Validated):
         if cuts:
             return _cut(image, other, float(generator.beta(self.cutmix, self.cutmix)), generator)
         share = float(generator.beta(self.mixup, self.mixup))
-        # Rounded to bytes: a 512th of the range at most, and a fourth of what is sent.
+        # Rounded to bytes: an error of at most 1/512 of the range, and a quarter of the data to transfer.
         return np.rint(share * image.astype(np.float32) + (1 - share) * other).astype(np.uint8), share
 
 
 def _cut(
     image: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], share: float, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.uint8], float]:
-    """A box of the other image, with a random centre, of `1 - share` of the area where it lies inside."""
+    """Paste a box of the other image, with a random center and an area of `1 - share` before clipping at the
+    edges."""
     height, width = image.shape[:2]
     side = np.sqrt(1 - share)
     spans = []
@@ -71,7 +75,8 @@ def _cut(
 
 
 def mix_partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np.int64]:
-    """The row that each row of a batch is mixed with: its neighbour, so that most lie on one process.
+    """Return the row that each row of a batch is mixed with: its neighbour, so that most pairs are on one
+    process.
 
     >>> mix_partners(np.arange(5), 5).tolist()
     [1, 0, 3, 2, 3]
@@ -81,5 +86,5 @@ def mix_partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np
 
 
 def make_generator(seed: int, place: int) -> np.random.Generator:
-    """Of the mixing of what stands at a place in the endless order."""
+    """Return the random generator for mixing at a position in the endless order."""
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, _MIX], counter=[0, 0, 0, place]))

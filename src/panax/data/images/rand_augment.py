@@ -1,4 +1,4 @@
-"""RandAugment: a few operations, drawn for each image, from a list of fourteen; all of them are Pillow's."""
+"""RandAugment: a few operations for each image, drawn from a list of fourteen, all implemented by Pillow."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,20 +13,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_MAGNITUDE = 30
-"""The strongest magnitude."""
+"""Maximum magnitude."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandAugment(Validated):
-    """Change each image by `operations` of fourteen, drawn with equal chances, all at one magnitude.
+    """Random changes of each image by `operations` of fourteen, drawn with equal probability, all at one
+    magnitude.
 
-    Identity, shears and shifts along both sides, rotation, brightness, colour, contrast, sharpness, posterising, solarising,
-    automatic contrast and equalising; what has a direction goes either way. What comes in from outside is black.
+    Identity, shears and shifts along both sides, rotation, brightness, color, contrast, sharpness,
+    posterizing, solarizing, automatic contrast and equalizing; directions are drawn at random. Pixels from
+    outside are black.
 
     Source: RandAugment (arXiv:1909.13719), section 3, with the ranges of torchvision's implementation.
 
     Attributes:
-        operations: How many, one after the other.
+        operations: Number of operations applied in sequence.
         magnitude: From 0, for hardly any change, to 30.
     """
 
@@ -36,19 +38,19 @@ class RandAugment(Validated):
     def __post_init__(self) -> None:
         if self.operations < 1 or not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise RecipeError(
-                f"rand_augment has operations={self.operations}, magnitude={self.magnitude}; expected 1 or more, and 0 to "
-                f"{MAX_MAGNITUDE}; leave it out for none"
+                f"rand_augment has operations={self.operations}, magnitude={self.magnitude}; expected 1 or more, and "
+                f"0 to {MAX_MAGNITUDE}; remove it for none"
             )
 
     def apply(self, image: "Image", generator: np.random.Generator) -> "Image":
-        """The image changed."""
+        """Apply randomly drawn operations to an image."""
         names = list(OPERATIONS)
         for number in generator.integers(len(names), size=self.operations):
             image = self.apply_operation(image, names[number], sign=1 if generator.random() < 0.5 else -1)
         return image
 
     def apply_operation(self, image: "Image", name: str, sign: int = 1) -> "Image":
-        """The image changed by one operation of `OPERATIONS`, in one direction."""
+        """Apply one operation of `OPERATIONS` in one direction."""
         return OPERATIONS[name](image, self.magnitude / MAX_MAGNITUDE, sign)
 
 
@@ -85,7 +87,7 @@ def _of_ops(name: str, argument: Callable[[float], int] | None = None) -> Callab
 
 
 _SHIFT = 150 / 331
-"""The largest shift as a part of the side, of AutoAugment's images."""
+"""Largest shift as a fraction of the side, as for AutoAugment's images."""
 
 OPERATIONS: dict[str, Callable[["Image", float, int], "Image"]] = {
     "identity": lambda image, level, sign: image,
@@ -103,4 +105,4 @@ OPERATIONS: dict[str, Callable[["Image", float, int], "Image"]] = {
     "autocontrast": _of_ops("autocontrast"),
     "equalize": _of_ops("equalize"),
 }
-"""(image, magnitude in [0, 1], direction) to image, by name."""
+"""Operations by name: functions of (image, magnitude in [0, 1], direction) that return the image."""

@@ -1,4 +1,4 @@
-"""Batches that come with another library's names, as the leaves of the task that is trained on them."""
+"""Batches with another library's leaf names, converted to the leaves of the task that is trained on them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -12,14 +12,15 @@ from .iterable import IterableSource
 
 
 def convert_batches(source: Source, task: Task) -> Source:
-    """The same batches as `task.convert_batch` makes them; the source itself if the task takes its names as they are."""
+    """Convert batches by `task.convert_batch`; return the source itself if the task uses its names as they
+    are."""
     if set(task.convert_axes(source.axes)) == set(source.axes):
         return source
     return _ConvertedRows(source, task) if isinstance(source, RowSource) else ConvertedSource(source, task)
 
 
 class ConvertedSource:
-    """A source of which each batch is converted."""
+    """A source with each batch converted."""
 
     def __init__(self, source: Source, task: Task):
         self._source, self._task = source, task
@@ -37,7 +38,7 @@ class ConvertedSource:
         return self._source.resume
 
     def first_batch(self) -> Mapping[str, np.ndarray]:
-        """The batch that comes next at the beginning; it is not lost."""
+        """Return the first batch without consuming it."""
         if isinstance(self._source, IterableSource):
             return self._task.convert_batch(self._source.first_batch())
         return next(iter(self.batches())).batch

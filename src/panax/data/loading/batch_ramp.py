@@ -1,4 +1,5 @@
-"""A global batch that grows over the first steps: each batch of a source worked off in several steps, in the source's order."""
+"""A global batch that grows over the first steps: each batch of a source is consumed in several steps, in the
+source's order."""
 
 import dataclasses
 import itertools
@@ -17,14 +18,15 @@ POSITION_KEY = "batch_ramp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchRamp(Validated):
-    """How the global batch grows: in stages of `steps` steps, each with its part of the batch; then the whole batch.
+    """Schedule of a growing global batch: stages of `steps` steps, each with its part of the batch; then the
+    full batch.
 
-    With `parts=(8, 4, 2)` and `steps=80`, 80 steps train on an eighth of the batch each, 80 on a quarter, 80 on a half. Rows come
-    in the order in which they would come without a ramp, each once.
+    With `parts=(8, 4, 2)` and `steps=80`, 80 steps train on an eighth of the batch each, 80 on a quarter, 80
+    on a half. Rows have the same order as without a ramp, each once.
 
     Attributes:
-        parts: Into how many steps a batch is divided, falling; empty for no ramp.
-        steps: Of each stage; a multiple of all parts, so that a stage ends with a batch.
+        parts: Number of steps that a batch is divided into in each stage, descending; empty for no ramp.
+        steps: Steps of each stage; a multiple of all parts, so that a stage ends with a batch.
     """
 
     parts: tuple[int, ...] = ()
@@ -47,11 +49,11 @@ class BatchRamp(Validated):
 
     @property
     def end(self) -> int:
-        """Steps of all stages together."""
+        """Return the number of steps of all stages together."""
         return len(self.parts) * self.steps
 
     def parts_at(self, step: int) -> int:
-        """Into how many steps a batch is divided that is begun after so many steps.
+        """Return the number of steps that a batch begun after `step` steps is divided into.
 
         >>> ramp = BatchRamp(parts=(4, 2), steps=8)
         >>> [ramp.parts_at(step) for step in (0, 7, 8, 15, 16)]
@@ -61,10 +63,10 @@ class BatchRamp(Validated):
 
 
 class RampedSource:
-    """A source whose first batches are worked off in several steps each.
+    """A source with its first batches each consumed in several steps.
 
-    While the ramp lasts, a position has those of the source before and behind the batch that is being worked off, and the steps
-    so far. Afterwards it is the source's own.
+    During the ramp, a position has the source's positions before and after the batch being consumed, and the
+    number of steps so far. Afterwards it is the source's position.
     """
 
     def __init__(self, source: Source, ramp: BatchRamp):
@@ -90,7 +92,7 @@ class RampedSource:
         )
 
     def parts_at(self, position: Position | None) -> int:
-        """Into how many steps the batch at a position is divided.
+        """Return the number of steps that the batch at a position is divided into.
 
         Raises:
             DataError: The position is of another ramp.
@@ -98,13 +100,14 @@ class RampedSource:
         return self.ramp.parts_at(self.steps_before(position))
 
     def next_stage(self, position: Position | None) -> RowSource:
-        """Of a `RowSource`: what comes next, up to where the size changes, as a source of batches of one size."""
+        """Return the batches of a `RowSource` up to the next change of size, as a source of batches of one
+        size."""
         assert isinstance(self.source, RowSource)
         parts = self.parts_at(position)
         return self.source if parts == 1 else _Stage(self, self.source, parts)
 
     def steps_before(self, position: Position | None) -> int:
-        """Steps of the ramp that lie before a position; all of them behind the ramp."""
+        """Return the steps of the ramp before a position; all of them after the ramp."""
         if position is None:
             return 0
         if POSITION_KEY not in position:
@@ -113,28 +116,28 @@ class RampedSource:
         was, now = (said.get("parts"), said.get("steps")), (list(self.ramp.parts), self.ramp.steps)
         if was != now:
             raise DataError(
-                f"the data's position is of another batch ramp: parts {was[0]} and steps {was[1]}, where they are {now[0]} and "
-                f"{now[1]} now"
+                f"the data's position is of another batch ramp: parts {was[0]} and steps {was[1]}, but they are "
+                f"{now[0]} and {now[1]} now"
             )
         return said["taken"]
 
     @staticmethod
     def source_position(position: Position | None) -> Position | None:
-        """The source's own position before the batch that is being worked off."""
+        """Return the source's position before the batch being consumed."""
         return position["before"] if position is not None and POSITION_KEY in position else position
 
     def split_batches(
         self, drawn: Iterator[SourcedBatch], taken: int, before: Position | None, end: int | None = None
     ) -> Iterator[SourcedBatch]:
-        """Batches of the source, each in the parts that the ramp says.
+        """Yield the source's batches, each divided into parts according to the ramp.
 
         Args:
-            taken: Steps of the ramp so far; the first batch's parts that lie before them are left out.
-            end: Steps after which to end; None: with the source.
+            taken: Steps of the ramp so far; the first batch's earlier parts are skipped.
+            end: Steps after which to end; None: at the end of the source.
         """
         for batch, after in drawn:
             parts = self.ramp.parts_at(taken)
-            # Stages begin with a batch, and are of whole ones.
+            # Stages begin with a batch, and consist of complete ones.
             for part in range(taken % parts, parts):
                 taken = min(taken + 1, self.ramp.end)
                 position = self._position(taken, before if part + 1 < parts else after, after)
@@ -151,7 +154,7 @@ class RampedSource:
 
 
 class RampedAccountingSource(RampedSource):
-    """A ramped source that can tell what has been seen; the batch that is being worked off counts as seen."""
+    """A ramped source that can report which data was seen; the batch being consumed counts as seen."""
 
     def epochs(self, position: Position) -> Mapping[str, float]:
         return self._accounting.epochs(_behind(position))
@@ -166,7 +169,7 @@ class RampedAccountingSource(RampedSource):
 
 
 def apply_batch_ramp(source: Source, ramp: BatchRamp) -> Source:
-    """The source with a ramp; itself without one.
+    """Wrap a source with a ramp; return it unchanged if there is no ramp.
 
     >>> from panax.data import IterableSource
     >>> rows = IterableSource([{"x": np.arange(4) + 4 * n} for n in range(3)], epochs=1)
@@ -196,7 +199,7 @@ def _divide(rows: int, parts: int) -> int:
 
 
 class _Stage:
-    """A `RowSource` of the batches of one size of a ramp, up to its stage's end."""
+    """A `RowSource` of the batches of one size of a ramp, up to the end of its stage."""
 
     def __init__(self, whole: RampedSource, source: RowSource, parts: int):
         self._whole, self._source, self._parts = whole, source, parts
@@ -214,7 +217,7 @@ class _Stage:
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        # Of each part the same rows: those of all parts are drawn at once.
+        # The same rows of each part: those of all parts are drawn at once.
         wanted = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
         whole, taken = self._whole, self._whole.steps_before(position)
         before, steps = whole.source_position(position), whole.ramp.steps

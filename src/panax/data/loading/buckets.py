@@ -1,4 +1,5 @@
-"""Padding a dimension that varies to one of a few sizes: a step is compiled a few times, and not for each length."""
+"""Padding of a varying dimension to one of a few sizes: a step is compiled once per size, not once per
+length."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -35,13 +36,14 @@ class BucketedSource:
 
         Args:
             buckets: The sizes that the dimension may have.
-            axis: Which dimension, by its logical axis.
-            pad: What to fill each leaf with; 0 where it says nothing.
-            mask: Add a leaf of this name, (batch, axis) in float32, that is 1 where there was something and 0 where
-                there is padding: what a loss needs if it has no other way to know.
+            axis: Logical axis of the dimension.
+            pad: Padding value of each leaf; 0 for leaves not named.
+            mask: Add a leaf of this name, (batch, axis) in float32, 1 for data and 0 for padding, for a loss
+                that has no other way to exclude padding.
 
         Raises:
-            RecipeError: `buckets` has none or one below 1; no leaf has the axis; or `pad` or `mask` names a wrong leaf.
+            RecipeError: `buckets` has none or one below 1; no leaf has the axis; or `pad` or `mask` names a
+                wrong leaf.
         """
         if not buckets or min(buckets) < 1:
             raise RecipeError(f"buckets={buckets}; expected one or more sizes of at least 1")
@@ -60,7 +62,7 @@ class BucketedSource:
                 f"pad={self._pad} has no effect on {', '.join(unknown)}; no such leaf has the axis {axis!r}"
             )
         if mask in axes:
-            raise RecipeError(f"mask={mask!r} is already a leaf; it is padded with 0, so leave mask out")
+            raise RecipeError(f"mask={mask!r} is already a leaf; it is padded with 0, so remove mask")
         self._axes: Mapping[str, Axes] = axes if mask is None else {**axes, mask: ("batch", axis)}
 
     @property

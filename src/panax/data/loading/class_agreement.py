@@ -1,4 +1,5 @@
-"""Whether two sources mean the same by a number: classes and ids that are given by counting differ between two folders."""
+"""Consistency of ids between two data sources: classes and ids that are assigned by counting differ between
+two folders."""
 
 import copy
 import dataclasses
@@ -19,13 +20,13 @@ from .examples import Examples
 
 
 def find_examples(source: Any) -> Examples | None:
-    """The examples that a source draws from, also through what wraps it; None where it has none."""
+    """Return the examples that a source draws from, also through wrappers; None if it has none."""
     found = next((each for each in unwrap_source(source) if isinstance(each, ExampleSource)), None)
     return None if found is None else found.examples
 
 
 def unwrap_source(source: Any) -> Iterator[Any]:
-    """A source, what it wraps, and so on."""
+    """Yield a source, the source that it wraps, and so on."""
     seen: set[int] = set()
     while source is not None and id(source) not in seen:
         seen.add(id(source))
@@ -34,10 +35,11 @@ def unwrap_source(source: Any) -> Iterator[Any]:
 
 
 def _check_tokenizers(held_out: Any, train: Any) -> None:
-    """See that tokens of text mean the same: two tokenizers that were trained on two texts number other pieces.
+    """Check that token ids mean the same: tokenizers that were trained on different texts assign different
+    ids.
 
     Raises:
-        DataError: They were made by different ones.
+        DataError: The tokens were made by different tokenizers.
     """
     mine, theirs = (
         next((each.tokenizers for each in unwrap_source(source) if hasattr(each, "tokenizers")), frozenset())
@@ -52,14 +54,15 @@ def _check_tokenizers(held_out: Any, train: Any) -> None:
 
 
 def find_class_names(source: Any) -> tuple[str, ...]:
-    """What the labels of a source stand for, by their numbers; () where it is not known."""
+    """Return the class names of a source's labels, by class index; () if unknown."""
     return tuple(getattr(find_examples(source), "classes", ()))
 
 
 def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...]]:
-    """A source to evaluate on, with numbers that mean what they mean in the training data, and what was changed for that.
+    """Return a source to evaluate on, with class indices that mean the same as in the training data, and
+    notes on the changes.
 
-    Images get the classes of the training data. Ids that were counted in files can't be given anew.
+    Images get the classes of the training data. Ids that were counted in files can't be reassigned.
 
     Raises:
         DataError: A class occurs in the held-out data alone, or ids were counted in other files.
@@ -75,25 +78,25 @@ def align_held_out(held_out: Source, train: Any) -> tuple[Source, tuple[str, ...
     shared = theirs.with_classes(classes, "those of the training data")
     if not isinstance(held_out, ExampleSource):
         raise DataError(
-            f"the held-out data numbers its classes otherwise than the training data ({', '.join(theirs.classes[:8])} beside "
-            f"{', '.join(classes[:8])}); name them in both: classes={classes[:8]!r}"
+            f"the held-out data numbers its classes otherwise than the training data ({', '.join(theirs.classes[:8])} "
+            f"instead of {', '.join(classes[:8])}); name them in both: classes={classes[:8]!r}"
         )
-    note = f"the held-out data has {len(theirs.classes)} classes, and takes the numbers of the training data's {len(classes)}"
+    note = f"the held-out data has {len(theirs.classes)} classes and uses indices of the training data's {len(classes)}"
     return replace_examples(held_out, shared), (note,)
 
 
 def replace_examples(source: ExampleSource, examples: Examples) -> ExampleSource:
-    """The same source of the same number of other examples."""
+    """Return a copy of a source over other examples, of the same number."""
     changed = copy.copy(source)
     changed.examples = examples
     return changed
 
 
 def check_same_id_sets(found: Any, trained: Any) -> None:
-    """See that ids which were given by counting were counted in the same values.
+    """Check that ids assigned by counting were counted over the same values.
 
     Raises:
-        DataError: They were not, so that an id means one thing in training and another here.
+        DataError: They were not, so an id would mean one value in training and another here.
     """
     mine, theirs = getattr(trained, "id_sets", {}), getattr(found, "id_sets", {})
     for leaf in mine.keys() & theirs.keys():
@@ -106,10 +109,10 @@ def check_same_id_sets(found: Any, trained: Any) -> None:
 
 
 def align_ids(data: ExampleData, like: Any) -> ExampleData:
-    """Data to evaluate on, whose counted ids are those of the data that a model was trained on.
+    """Return data to evaluate on, with counted ids taken from the data that a model was trained on.
 
     Args:
-        like: That data; None where it is not known.
+        like: The training data; None if unknown.
     """
     mine, theirs = data.examples, getattr(like, "examples", None)
     if isinstance(mine, Sequences) and isinstance(theirs, Sequences) and not mine.items_from:

@@ -121,17 +121,17 @@ class OpenedExamples:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes of the examples' labels; None if unknown."""
+        """Return the number of classes of the examples' labels; None if unknown."""
         return getattr(self.examples, "num_classes", None)
 
     @property
     def account(self) -> tuple[str, ...]:
-        """Notes for the user on how the examples were read: what is skipped, truncated, or spelled in two
-        ways.
+        """Return notes for the user on how the examples were read: what is skipped, truncated, or spelled in
+        two ways.
         """
         return tuple(getattr(self.examples, "notes", ()))
 
     @property
     def num_ids(self) -> Mapping[str, int]:
-        """Number of ids of each leaf of ids, if known."""
+        """Return the number of ids of each leaf of ids, if known."""
         return getattr(self.examples, "num_ids", {})

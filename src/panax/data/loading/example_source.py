@@ -59,13 +59,13 @@ class ExampleSource:
 
         Args:
             seed: Seed of the order and of `augment`.
-            augment: Function applied to each example when it is drawn; it must keep the leaves' names and
+            augment: Function applied to each example when it is drawn; it must preserve the leaves' names and
                 return the same shapes for every example.
             augmentation: Augmentation of images, applied before `augment`.
 
         Raises:
-            RecipeError: `batch_size` or `epochs` is less than 1, a leaf is called `loss_mask`, or the examples are no images, or
-                have no labels to be mixed.
+            RecipeError: `batch_size` or `epochs` is less than 1, a leaf is called `loss_mask`, or the
+                examples are not images, or have no labels to be mixed.
         """
         if batch_size < 1 or (epochs is not None and epochs < 1):
             raise RecipeError(f"batch_size={batch_size}, epochs={epochs}; expected at least 1")

@@ -129,7 +129,9 @@ class Arrays:
         self.axes: Mapping[str, Axes] = batch_row_axes(self._arrays)
         for name, given in (axes or {}).items():
             if name not in self.axes or len(given) != len(self.axes[name]) or given[0] != "batch":
-                raise RecipeError(f"axes of {name!r} are {given}; expected as many as in {self.axes}, `batch` first")
+                raise RecipeError(
+                    f"axes of {name!r} are {given}; expected the same number as in {self.axes}, `batch` first"
+                )
         self.axes = {**self.axes, **(axes or {})}
         self._content = content or _hash_of(self._arrays)
         self._numbers = numbers
@@ -301,7 +303,7 @@ def describe_skipped_records(bad: Sequence[BadRecord]) -> list[str]:
     """Return a line with the number of skipped records, or no line without any."""
     if not bad:
         return []
-    return [f"{len(bad):,} records that can't be used are left out; the first is {bad[0].where}: {bad[0].reason}"]
+    return [f"{len(bad):,} unusable records are skipped; the first is {bad[0].where}: {bad[0].reason}"]
 
 
 def hash_names(names: "Sequence[str] | map[str]") -> npt.NDArray[np.uint64]:

@@ -1,4 +1,5 @@
-"""Any Python iterable of batches as a source: a list, a generator, a torch DataLoader, a Grain or torchdata loader."""
+"""Any Python iterable of batches as a source: a list, a generator, a torch DataLoader, a Grain or torchdata
+loader."""
 
 import copy
 import json
@@ -20,7 +21,7 @@ _NARROW = {
 
 
 class _Drawn(NamedTuple):
-    """A batch, and the state after it: None when it can't be kept."""
+    """A batch, and the state after it: None if it can't be saved."""
 
     batch: dict[str, np.ndarray]
     state: Any
@@ -29,15 +30,15 @@ class _Drawn(NamedTuple):
 class IterableSource:
     """Batches from an iterable. A batch is a mapping of arrays, a tuple or list of them, or one array.
 
-    Arrays are NumPy's, torch's, JAX's, or whatever NumPy can read. 64-bit ones become 32-bit, as JAX computes; an
-    integer that does not fit is an error. Each batch is copied before the next one is drawn, so an iterable may fill the
-    same memory again. A short last batch of an epoch is dropped, with one warning, since a batch of another shape would be
-    compiled anew; held-out data, of which every row counts, keeps it.
+    Arrays are NumPy's, torch's, JAX's, or anything that NumPy can convert. 64-bit ones become 32-bit, as JAX
+    computes; an integer that does not fit is an error. Each batch is copied before the next one is drawn, so
+    an iterable may reuse the memory. A short last batch of an epoch is dropped, with one warning, since a
+    batch of another shape would trigger a recompilation; held-out data, where every row counts, includes it.
 
     It resumes exactly if the iterable, or the iterator it makes, has `get_state` and `set_state` (Grain) or
-    `state_dict` and `load_state_dict` (torchdata), and its state is made of JSON values (or UTF-8 bytes). Otherwise
-    going on means to draw the same number of batches again, which gives back the same place only if the iterable
-    repeats itself.
+    `state_dict` and `load_state_dict` (torchdata), and its state is made of JSON values (or UTF-8 bytes).
+    Otherwise resuming draws the same number of batches again, which reaches the same position only if the
+    iterable repeats itself.
 
     >>> source = IterableSource([{"x": np.zeros((4, 2), np.float32)}])
     >>> source.axes, source.resume
@@ -62,12 +63,13 @@ class IterableSource:
         """Wrap `iterable`.
 
         Args:
-            iterable: Gives whole global batches; it is iterated again for each epoch.
-            axes: The logical axes of each leaf, `batch` first. None: `batch` and then None for each other dimension,
-                which the first batch tells (it is drawn when the axes are asked for, and not lost).
-            names: What to call the leaves of a batch that is a tuple, a list or one array; None: "0", "1", ...
-            epochs: How many times to go through it; None: without an end.
-            keep_short_batch: Yield a short last batch of an epoch too. An evaluation does so with all its data.
+            iterable: Yields whole global batches; it is iterated again for each epoch.
+            axes: The logical axes of each leaf, `batch` first. None: `batch` and then None for each other
+                dimension, with the rank taken from the first batch (it is drawn when the axes are requested,
+                and not lost).
+            names: Names of the leaves of a batch that is a tuple, a list or one array; None: "0", "1", ...
+            epochs: Number of passes over it; None: endless.
+            keep_short_batch: Yield a short last batch of an epoch too, as evaluation does for all its data.
 
         Raises:
             RecipeError: `axes` or `epochs` can't be used.
@@ -88,7 +90,7 @@ class IterableSource:
         self._resume: Literal["exact", "replay"] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._warned = False
-        # Of an iterator that was handed over, the state before anything is drawn: the way back to its beginning.
+        # The state of a one-shot iterator before anything is drawn: the way back to its beginning.
         self._beginning = self._state(iterable) if self._one_shot else None
 
     @property
@@ -101,7 +103,7 @@ class IterableSource:
 
     @property
     def endless(self) -> bool:
-        """Whether it begins again where it ends."""
+        """Return True if it starts again at its end."""
         return self._epochs is None
 
     @property
@@ -112,26 +114,26 @@ class IterableSource:
         return self._resume
 
     def with_short_batch(self) -> "IterableSource":
-        """The same batches, with a short last one of an epoch: what an evaluation takes."""
+        """Return a source that also yields a short last batch of an epoch, for evaluation."""
         kept = copy.copy(self)
         kept._keep_short_batch = True
         return kept
 
     def first_batch(self) -> Mapping[str, np.ndarray]:
-        """The batch that comes next at the beginning; it is not lost."""
+        """Return the first batch without consuming it."""
         if self._peeked is None:
             self._peek()
         assert self._peeked is not None
         return self._peeked[1].batch
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield batches from `position` on; from the beginning when it is None.
+        """Yield batches from `position` on; from the beginning if it is None.
 
-        A position without a usable state is reached by drawing and dropping, with a warning.
+        A position without a usable state is reached by drawing and discarding batches, with a warning.
 
         Raises:
-            DataError: The iterable is empty, ends too early, or gives something that is no batch; or `position` is not
-                one of this source.
+            DataError: The iterable is empty, ends too early, or yields something that is not a batch; or
+                `position` does not belong to this source.
         """
         if position is None:
             return self._run(0, 0, 0, None)
@@ -159,7 +161,8 @@ class IterableSource:
                 yield drawn
 
     def _run(self, epoch: int, index: int, count: int, state: Any) -> Iterator[SourcedBatch]:
-        """Draw epoch after epoch, beginning at `index` of `epoch`, where the iterable is set to `state`."""
+        """Draw epoch after epoch, beginning at `index` of `epoch`, for which the iterable is set to
+        `state`."""
         while self._epochs is None or epoch < self._epochs:
             for drawn in self._whole_batches(*self._open(state)):
                 index, count = index + 1, count + 1
@@ -206,7 +209,7 @@ class IterableSource:
             raise DataError("the iterable gives no batch; expected at least one: is it empty, or already used up?")
 
     def _whole_batches(self, iterator: Iterator[Any], first: _Drawn | None) -> Iterator[_Drawn]:
-        """Yield batches of the usual size; a short one at the end is dropped, or kept where it is asked for."""
+        """Yield batches of the usual size; a short one at the end is dropped, or yielded if requested."""
         if first is not None:
             yield first
         size = self._batch_size()
@@ -260,7 +263,7 @@ class IterableSource:
         value = state[_BYTES_KEY].encode() if isinstance(state, Mapping) and set(state) == {_BYTES_KEY} else state
         try:
             getattr(holder, methods[1])(value)
-        except Exception as error:  # whatever the source raises at a state that is not its own
+        except Exception as error:  # anything that the source raises for a state of another source
             message = f"the source refuses the saved state: {error}; restore with the source that saved it"
             raise DataError(message) from error
 
@@ -304,7 +307,7 @@ def _state_methods(holder: Any) -> tuple[str, str] | None:
 
 
 def _as_json(state: Any) -> Any:
-    """The state as JSON values that give it back exactly; None when there are none."""
+    """Return the state as JSON values that reproduce it exactly; None if that is impossible."""
     if isinstance(state, bytes):
         try:
             return {_BYTES_KEY: state.decode()}
@@ -318,15 +321,17 @@ def _as_json(state: Any) -> Any:
 
 
 def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """A batch as named arrays of 32-bit numbers: a mapping, a tuple or list of arrays, or one array; NumPy's, torch's, JAX's.
+    """Convert a batch to named arrays of 32-bit numbers: a mapping, a tuple or list of arrays, or one array;
+    NumPy's, torch's, JAX's.
 
-    The arrays are copies: loaders fill the same memory again for the next batch, while a device may still read this one.
+    The arrays are copies: loaders reuse the memory for the next batch, while a device may still read this
+    one.
 
     Args:
-        names: Of the parts of a tuple or list; "0", "1", ... by default.
+        names: Names of the parts of a tuple or list; "0", "1", ... by default.
 
     Raises:
-        DataError: It is no batch.
+        DataError: It is not a batch.
 
     >>> as_batch((np.zeros((4, 2)), np.arange(4)))["1"].dtype
     dtype('int32')
@@ -345,13 +350,14 @@ def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.nda
 
 
 def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
-    """One leaf as an array of 32-bit numbers.
+    """Convert one leaf to an array of 32-bit numbers.
 
     Args:
         owned: Copy it, so that nothing else writes to its memory; False: share the memory if possible.
 
     Raises:
-        DataError: It is not an array of numbers with a first dimension, or an integer does not fit in 32 bits.
+        DataError: It is not an array of numbers with a first dimension, or an integer does not fit in 32
+            bits.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(leaf, torch.Tensor):
@@ -364,7 +370,7 @@ def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
     if array.dtype.kind in "OSUMm":
         raise DataError(f"leaf {name!r} holds {array.dtype} ({type(leaf).__name__}); expected an array of numbers")
     if array.ndim == 0:
-        raise DataError(f"leaf {name!r} is a single number; expected an array whose first dimension is the batch")
+        raise DataError(f"leaf {name!r} is a scalar; expected an array with the batch as its first dimension")
     narrow = _NARROW.get(array.dtype, array.dtype)
     if array.dtype != narrow and array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(narrow)

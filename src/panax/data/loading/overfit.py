@@ -1,4 +1,4 @@
-"""The first batches of a source again and again: can the model learn them by heart?"""
+"""The first batches of a source, repeated: a test of whether the model can memorize them."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -11,13 +11,13 @@ from panax.core.protocols import Axes, Position, Source, SourcedBatch
 
 
 class FirstBatches:
-    """The first `count` batches of a source, without an end; `once` gives each of them once.
+    """The first `count` batches of a source, repeated endlessly; `once` yields each of them once.
 
     >>> from panax.data import IterableSource
     >>> first = FirstBatches(IterableSource([{"x": np.full(2, n)} for n in range(9)]), 2)
     >>> [int(batch["x"][0]) for batch, _ in islice(first.batches(), 5)]
     [0, 1, 0, 1, 0]
-    >>> [int(batch["x"][0]) for batch, _ in first.once.batches()]
+    >>> [int(batch["x"][0]) for batch, _ in first.without_repeats.batches()]
     [0, 1]
     """
 
@@ -35,9 +35,9 @@ class FirstBatches:
 
     @property
     def without_repeats(self) -> "FirstBatches":
-        """The same batches with an end."""
+        """Return the same batches without repetition."""
         other = FirstBatches(self._source, self._count, endless=False)
-        # One list for both: a loader may give its batches only once.
+        # One list for both: a loader may yield its batches only once.
         other._drawn = self._drawn
         return other
 
@@ -45,7 +45,7 @@ class FirstBatches:
         if position is not None and not isinstance(position.get("first_batches"), int):
             raise DataError("the data's position is of another source; overfit_batches was not set before")
         if len(self._drawn) < self._count:
-            # Copies: a source may fill the same memory again for its next batch.
+            # Copies: a source may reuse the memory for its next batch.
             drawn = islice(self._source.batches(), self._count)
             self._drawn[:] = [{name: np.array(leaf) for name, leaf in batch.items()} for batch, _ in drawn]
         if len(self._drawn) < self._count:

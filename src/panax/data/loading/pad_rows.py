@@ -1,4 +1,4 @@
-"""Batches filled up with rows of weight zero, where their own rows don't divide over the devices."""
+"""Batches padded with rows of weight zero, if their number of rows does not divide over the devices."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -12,7 +12,7 @@ from .example_source import MASK
 
 
 def pad_batches(source: Source, multiple: int) -> Source:
-    """The same batches, with rows of zeros behind their own up to a multiple of `multiple`; `loss_mask` is 0 there.
+    """Pad batches with rows of zeros to a multiple of `multiple`; their `loss_mask` is 0.
 
     >>> from panax.data import IterableSource
     >>> three = IterableSource([{"x": np.arange(3), "loss_mask": np.ones(3)}])
@@ -26,7 +26,7 @@ def pad_batches(source: Source, multiple: int) -> Source:
 
 
 def round_up(rows: int, multiple: int) -> int:
-    """The least multiple that is not less.
+    """Round up to a multiple of `multiple`.
 
     >>> round_up(32, 3)
     33
@@ -62,7 +62,7 @@ class _FilledRows(_Filled):
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
         wanted = np.asarray(rows)
         own = wanted[wanted < self._source.batch_size]
-        # A process that holds nothing else takes a row all the same, for its shape.
+        # A process without rows still reads one, for the shape.
         for batch, after in self._source.batches_of(own if len(own) else np.zeros(1, np.int64), position):
             batch = {name: leaf[: len(own)] for name, leaf in batch.items()}
             yield SourcedBatch(_with_zeros(batch, len(wanted) - len(own)), after)
@@ -71,8 +71,8 @@ class _FilledRows(_Filled):
 def _with_zeros(batch: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
     if rows and MASK not in batch:
         raise DataError(
-            f"the batch has the leaves {sorted(batch)}, and rows can be filled up only where {MASK!r} says which count; leave "
-            f"step.pad_rows out, and give batches that divide over the devices"
+            f"the batch has the leaves {sorted(batch)}, and rows can be padded only if {MASK!r} marks those that "
+            f"count; remove step.pad_rows, and give batches that divide over the devices"
         )
     return {
         name: np.concatenate([leaf, np.zeros((rows, *leaf.shape[1:]), leaf.dtype)]) if rows else leaf

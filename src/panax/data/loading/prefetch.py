@@ -1,4 +1,4 @@
-"""Drawing batches ahead in a background thread, so that the devices don't wait for the data."""
+"""Prefetching of batches in a background thread, so that the devices don't wait for the data."""
 
 import sys
 import threading
@@ -19,13 +19,14 @@ _ASK_SECONDS = 0.5
 
 
 class PrefetchIterator(Generic[Item]):
-    """An iterator whose next items are drawn ahead.
+    """An iterator with its next items drawn ahead.
 
     Its thread ends with the items, at an error, on `close`, and when this object is dropped.
 
     Attributes:
         seconds_waited: How long `next` has waited for items, in total.
-        gives_up: Asked while an item is waited for, twice a second: true ends the wait, and with it the items.
+        should_stop: Called twice a second while waiting for an item: a true result ends the wait and the
+            iteration.
     """
 
     should_stop: Callable[[], bool] | None = None
@@ -36,7 +37,7 @@ class PrefetchIterator(Generic[Item]):
         self.seconds_waited = 0.0
         self._is_awaited = True
         self._ahead = _Ahead(size)
-        # The thread holds only what it shares with this object, so that this object can be dropped while it runs.
+        # The thread only references shared state, so that this object can be dropped while it runs.
         self._thread = threading.Thread(
             target=_fill, args=(iter(iterable), self._ahead), name="panax-prefetch", daemon=True
         )
@@ -59,7 +60,7 @@ class PrefetchIterator(Generic[Item]):
 
     @property
     def is_late(self) -> bool:
-        """Whether the next item would be waited for."""
+        """Return True if `next` would have to wait."""
         return self._ahead.is_empty
 
     def _gives_up(self) -> bool:
@@ -68,9 +69,11 @@ class PrefetchIterator(Generic[Item]):
         return given_up
 
     def close(self) -> None:
-        """Stop drawing, and wait until the thread has ended: once, for at most ten seconds, if it is stuck in the source.
+        """Stop drawing, and wait until the thread has ended: once, for at most ten seconds, if it is stuck in
+        the source.
 
-        It is not waited for after a wait that was given up: what comes next, the last checkpoint, has little time then.
+        There is no waiting after a wait that `should_stop` ended: the last checkpoint, which follows, has little
+        time then.
         """
         self._stop()
         if self._is_awaited and threading.current_thread() is not self._thread:
@@ -89,8 +92,9 @@ class PrefetchIterator(Generic[Item]):
 def prefetch(iterable: Iterable[Item], size: int = 2) -> PrefetchIterator[Item]:
     """Iterate over `iterable` with up to `size` items drawn ahead by a background thread.
 
-    An exception in the source is raised where its item would have come, with the traceback of the thread. Arrays in an item
-    (alone, or in mappings, tuples and lists) are copied, since a loader may fill the same memory again for the next one.
+    An exception in the source is raised in place of its item, with the traceback of the thread. Arrays in an
+    item (alone, or in mappings, tuples and lists) are copied, since a loader may reuse the memory for the
+    next one.
 
     >>> with prefetch(range(3)) as items:
     ...     list(items)
@@ -111,7 +115,7 @@ def _owned(iterable: Iterable[Any]) -> Iterator[Any]:
 
 
 def _own(item: Any) -> Any:
-    """An item whose arrays nothing else writes to."""
+    """Copy the arrays of an item, so that nothing else writes to them."""
     torch = sys.modules.get("torch")
     if isinstance(item, np.ndarray):
         return item.copy()
@@ -125,7 +129,7 @@ def _own(item: Any) -> Any:
 
 
 class _Ahead:
-    """What the thread and the consumer share: the items drawn ahead, and how it ended."""
+    """State shared by the thread and the consumer: the items drawn ahead, and how iteration ended."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -139,7 +143,7 @@ class _Ahead:
         return not self._items
 
     def wait_for_room(self) -> bool:
-        """Wait until there is room for an item; false when nobody wants one any more."""
+        """Wait until there is room for an item; return False once the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._items) < self._size)
             return not self._stopped
@@ -190,5 +194,5 @@ def _fill(iterator: Iterator[Any], ahead: _Ahead) -> None:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
-    except BaseException as error:  # handed over to the consumer; StopIteration is the end
+    except BaseException as error:  # passed on to the consumer; StopIteration is the end
         ahead.end(error)

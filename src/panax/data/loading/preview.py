@@ -1,4 +1,4 @@
-"""A batch as a person reads it: its leaves, its rows as text with what carries no loss marked, its labels."""
+"""Readable form of a batch: its leaves, its rows as text with marks for tokens without loss, its labels."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from rich.cells import cell_len, chop_cells
 from ..text.tokenizer import Tokenizer
 
 LEGEND = (
-    "<< >> carries no loss; --- is where a document ends or is cut; the first token",
+    "<< >> carries no loss; --- marks the end or cut of a document; the first token",
     "of a document is never predicted",
 )
 WIDTH = 80
@@ -21,13 +21,14 @@ _MOST_LABELS = 24
 def format_batch(
     batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3, classes: Sequence[str] = ()
 ) -> list[str]:
-    """Lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or labels, counted; the first rows of tokens.
+    """Format a batch in lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or
+    labels, counted; the first rows of tokens.
 
     Args:
-        batch: As a source gives it.
-        tokenizer: Of its leaf `tokens`; None shows ids.
-        rows: How many rows to show.
-        classes: What labels stand for, by their numbers; () shows numbers.
+        batch: A source's batch.
+        tokenizer: Tokenizer of its leaf `tokens`; None shows ids.
+        rows: Number of rows to show.
+        classes: Class names by label index; () shows indices.
 
     >>> print("\\n".join(format_batch({"label": np.array([1, 0, 1], np.int32)})))
     leaf   shape  dtype  least  most  mean
@@ -54,7 +55,7 @@ def format_batch(
     if label is not None and label.ndim == 1 and np.issubdtype(label.dtype, np.integer):
         values, counts = np.unique(label, return_counts=True)
         names = {value: str(value) for value in values[:_MOST_LABELS].tolist()}
-        # Where classes are numbers, these are their names already.
+        # If classes are numbers, these are their names already.
         names |= {
             value: f"{value} ({classes[value]})"
             for value in names
@@ -94,7 +95,7 @@ def _number(value: Any) -> str:
 
 
 def _counted(leaves: Mapping[str, np.ndarray]) -> list[str]:
-    """Tokens, those with loss, padding and documents of the whole batch."""
+    """Count the whole batch's tokens, those with loss, padding and documents."""
     tokens = leaves["tokens"]
     segment = leaves.get("segment", np.ones_like(tokens))
     padding = int((segment == 0).sum())
@@ -107,7 +108,7 @@ def _counted(leaves: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _documents(segment: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where each document of a row begins, and where it ends."""
+    """Yield the beginning and end of each document of a row."""
     borders = [0, *(np.flatnonzero(np.diff(segment)) + 1).tolist(), len(segment)]
     for begin, end in itertools.pairwise(borders):
         if segment[begin] != 0:
@@ -121,12 +122,12 @@ def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None
     lines = [f"--- row {number}: {int((mask != 0).sum())} of {len(tokens)} positions with loss"]
     for begin, end in _documents(segment):
         ids = [*tokens[begin:end].tolist(), *([] if targets is None else [int(targets[end - 1])])]
-        # Each target is judged where the token before it stands.
+        # Each target's loss is marked at the position of the token before it.
         learnt = [False, *(mask[begin:end] != 0).tolist()][: len(ids)]
         if len(learnt) > 1 and learnt[1]:
             learnt[0] = True
         if targets is not None and not learnt[-1] and ids[-1] == 0:
-            del ids[-1], learnt[-1]  # what stands behind a cut row is no token
+            del ids[-1], learnt[-1]  # the position after a truncated row is not a token
         text = "".join(
             _text(ids[place], tokenizer) if flag else f"<<{_text(ids[place], tokenizer)}>>"
             for flag, place in _runs(learnt)
@@ -149,7 +150,7 @@ def _runs(flags: Sequence[bool]) -> Iterator[tuple[bool, slice]]:
 
 
 def _text(ids: list[int], tokenizer: Tokenizer | None) -> str:
-    """Decoded, with whatever would move a terminal's cursor written out."""
+    """Decode ids, with characters that would move a terminal's cursor escaped."""
     if tokenizer is None:
         return " ".join(map(str, ids)) + " "
     text = tokenizer.decode(ids).replace("\t", "    ")

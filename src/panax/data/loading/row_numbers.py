@@ -1,4 +1,4 @@
-"""Batches that say nothing but which row is which, for a task that makes its own data."""
+"""Batches of row indices only, for a task that generates its data."""
 
 import dataclasses
 import itertools
@@ -17,13 +17,14 @@ from ..text.token_source import WantedRows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowNumbers(Validated):
-    """The leaf `row`, int32 (batch), with the numbers from 0 on, again and again.
+    """The leaf `row`, int32 (batch), with indices from 0 on, the same in each batch.
 
-    An experiment whose task collects its own data (`panax.core.CollectingTask`) has it in place of data.
+    It replaces the data of an experiment with a task that collects its own data
+    (`panax.core.CollectingTask`).
 
     Attributes:
         batch_size: Rows of each batch.
-        num_batches: How many batches there are; None without an end.
+        num_batches: Number of batches; None: endless.
 
     >>> [batch["row"].tolist() for batch, _ in RowNumbers(batch_size=3, num_batches=2).batches()]
     [[0, 1, 2], [0, 1, 2]]
@@ -55,7 +56,7 @@ class RowNumbers(Validated):
         return self._of(np.arange(self.batch_size, dtype=np.int32), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """As `batches`, with only `rows` of each."""
+        """Yield like `batches`, with only `rows` of each."""
         return self._of(np.arange(self.batch_size, dtype=np.int32)[rows], position)
 
     def _of(self, rows: np.ndarray, position: Position | None) -> Iterator[SourcedBatch]:

@@ -1,4 +1,4 @@
-"""A part of every global batch: for one of several jobs that train on the rows of one batch between them."""
+"""A part of every global batch: for one of several jobs that train on the rows of a shared batch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -9,11 +9,12 @@ from ...core.errors import DataError
 from ...core.protocols import Axes, Position, Source, SourcedBatch
 
 ROW_LEAF = "row"
-"""The leaf that says where in the global batch a row stands: what is random for a row goes by it."""
+"""Leaf with each row's index in the global batch, which determines a row's random numbers."""
 
 
 class BatchShard:
-    """Part `index` of `count` equal parts of each batch of a source, with the leaf `row`. Positions are the source's own.
+    """Part `index` of `count` equal parts of each batch of a source, with the leaf `row`. Positions are those
+    of the source.
 
     >>> from panax.data import IterableSource
     >>> second = BatchShard(IterableSource([{"x": np.arange(6)}]), 1, 3)
@@ -37,7 +38,7 @@ class BatchShard:
         """Yield this part of each batch.
 
         Raises:
-            DataError: The rows of a batch don't divide into so many parts.
+            DataError: The rows of a batch don't divide into `count` parts.
         """
         for batch, after in self._source.batches(position):
             rows = len(next(iter(batch.values())))

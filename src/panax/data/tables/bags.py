@@ -1,4 +1,5 @@
-"""Categorical columns of tables as bags of ids: whole numbers, hashes, a vocabulary's ids, or parts of a date."""
+"""Categorical columns of tables as bags of ids: whole numbers, hashes, a vocabulary's ids, or parts of a
+date."""
 
 import dataclasses
 import datetime
@@ -128,7 +129,8 @@ class Bag(Validated):
         ids: How a value is mapped to an id.
         leaf: Name of the batch's leaf; "": the column's name.
         capacity: Maximum number of ids in a bag.
-        too_long: Handling of longer bags: the row is a bad record, or the bag keeps its first or last ids.
+        too_long: Handling of longer bags: the row is a bad record, or only the bag's first or last ids are
+            used.
         separator: Text that separates values; "": the text is one value.
         weights: A column with one weight per id, split in the same way, for the leaf `LEAF_weights`, float32,
             0 for padding. "": none.
@@ -156,8 +158,8 @@ class Bag(Validated):
             )
         if self.log_share and isinstance(self.ids, HashedIds):
             raise RecipeError(
-                f"the bag of {self.column!r} has log_share=True with ids=HashedIds(), whose shares are of values that may all be "
-                f"distinct; take a CountVocabulary"
+                f"the bag of {self.column!r} has log_share=True with ids=HashedIds(), but hashed values may all be "
+                f"distinct, without shares; use a CountVocabulary"
             )
 
     @property
@@ -166,7 +168,7 @@ class Bag(Validated):
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Names of the batch's leaves that this column provides."""
+        """Return the names of the batch's leaves that this column provides."""
         more = (("weights", bool(self.weights)), ("log_share", self.log_share))
         return (self.name, *(f"{self.name}_{what}" for what, is_there in more if is_there))
 
@@ -210,7 +212,8 @@ class IdEncoder:
         self._words = words
         self._known: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
-            IntegerIds: self._number, HashBuckets: self._hash, CountVocabulary: self._word, Calendar: self._part, HashedIds: self._key,
+            IntegerIds: self._number, HashBuckets: self._hash, CountVocabulary: self._word, Calendar: self._part,
+            HashedIds: self._key,
         }[type(bag.ids)]  # fmt: skip
 
     @property
@@ -297,7 +300,7 @@ class IdEncoder:
             range_ = "from 0 on" if rows is None else f"from 0 to {rows - 1} (rows={rows})"
             raise BadRecordError(
                 where,
-                f"column {self.bag.column!r} holds {value!r}; expected a whole number {range_}, or ids=Hashed(...)",
+                f"column {self.bag.column!r} holds {value!r}; expected a whole number {range_}, or ids=HashBuckets(...)",
             )
         return number
 
@@ -306,7 +309,7 @@ class IdEncoder:
         return hash_value(self.bag.column, category_text(value, self.bag.column, where)) % self.bag.ids.buckets
 
     def _key(self, value: Any, where: str) -> int:
-        # One in 2^64 is no key.
+        # 0 is not a key: one hash in 2^64 is changed to 1.
         return hash_value(self.bag.column, category_text(value, self.bag.column, where)) or 1
 
     def _word(self, value: Any, where: str) -> int:

@@ -1,6 +1,6 @@
-"""The values of a column of categories: which text stands for one, and which number a text is.
+"""Values of a categorical column: the text of a category, and the number in a text.
 
-The rule is here alone: tables, bags, sequences and images must agree on which values are one category.
+The rule is defined here only: tables, bags, sequences and images must agree on which values are one category.
 """
 
 import decimal
@@ -13,7 +13,7 @@ import numpy as np
 from ..files.files import BadRecordError
 
 _LARGEST_WHOLE = 2**64
-"""Up to here a number of another kind stands for the whole number that it is: beyond, digits would be made up."""
+"""Limit up to which a float or decimal stands for its whole number: beyond, digits would be invented."""
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _WHOLE = re.compile(r"\s*\+?(\d+)(\.0*)?\s*", re.ASCII)
@@ -21,13 +21,13 @@ _INTEGER, _DECIMAL = re.compile(r"-?\d+", re.ASCII), re.compile(r"-?\d+\.0+", re
 
 
 def category_text(value: Any, column: str, where: str) -> str:
-    """The text that stands for a category, by which it is hashed, counted or named.
+    """Return the text of a category, by which it is hashed, counted or named.
 
-    A whole number of any type has the text of that integer, since a column of integers becomes one of floats where a value
-    is missing: `3`, `3.0` and `Decimal("3.00")` are one category. Text stays as it is written.
+    A whole number of any type has the text of that integer, since a column of integers becomes one of floats
+    if a value is missing: `3`, `3.0` and `Decimal("3.00")` are one category. Text is not changed.
 
     Raises:
-        BadRecordError: It is not Unicode, or a list, a mapping or the like.
+        BadRecordError: The value is not Unicode, or is a list, a mapping or the like.
 
     >>> [category_text(value, "c", "row 1") for value in (3, 3.0, decimal.Decimal("3.00"), np.int8(3), 0.5, "3.0", True)]
     ['3', '3', '3', '3', '0.5', '3.0', 'True']
@@ -51,19 +51,20 @@ def category_text(value: Any, column: str, where: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no half characters, which stand for bytes that are not UTF-8."""
+    """Return True if a text has no surrogates, which stand for bytes that are not UTF-8."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value is missing."""
+    """Return True if a value is missing."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or value == "" or (isinstance(value, decimal.Decimal) and value.is_nan())
 
 
 def parse_number(value: Any) -> float:
-    """A value as a number; NaN where it is none. Of text only what files of numbers hold, and not Python's `1_000`.
+    """Convert a value to a float; NaN if it is not a number. Text may have the formats of data files, but not
+    Python's `1_000`.
 
     >>> [parse_number(value) for value in ("1e3", " 2 ", 7, "1_000", "\\u0663", None)]
     [1000.0, 2.0, 7.0, nan, nan, nan]
@@ -78,7 +79,7 @@ def parse_number(value: Any) -> float:
 
 
 def parse_id(value: Any) -> int:
-    """A value as a whole number from 0 on; -1 where it is none.
+    """Convert a value to a whole number from 0 on; -1 if it is not one.
 
     >>> [parse_id(value) for value in ("7", "7.0", 7.0, "1_0", 0.5, -2)]
     [7, 7, 7, -1, -1, -1]
@@ -94,11 +95,12 @@ def parse_id(value: Any) -> int:
 
 
 class NumberFormats:
-    """Whether a column writes whole numbers in two ways: `3` in one place and `3.0` in another are two categories as text.
+    """Detector of whole numbers in two spellings: `3` in one row and `3.0` in another are two categories as
+    text.
 
     Attributes:
-        integer: The first text without a point; None where there is none.
-        decimal: The first with one, and only zeros behind it.
+        integer: The first text without a decimal point; None if there is none.
+        decimal: The first text with a decimal point and only zeros after it; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class NumberFormats:
         self.decimal: str | None = None
 
     def add(self, value: Any) -> None:
-        """Look at a value; numbers that are no texts have one spelling."""
+        """Record a value; numbers that are not text have one spelling."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             self.integer = self.integer or str(value)
         elif isinstance(value, str) and value[-1:].isdigit():
@@ -116,7 +118,7 @@ class NumberFormats:
                 self.decimal = value
 
     def note(self, column: str) -> str | None:
-        """What a user should know; None where there is one spelling."""
+        """Return a note for the user; None if there is only one spelling."""
         if self.integer is None or self.decimal is None:
             return None
         return (

@@ -1,4 +1,5 @@
-"""MLPerf's arrays of click logs: `day_0_dense.npy`, `day_0_sparse.npy` or `day_0_sparse_multi_hot.npz`, `day_0_labels.npy`."""
+"""Click logs as MLPerf's arrays: `day_0_dense.npy`, `day_0_sparse.npy` or `day_0_sparse_multi_hot.npz`,
+`day_0_labels.npy`."""
 
 import dataclasses
 import re
@@ -27,15 +28,17 @@ _FILES = re.compile(r"(.+)_(dense|labels|sparse)\.npy|(.+)_sparse_multi_hot\.npz
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClickArrays(Validated):
-    """A folder of such files, read where they are: nothing is copied. The rows of all parts follow each other, by name.
+    """A folder of MLPerf's arrays, read in place without a copy. The rows of all parts are concatenated,
+    ordered by name.
 
-    A batch has `label` float32, `numeric` float32 (batch, columns), as it is stored, and `c1`, `c2`, ..., int32 (batch, ids).
+    A batch has `label` float32, `numeric` float32 (batch, columns), as stored, and `c1`, `c2`, ..., int32
+    (batch, ids).
 
     Attributes:
         path: The folder.
         parts: The parts to read, such as ("day_0", "day_1"); () for all.
-        rows: How many ids each column of categories may hold: as many numbers as there are columns.
-        modulo: Ids of this or more are taken modulo `rows`, as the reference does; else they are an error.
+        rows: Number of ids of each categorical column, one entry per column.
+        modulo: Take ids of `rows` or more modulo `rows`, as the reference does; otherwise they are an error.
     """
 
     path: str
@@ -113,7 +116,7 @@ def _array(path: Path, dims: int) -> npt.NDArray:
 
 
 def _member(path: Path, name: str) -> npt.NDArray:
-    """An array of an `.npz` that is not compressed, mapped where it lies."""
+    """Memory-map an array of an `.npz` that is not compressed, in place."""
     try:
         array = map_npy(path, f"array {name!r}", find_member_offset(path, f"{name}.npy"))
         if array.dtype.kind not in "iu" or array.ndim != 2 or not array.flags.c_contiguous:
@@ -128,7 +131,7 @@ def _member(path: Path, name: str) -> npt.NDArray:
 class ClickExamples:
     """The rows of all parts; see `ClickArrays`."""
 
-    owns_memory = True  # of what is read: nothing else writes to it
+    owns_memory = True  # of batches read: nothing else writes to them
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class ClickExamples:
 
     def _checked(self, ids: npt.NDArray, own: npt.NDArray[np.int64], column: int, part: _Part) -> npt.NDArray:
         most = self._rows[column]
-        # So that NaN and fractions are wrong too, where ids are stored as floats.
+        # NaN and fractions are rejected too, if ids are stored as floats.
         right = (ids >= 0) & (ids == np.floor(ids)) & np.isfinite(ids)
         wrong = ~(right if self._modulo else right & (ids < most))
         if wrong.any():
@@ -181,7 +184,7 @@ class ClickExamples:
                 f"{part.paths[2]}, row {int(own[row])}: column {self._leaves[column]!r} holds {ids[row, place]}; expected a "
                 f"whole number from 0 to {most - 1} (rows={most}){hint}"
             )
-        # In 64 bits: a narrow type may not hold the modulus.
+        # In 64 bits: a narrow type may not represent the modulus.
         return ids.astype(np.uint64) % np.uint64(most) if self._modulo else ids
 
     def keys(self) -> npt.NDArray[np.uint64]:
@@ -194,5 +197,5 @@ class ClickExamples:
 
     @property
     def times(self) -> npt.NDArray[np.float64]:
-        """The rows' numbers: parts are days, so the latest rows are the last ones."""
+        """Return the row indices as times: parts are days, so the latest rows are the last ones."""
         return (np.arange(self.num_examples) if self._numbers is None else self._numbers).astype(np.float64)

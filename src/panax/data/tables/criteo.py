@@ -1,6 +1,8 @@
-"""Criteo's click logs: tab-separated lines of a label, 13 integers and 26 hexadecimal hashes, any of which may be missing.
+"""Criteo's click logs: tab-separated lines of a label, 13 integers and 26 hexadecimal hashes, each of them
+optional.
 
-They are parsed a block at a time by Arrow and NumPy: a line is never a Python object, unless something is wrong with its block.
+Arrow and NumPy parse them a block at a time: a line never becomes a Python object, unless its block has an
+error.
 """
 
 import dataclasses
@@ -30,12 +32,12 @@ from .bags import LARGEST_ID, CountVocabulary, HashBuckets
 FORMAT_VERSION = 2
 INTEGERS, HASHES = 13, 26
 LEAVES = tuple(f"c{number}" for number in range(1, HASHES + 1))
-"""The batch's leaves of categories."""
+"""Names of the batch's categorical leaves."""
 
 _PATTERNS = ("**/*.txt", "**/*.tsv", "**/day_*", "**/*.gz", "**/*.zst")
 _BLOCK_BYTES = 2**23
 _MISSING = 2**32
-"""The code of an empty category, one past the largest hash: a value like any other."""
+"""Code of an empty category, one past the largest hash: treated as a value like any other."""
 
 _DIGITS = np.full(256, 255, np.uint8)
 _DIGITS[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
@@ -46,13 +48,15 @@ Codes = npt.NDArray[np.uint64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Criteo(Validated):
-    """Files as Criteo publishes them, `train.txt` or `day_0` to `day_23`, also compressed (gzip, bz2, zstd). Needs pyarrow.
+    """Click logs in the files that Criteo publishes, `train.txt` or `day_0` to `day_23`, also compressed
+    (gzip, bz2, zstd). Needs pyarrow.
 
-    A batch has `label` and `numeric`, float32 (batch, 13), a missing number being 0, and `c1` to `c26`, int32 (batch, 1).
+    A batch has `label` and `numeric`, float32 (batch, 13), 0 for a missing value, and `c1` to `c26`, int32
+    (batch, 1).
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
-        ids: How a hash becomes an id, for all columns, or for each: a missing one is a value of its own.
+        ids: Mapping from hashes to ids, for all columns or for each; a missing hash is a separate value.
     """
 
     paths: tuple[str, ...]
@@ -63,7 +67,7 @@ class Criteo(Validated):
             raise RecipeError(f"ids has {len(self.ids)} entries; expected one for all columns, or {HASHES}")
 
     def open(self, root: Path, max_bad_records: int) -> Arrays:
-        """Open the arrays; make them first where there are none.
+        """Open the arrays; build them first if they do not exist.
 
         Raises:
             DataError: A file can't be read, there is no usable line, or too many bad ones.
@@ -89,13 +93,14 @@ class Criteo(Validated):
         return self.ids if isinstance(self.ids, tuple) else (self.ids,) * HASHES
 
     def _counted_in(self) -> list[tuple[str, ...]]:
-        """The files that vocabularies are counted in, each set of them once; () for these themselves."""
+        """Return the sets of files that vocabularies are counted in, each once; () stands for the data files
+        themselves."""
         return list(dict.fromkeys(kind.counted_in for kind in self._each if isinstance(kind, CountVocabulary)))
 
     def _build(self, files: list[Any], directory: Path, skipped: BadRecordLog) -> None:
         columns = [_Ids(kind, column) for column, kind in enumerate(self._each)]
         for paths in self._counted_in():
-            # Rows that are bad are counted in the second reading.
+            # Bad rows are counted in the second pass.
             for block in _blocks(
                 find_files(paths, _PATTERNS) if paths else files, BadRecordLog(LARGEST_ID, quiet=True)
             ):
@@ -135,10 +140,10 @@ _FIELDS = 1 + INTEGERS + HASHES
 
 
 class _Block(NamedTuple):
-    """The usable lines of a block.
+    """Usable lines of a block.
 
     Attributes:
-        codes: Of each column of categories; `_MISSING` for an empty one.
+        codes: Hashes of each categorical column; `_MISSING` for an empty value.
     """
 
     label: npt.NDArray[np.float32]
@@ -147,7 +152,7 @@ class _Block(NamedTuple):
 
 
 class _Ids:
-    """From a column's codes to its ids."""
+    """Mapping from a column's codes to its ids."""
 
     def __init__(self, kind: HashBuckets | CountVocabulary, column: int) -> None:
         self.kind, self._salt = kind, np.uint64(column + 1)
@@ -161,7 +166,7 @@ class _Ids:
 
     @property
     def id_set(self) -> str:
-        """A hash of what each counted id stands for."""
+        """Return a hash of the mapping from ids to values."""
         words, ids = self._words
         return fingerprint(words[np.argsort(ids)].tolist())
 
@@ -175,7 +180,7 @@ class _Ids:
         self._counted = words, totals
 
     def choose(self) -> None:
-        """Number the counted values: by count, then by hash."""
+        """Assign ids to the counted values: by count, then by hash."""
         if isinstance(self.kind, HashBuckets):
             return
         words, counts = self._counted
@@ -197,7 +202,7 @@ class _Ids:
 
 
 def _mixed(codes: Codes, salt: np.uint64) -> Codes:
-    """SplitMix64's mix, so that no bits of Criteo's hashes are favoured, and none of another column's."""
+    """Apply SplitMix64's mix, so that no bits of Criteo's hashes are favored, and columns are independent."""
     with np.errstate(over="ignore"):
         x = codes + salt * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -222,7 +227,7 @@ def _blocks(files: list[Any], skipped: BadRecordLog) -> Iterator[_Block]:
             with arrow.input_stream(str(path), compression=compression) as stream:
                 reader = csv.open_csv(
                     stream,
-                    # One thread: only then are lines numbered.
+                    # One thread: lines are numbered only then.
                     read_options=csv.ReadOptions(column_names=names, block_size=_BLOCK_BYTES, use_threads=False),
                     parse_options=csv.ParseOptions(
                         delimiter="\t", quote_char=False, invalid_row_handler=lines.invalid, ignore_empty_lines=False
@@ -241,7 +246,7 @@ def _blocks(files: list[Any], skipped: BadRecordLog) -> Iterator[_Block]:
 
 
 class _Lines:
-    """Which line of its file each parsed row was."""
+    """Line numbers of parsed rows in their file."""
 
     def __init__(self, name: str) -> None:
         self._name, self._next = name, 1
@@ -252,11 +257,11 @@ class _Lines:
         return "skip"
 
     def report(self, skipped: BadRecordLog, others: list[tuple[int, str]], before: int | None = None) -> None:
-        """Count lines with what is wrong with them, in their order.
+        """Report bad lines and their errors, in order.
 
         Args:
-            others: Lines that could be taken apart.
-            before: Of those that could not, only lines before this one; None for all.
+            others: Bad lines that could be split into fields.
+            before: Of the lines that could not be split, report only those before this line; None for all.
         """
         mine = [each for each in self._invalid if before is None or each[0] < before]
         self._invalid = self._invalid[len(mine) :]
@@ -264,7 +269,7 @@ class _Lines:
             skipped.add(BadRecord(f"{self._name}, line {number}", reason))
 
     def number(self, rows: int) -> npt.NDArray[np.int64]:
-        """The numbers of the next `rows` lines that could be taken apart."""
+        """Return the line numbers of the next `rows` lines that could be split into fields."""
         wrong = {number for number, _ in self._invalid}
         if not wrong:
             found = np.arange(self._next, self._next + rows)
@@ -276,7 +281,7 @@ class _Lines:
 
 
 def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
-    """A block's usable lines; the others are counted."""
+    """Parse a block's usable lines; report the others."""
     numbers = lines.number(batch.num_rows)
     usable = np.ones(batch.num_rows, bool)
     found: list[tuple[int, str]] = []
@@ -313,14 +318,14 @@ def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
 
 
 def _buffers(column: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """A column's offsets and bytes."""
+    """Return a column's offsets and bytes."""
     _, offsets, data = column.buffers()
     starts = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     return starts, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
 
 
 def _integers(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Whole numbers, 0 for nothing, and which were none."""
+    """Parse whole numbers, 0 for an empty field; return a mask of the invalid ones, too."""
     starts, data = _buffers(column)
     lengths = np.diff(starts)
     values = np.zeros(len(column), np.int64)
@@ -339,14 +344,14 @@ def _integers(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]
 
 
 def _hashes(column: Any) -> tuple[Codes, npt.NDArray[np.bool_]]:
-    """Hexadecimal hashes, `_MISSING` for nothing, and which were none."""
+    """Parse hexadecimal hashes, `_MISSING` for an empty field; return a mask of the invalid ones, too."""
     starts, data = _buffers(column)
     lengths = np.diff(starts)
     values = np.zeros(len(column), np.uint64)
     wrong = lengths > 8
     if len(data):
         full = lengths == 8
-        # Nearly all are of 8 digits: these are gathered as one square.
+        # Nearly all have 8 digits: these are gathered as one matrix.
         for length in np.unique(lengths[~wrong]).tolist():
             rows = np.flatnonzero(full) if length == 8 else np.flatnonzero(lengths == length)
             found = np.zeros(len(rows), np.uint64)

@@ -1,4 +1,5 @@
-"""Events of users in the order of time, as examples for models of sequences: a user's last events, and which came next."""
+"""Users' events ordered by time, as examples for sequence models: a user's last events, and the next event
+after each."""
 
 import dataclasses
 import json
@@ -40,28 +41,31 @@ FORMAT_VERSION = 2
 _LARGEST_SPAN = 2**31 - 1
 
 Events = Literal["all", "but_last", "last"]
-"""Which events an example predicts: all but the first, all but the first and the last, or the last alone."""
+"""Events that an example predicts: all but the first, all but the first and the last, or the last alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequences(Validated):
-    """Rows of events (CSV, TSV, Parquet, NumPy), one example a user.
+    """Rows of events (CSV, TSV, Parquet, NumPy), one example per user.
 
-    A batch has `items`, int32 (batch, seq), a user's latest events but one, filled up with -1 behind; `targets`, the item that
-    followed each, -1 for none; `times`, int32, seconds of each event since the user's first.
+    A batch has `items`, int32 (batch, seq), a user's latest events except the last, padded with -1 at the
+    end; `targets`, the item that followed each, -1 for none; `times`, int32, seconds of each event since the
+    user's first.
 
     Attributes:
         paths: Files, directories or globs, also of object stores.
-        user: The column that says whose event a row is.
-        item: The column that says with what: anything; ids are given by counts, the most frequent item is 0.
-        time: The column that says when: a number of seconds, or a date in ISO 8601. Events of one time keep the files' order.
-        last: So many of a user's latest events are read.
-        target_times: Give the leaf `target_times` too, int32, when each target was: a model that ranks what comes next at a known
-            time, such as that of a request, may attend by it (HSTU).
-        min_events: Users with fewer are left out; at least 3, as the last event may be held out.
-        max_record_bytes: A row of more characters is an error, as is a value of more bytes in Parquet.
-        items_from: Files whose items have the ids, as `paths`: those that a model was trained on, for events that it is evaluated
-            on, so that an id means the same item in both. Events of other items are left out, and counted. (): its own.
+        user: The column of the user.
+        item: The column of the item, of any type; ids are assigned by frequency, the most frequent item is 0.
+        time: The column of the time: a number of seconds, or a date in ISO 8601. Simultaneous events have the
+            files' order.
+        last: Number of a user's latest events to read.
+        target_times: Also provide the leaf `target_times`, int32, the time of each target: a model that ranks
+            the next item at a known time, such as that of a request, may use it in attention (HSTU).
+        min_events: Users with fewer events are skipped; at least 3, as the last event may be held out.
+        max_record_bytes: A row with more characters is an error, as is a larger value in Parquet.
+        items_from: Files to take the ids of items from, like `paths`: those that a model was trained on, for
+            events that it is evaluated on, so that an id means the same item in both. Events of other items
+            are skipped and counted. (): `paths` itself.
     """
 
     paths: tuple[str, ...]
@@ -84,10 +88,11 @@ class Sequences(Validated):
             )
 
     def open(self, root: Path, max_bad_records: int) -> "SequenceExamples":
-        """Open the sequences; make them first where there are none.
+        """Open the sequences; build them first if they do not exist.
 
         Raises:
-            DataError: A file can't be read or lacks a column, no user has enough events, or too many rows are bad.
+            DataError: A file can't be read or lacks a column, no user has enough events, or too many rows are
+                bad.
         """
         files = find_files(self.paths, TABLE_PATTERNS)
         settings = (self.user, self.item, self.time, self.min_events)
@@ -108,7 +113,7 @@ class Sequences(Validated):
         return SequenceExamples(made.events, self.last, content, notes=notes, target_times=self.target_times)
 
     def _known_items(self, root: Path, max_bad_records: int) -> tuple[str, ...] | None:
-        """The items of the files that ids are taken from; None where these files' own are counted."""
+        """Return the items of the files that ids are taken from; None if ids are counted in these files."""
         if not self.items_from:
             return None
         like = dataclasses.replace(self, paths=self.items_from, items_from=())
@@ -144,14 +149,14 @@ class Sequences(Validated):
         unknown = sum(item not in number for _, item, _ in rows)
         if unknown:
             notes.append(
-                f"{unknown:,} of {len(rows):,} events are of items that items_from does not have; they are left out"
+                f"{unknown:,} of {len(rows):,} events are of items that items_from does not have; they are skipped"
             )
         few = len(of_user) - len(users)
         if few:
             left = sum(map(len, of_user.values())) - len(items)
             notes.append(
-                f"{few:,} of {len(of_user):,} users have fewer than min_events={self.min_events} events; they are left out, with "
-                f"{left:,} events"
+                f"{few:,} of {len(of_user):,} users have fewer than min_events={self.min_events} events; they are "
+                f"skipped, with {left:,} events"
             )
         header = {"num_users": len(users), "num_events": len(items), "bad_records": skipped.bad, "notes": notes}
         write_sealed(directory / "header.json", header, [*arrays, "names.json"])
@@ -172,7 +177,7 @@ class Sequences(Validated):
                         for column, value in ((self.user, user), (self.item, item)):
                             if is_empty(value):
                                 raise BadRecordError(
-                                    where, f"column {column!r} is empty; expected whose event it is, or of what"
+                                    where, f"column {column!r} is empty; expected the event's user or item"
                                 )
                             spellings[column].add(value)
                         names = category_text(user, self.user, where), category_text(item, self.item, where)
@@ -183,7 +188,7 @@ class Sequences(Validated):
 
 
 class _EventsOfUsers(NamedTuple):
-    """All users' events, one after another; user i's are `offsets[i]` to `offsets[i + 1]`."""
+    """Events of all users, concatenated; user i has `offsets[i]` to `offsets[i + 1]`."""
 
     items: npt.NDArray[np.int32]
     times: npt.NDArray[np.int32]
@@ -222,16 +227,16 @@ def _read(directory: Path, seen: Path) -> _Made:
 
 
 class SequenceExamples:
-    """Users by number, each an example; see `Sequences` for the leaves.
+    """Users by index, each an example; see `Sequences` for the leaves.
 
     Attributes:
-        num_ids: How many items there are, as a task takes it.
+        num_ids: Number of items by leaf, as tasks expect it.
         item_names: Each item's name in the files, by its id.
         length: Positions of a row.
-        notes: What a user should know of how the events were read.
+        notes: Notes for the user on the events read.
     """
 
-    owns_memory = True  # of what is read: nothing else writes to it
+    owns_memory = True  # of batches read: nothing else writes to them
 
     def __init__(
         self,
@@ -288,7 +293,8 @@ class SequenceExamples:
         )
 
     def split_last(self) -> tuple["SequenceExamples", "SequenceExamples"]:
-        """All events but each user's last to learn from, and the last ones to predict: leave one out."""
+        """Split leave-one-out: all events but each user's last to learn from, and the last ones to
+        predict."""
         return self._predicting("but_last"), self._predicting("last")
 
     def _predicting(self, which: Events) -> "SequenceExamples":
@@ -297,5 +303,5 @@ class SequenceExamples:
         )
 
     def item_counts(self) -> npt.NDArray[np.int64]:
-        """How often each item occurs, to draw or to correct by."""
+        """Count the occurrences of each item, for sampling or its correction."""
         return np.bincount(self._events.items, minlength=len(self.item_names)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Click logs that are drawn, with a known best area under the ROC curve, which no linear model comes near."""
+"""Synthetic click logs with a known best area under the ROC curve, far above any linear model's."""
 
 import dataclasses
 import math
@@ -19,25 +19,26 @@ from .bags import LARGEST_ID
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticClicks(Validated):
-    """Rows in the shape of Criteo's logs; row number n is the same whatever else is read.
+    """Rows in the shape of Criteo's logs; row n is the same whatever other rows are read.
 
-    Ids are Zipf-distributed. A teacher gives each row a logit: a weight for each id and number, and products of hidden vectors
-    of ids for some pairs of columns, which no sum over columns can express. A label is drawn with the logit's probability, so
-    no model can rank better than the logit itself, whose area is `bayes_auc`.
+    Ids are Zipf-distributed. A teacher gives each row a logit: a weight for each id and number, and dot
+    products of the ids' hidden vectors for some pairs of columns, which no sum over columns can express. A
+    label is drawn with the logit's probability, so no model can rank better than the logit itself, with the
+    area `bayes_auc`.
 
     A batch has `numeric` float32 (batch, numeric), `c1`, `c2`, ..., int32 (batch, 1), and `label` float32.
 
     Attributes:
-        num_examples: How many rows there are.
-        rows: The number of ids of each column of categories.
-        numeric: Columns of numbers.
-        zipf: The exponent by which the k-th most frequent id is rarer than the first.
-        linear: The standard deviation of the part of the logit that is a sum over columns.
-        interaction: That of the part that is not.
+        num_examples: Number of rows.
+        rows: Number of ids of each categorical column.
+        numeric: Number of numeric columns.
+        zipf: Zipf exponent: the k-th most frequent id is rarer than the first by this power of k.
+        linear: Standard deviation of the part of the logit that is a sum over columns.
+        interaction: Standard deviation of the remaining part.
         hidden: Width of the hidden vectors.
-        pairs: Of columns that interact.
-        bias: The logit's mean.
-        seed: What all of it depends on.
+        pairs: Number of pairs of columns that interact.
+        bias: Mean of the logit.
+        seed: Seed of all randomness.
     """
 
     num_examples: int = 2**20
@@ -67,7 +68,7 @@ class SyntheticClicks(Validated):
 class SyntheticExamples:
     """Rows of `SyntheticClicks`, drawn when they are read."""
 
-    owns_memory = True  # of what is read: nothing else writes to it
+    owns_memory = True  # of batches read: nothing else writes to them
 
     def __init__(self, settings: SyntheticClicks, numbers: npt.NDArray[np.int64] | None = None) -> None:
         self.settings, self._numbers = settings, numbers
@@ -87,13 +88,15 @@ class SyntheticExamples:
         return {**out, "numeric": numeric} if self.settings.numeric else out
 
     def logits(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The teacher's: what the best of all models would say."""
+        """Return the teacher's logits: the predictions of the best possible model."""
         return self._rows(numbers)[2]
 
     def bayes_auc(self, bins: int = 2**16) -> float:
-        """The area under the ROC curve of the teacher's probabilities, in the mean over all labels that could be drawn.
+        """Compute the expected area under the ROC curve of the teacher's probabilities over all draws of the
+        labels.
 
-        Each row counts as positive by its probability, so that no luck in drawing the labels is in it.
+        Each row counts as positive with its probability, so that the result does not depend on the labels
+        drawn.
         """
         positive, negative = np.zeros(bins), np.zeros(bins)
         for begin in range(0, self.num_examples, 2**17):
@@ -113,7 +116,7 @@ class SyntheticExamples:
 
     @property
     def times(self) -> npt.NDArray[np.float64]:
-        """The rows' numbers."""
+        """Return the row indices as times."""
         return self._own(np.arange(self.num_examples)).astype(np.float64)
 
     def _own(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -134,7 +137,7 @@ class SyntheticExamples:
 
 
 class _Teacher:
-    """Weights and hidden vectors, each a hash of column and id: nothing of a table's size is kept."""
+    """Weights and hidden vectors, each a hash of column and id: nothing of a table's size is stored."""
 
     def __init__(self, settings: SyntheticClicks) -> None:
         self._settings = settings
@@ -145,7 +148,7 @@ class _Teacher:
 
     def logits(self, ids: npt.NDArray[np.int32], numeric: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         settings, columns = self._settings, ids.shape[1]
-        # The sum of as many terms of variance 1 has a standard deviation of their number's root.
+        # A sum of n terms of variance 1 has standard deviation sqrt(n).
         terms = math.sqrt(columns + max(settings.numeric, 0))
         total = sum(self._normal(ids[:, column], column, 0) for column in range(columns)) + numeric @ self._slope
         pairs = np.zeros(len(ids))
@@ -156,14 +159,14 @@ class _Teacher:
         return settings.bias + settings.linear / terms * total + settings.interaction / scale * pairs
 
     def _normal(self, ids: npt.NDArray[np.int32], column: int, place: int) -> npt.NDArray[np.float64]:
-        """Nearly normal numbers of variance 1, of each id."""
+        """Return an approximately normal value of variance 1 for each id."""
         key = (self._settings.seed * 1_000_003 + column * 1009 + place) % 2**32
         uniform = _uniform(ids.astype(np.int64), 4, key)
         return (uniform.sum(axis=1) - 2.0) * math.sqrt(3.0)
 
 
 def _uniform(numbers: npt.NDArray[np.int64], count: int, seed: int) -> npt.NDArray[np.float64]:
-    """`count` numbers in [0, 1) for each of `numbers`, a hash of both: the same on every machine."""
+    """Return `count` values in [0, 1) for each of `numbers`, hashed from both: the same on every machine."""
     with np.errstate(over="ignore"):
         places = numbers.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)[None]
         x = places + np.uint64(seed % 2**32 + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -174,7 +177,8 @@ def _uniform(numbers: npt.NDArray[np.int64], count: int, seed: int) -> npt.NDArr
 
 
 def _zipf(uniform: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], exponent: float) -> npt.NDArray[np.float64]:
-    """Ids from 0, the k-th about as frequent as (k + 1) ** -exponent, by inverting the integral of that."""
+    """Return ids from 0, the k-th with a frequency of about (k + 1) ** -exponent, by inverting its
+    integral."""
     if abs(exponent - 1.0) < 1e-6:
         return np.floor(np.exp(uniform * np.log(sizes + 1.0)) - 1.0)
     power = 1.0 - exponent

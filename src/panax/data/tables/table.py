@@ -261,7 +261,7 @@ class Table(Validated):
         write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in dtypes])
 
     def _lists(self) -> bool:
-        """Return whether a column of lists is allowed, which is for bags only."""
+        """Return True if a column of lists is allowed, which is for bags only."""
         plain = {*self.numeric, *self.categorical, self.label, self.time}
         return all(column not in plain for bag in self.bags for column in bag.columns) and bool(self.bags)
 

@@ -1,4 +1,5 @@
-"""The rows of tables, file by file and a block at a time: CSV, Parquet and NumPy's `.npz`. No size in a file is believed."""
+"""Rows of tables, file by file and a block at a time: CSV, Parquet and NumPy's `.npz`. No size stored in a
+file is trusted."""
 
 import contextlib
 import csv
@@ -28,7 +29,8 @@ _ROWS_AT_ONCE = 4096
 _BLOCK_BYTES = 2**24
 
 _READ_KINDS = "biufSU"
-"""Truths, numbers and texts, as NumPy calls them: dates, complex numbers and records are no values of a table."""
+"""NumPy's kinds of booleans, numbers and text: dates, complex numbers and records are not valid in a
+table."""
 
 
 class RowBlock(NamedTuple):
@@ -36,8 +38,8 @@ class RowBlock(NamedTuple):
 
     Attributes:
         columns: Their values, by the name of the column; one list each.
-        where: The place of each row, for messages.
-        bad: Rows that could not be taken apart.
+        where: The location of each row, for messages.
+        bad: Rows that could not be split into fields.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -46,11 +48,11 @@ class RowBlock(NamedTuple):
 
 
 def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[RowBlock]:
-    """The rows of one file, in blocks; of its columns, only these.
+    """Yield the rows of one file in blocks, with only these columns.
 
     Args:
         most: The setting `max_record_bytes`.
-        lists: Whether a column of a Parquet file may hold lists.
+        lists: True if a column of a Parquet file may hold lists.
 
     Raises:
         DataError: It can't be read, is not a table, lacks a column, or a row is too large.
@@ -76,7 +78,7 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
 
 
 class _Lines:
-    """The lines of a text file, none longer than a record may be, nor a row that takes several lines."""
+    """Lines of a text file, with lines, and rows of several lines, limited to the size of a record."""
 
     def __init__(self, file: Any, name: str, most: int) -> None:
         self._file, self._name, self._most = file, name, most
@@ -99,7 +101,7 @@ class _Lines:
 
 
 def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[RowBlock]:
-    # Bytes that are not UTF-8 become half characters, so that only their row is bad.
+    # Bytes that are not UTF-8 become surrogates, so that only their row is bad.
     with (
         _unpacked(path, name) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
@@ -125,10 +127,10 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most:
 
 @contextlib.contextmanager
 def _unpacked(path: Path, name: str) -> Iterator[Any]:
-    """A file's bytes, decompressed: of an archive, those of the one file in it."""
+    """Open a file's bytes, decompressed: for an archive, those of its single file."""
     if not zipfile.is_zipfile(path):
         if name.lower().endswith(SUFFIXES) and not is_compressed(path):
-            raise read_error(name, OSError("its name says that it is compressed, and it is not"))
+            raise read_error(name, OSError("its name ends like that of a compressed file, but it is not compressed"))
         with open_file(path, name) as file:
             yield file
         return
@@ -147,7 +149,7 @@ def _unpacked(path: Path, name: str) -> Iterator[Any]:
 
 
 def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
-    """The next rows, with their places."""
+    """Return the next rows, with their locations."""
     block, size = [], 0
     while len(block) < _ROWS_AT_ONCE and size < _BLOCK_BYTES:
         lines.taken = 0
@@ -183,7 +185,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
 
 
 def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[RowBlock]:
-    """Read as a stream: what an archive says of sizes is never allocated."""
+    """Read as a stream: sizes stored in an archive are never allocated."""
     try:
         with open_zip(path) as archive, contextlib.ExitStack() as opened:
             present = [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -223,7 +225,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
 def _opened_array(
     archive: zipfile.ZipFile, column: str, opened: contextlib.ExitStack
 ) -> tuple[Any, tuple[int, ...], np.dtype]:
-    """An array of an archive, ready to be read behind its header."""
+    """Open an array of an archive, positioned after its header."""
     entry = archive.getinfo(f"{column}.npy")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"column {column!r} is compressed with method {entry.compress_type}")
@@ -235,12 +237,12 @@ def _opened_array(
 
 
 def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
-    """The next values of an array."""
+    """Return the next values of an array."""
     data = file.read(rows * dtype.itemsize)
     if len(data) != rows * dtype.itemsize:
         raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
     if dtype.kind == "U" and dtype.itemsize:
-        # Python makes strings of any codes, and breaks when they are read.
+        # Python makes strings of any codes, and fails when they are read.
         codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
         if len(codes) and codes.max() > sys.maxunicode:
             raise ValueError(f"a text holds the code {codes.max():#x}, which is not a character")
@@ -248,7 +250,7 @@ def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
 
 
 def _kind_of_bytes(path: Path) -> str | None:
-    """What a file is by its first bytes, where these tell; a name may be wrong."""
+    """Return a file's format by its first bytes, if they identify it; a name may be wrong."""
     with path.open("rb") as file:
         kind = detect_format(file.read(16))
     if kind == "zip":

@@ -1,20 +1,22 @@
-"""How many rows of each batch come from each part of a mixture: whole rows, never one off the schedule or more.
+"""Number of rows of each batch from each part of a mixture: whole rows, always within one row of the
+schedule.
 
-A part's share of a batch is rarely a whole number. What it is owed is carried on, and each batch gives a part the whole
-rows that are due by its end. The rows left go to the parts whose next row falls due soonest. Those are the deadlines of
-a schedule that fractional rows would meet, and serving the earliest deadline first meets them in whole rows too: what a
-part has had and what its weights add up to differ by less than one row after every batch, also while weights change.
+A part's share of a batch is rarely a whole number. Its remainder is carried over, and each batch gives a part
+the whole rows that are due by its end. The remaining rows go to the parts with the earliest due next row.
+Those are the deadlines of a schedule that fractional rows would meet, and serving the earliest deadline first
+meets them in whole rows too: the rows that a part has received and the sum of its weights differ by less than
+one row after every batch, also while weights change.
 
-All is counted in whole `UNITS_PER_ROW`s of a row, so nothing is rounded and no machine comes to another result.
+Everything is counted in whole `UNITS_PER_ROW`s of a row, so nothing is rounded and all machines get the same result.
 
-Source: earliest deadline first is optimal for unit tasks (Jackson, 1955); for proportional shares, Tijdeman, "The
-chairman assignment problem" (1980).
+Source: earliest deadline first is optimal for unit tasks (Jackson, 1955); for proportional shares, Tijdeman,
+"The chairman assignment problem" (1980).
 """
 
 from collections.abc import Callable, Sequence
 
 UNITS_PER_ROW = 2**32
-"""A row."""
+"""One row."""
 
 _LOOK_AHEAD = 4096
 
@@ -22,7 +24,7 @@ _LOOK_AHEAD = 4096
 def apportion_shares(weights: Sequence[float], num_rows: int) -> list[int]:
     """Divide `num_rows` rows in the proportion of `weights`, in units; the sum is exact.
 
-    >>> [share / UNIT for share in apportion_shares([1.0, 3.0], 6)]
+    >>> [share / UNITS_PER_ROW for share in apportion_shares([1.0, 3.0], 6)]
     [1.5, 4.5]
     """
     total = sum(weights)
@@ -32,12 +34,13 @@ def apportion_shares(weights: Sequence[float], num_rows: int) -> list[int]:
 
 
 def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_rows: int) -> list[int]:
-    """Whole rows for each part of one batch.
+    """Return the number of whole rows of one batch for each part.
 
     Args:
-        owed: What each part has had too little so far, in units; negative where it had too much. The sum is 0.
-        share: The units that are each part's of the k-th batch from this one on.
-        num_rows: How many rows to give.
+        owed: Units that each part has received too few of so far; negative if it received too many. The sum
+            is 0.
+        share: Returns each part's units of the k-th batch from this one on.
+        num_rows: Number of rows to assign.
 
     >>> apportion([0, 0], lambda k: apportion_shares([1.0, 3.0], 6), 6)
     [2, 4]
@@ -49,7 +52,8 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
     def lack(part: int) -> int:
         return due[part] - rows[part] * UNITS_PER_ROW
 
-    # Only when weights were changed between two batches can too much be due; the last to be due then waits.
+    # A part can be due too many rows only if weights changed between two batches; then the last to be due
+    # waits.
     while left < 0:
         rows[min((part for part in range(len(rows)) if rows[part]), key=lack)] -= 1
         left += 1
@@ -64,7 +68,8 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
 
 
 def _by_deadline(parts: list[int], missing: list[int], share: Callable[[int], Sequence[int]], enough: int) -> list[int]:
-    """The parts in the order in which the units they miss come together; at least the first `enough` of them."""
+    """Return the parts in the order in which their missing units arrive; at least the first `enough` of
+    them."""
     missing, order = list(missing), []
     waiting = sorted(parts, key=missing.__getitem__)
     for ahead in range(1, _LOOK_AHEAD + 1):

@@ -1,4 +1,4 @@
-"""Several corpora as one."""
+"""Concatenation of several corpora."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from .corpus import BadRecord, Corpus, Document
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConcatCorpus(Validated):
-    """The documents of several corpora, one corpus after the other: each counts by its size. A `Mixture` weighs its parts.
+    """The documents of several corpora, one corpus after the other: each contributes in proportion to its
+    size. A `Mixture` weights its parts.
 
     Attributes:
-        corpora: Of text; tokens can't be joined.
+        corpora: Corpora of text; tokenised corpora can't be concatenated.
     """
 
     corpora: tuple[Corpus, ...]

@@ -1,4 +1,4 @@
-"""A corpus of which only some documents are taken."""
+"""A corpus filtered by document."""
 
 import dataclasses
 import re
@@ -32,24 +32,25 @@ TextCorpus = (
     | ConcatCorpus
     | Corpus
 )
-"""What a recipe can name as a corpus of text; one of its own too."""
+"""Text corpora that a recipe can name, including custom ones."""
 
 PlainCorpus = TextCorpus | TokenFile | MegatronTokens
-"""What a recipe can name as a corpus, whole or as a part of a mixture."""
+"""Corpora that a recipe can name, whole or as a part of a mixture."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilteredCorpus(Validated):
-    """The documents of another corpus that pass; the others are left out and counted.
+    """The documents of another corpus that pass; the others are dropped and counted.
 
-    For anything else, write a corpus of your own: a class whose `documents` yields the ones to keep.
+    For anything else, write a custom corpus: a class with a `documents` method that yields the documents to
+    retain.
 
     Attributes:
         corpus: The documents.
-        min_characters: Leave out shorter ones; prompt and text together.
-        max_characters: Leave out longer ones.
-        keep: Take only those that this regular expression is found in.
-        drop: Leave out those that this regular expression is found in.
+        min_characters: Drop shorter documents; prompt and text together.
+        max_characters: Drop longer documents.
+        keep: Retain only documents in which this regular expression is found.
+        drop: Drop documents in which this regular expression is found.
     """
 
     corpus: TextCorpus
@@ -75,7 +76,7 @@ class FilteredCorpus(Validated):
                 yield document
 
     def accepts(self, document: Document) -> bool:
-        """Whether a document passes."""
+        """Return True if a document passes."""
         if not self.min_characters <= len(document.prompt) + len(document.text) <= (self.max_characters or 2**63):
             return False
         whole = document.prompt + document.text if self.keep or self.drop else ""

@@ -1,4 +1,4 @@
-"""Config of a mixture: named corpora, their weights over the steps, and how often each may be repeated."""
+"""Config of a mixture: named corpora, their weights over the steps, and their maximum numbers of passes."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ class MixtureComponent(Validated):
     Attributes:
         name: Name of the part in positions, metrics and errors.
         corpus: The documents.
-        weight: The part's share of the rows, relative to the other parts' weights: a number, or pairs of a
+        weight: The part's share of the rows, relative to the other parts' weights: one number, or pairs of a
             step and a weight, interpolated linearly and constant before the first pair and after the last.
         epochs: Number of passes after which the part is exhausted; the other parts then take over its share.
             None: endless.
@@ -74,7 +74,7 @@ class Mixture(Validated):
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
         if not names or len(set(names)) < len(names):
-            raise RecipeError(f"a mixture of the parts {names}; expected one or more, each with a name of its own")
+            raise RecipeError(f"a mixture of the parts {names}; expected one or more, each with a unique name")
         steps = {0, *(step for part in self.parts if isinstance(part.weight, tuple) for step, _ in part.weight)}
         for step in sorted(steps):
             if not any(part.weight_at(step) for part in self.parts):

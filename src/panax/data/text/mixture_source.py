@@ -1,4 +1,4 @@
-"""The source of a mixture: each batch made of rows of several parts, in proportions that a schedule gives."""
+"""The source of a mixture: batches with rows of several parts, in proportions given by a schedule."""
 
 import functools
 import hashlib
@@ -18,12 +18,12 @@ from .token_source import TEXT_AXES, DocumentCounts, RowLocations, WantedRows, a
 
 
 class _State(NamedTuple):
-    """Where a mixture stands.
+    """Position of a mixture.
 
     Attributes:
-        batch: How many batches are made.
-        rows: How many rows of each part are in them.
-        owed: What each part has had too little, in `apportion.UNIT`.
+        batch: Number of batches made so far.
+        rows: Number of rows of each part in them.
+        owed: Deficit of each part, in `apportion.UNITS_PER_ROW`.
     """
 
     batch: int
@@ -32,11 +32,11 @@ class _State(NamedTuple):
 
 
 class MixedSource:
-    """Global batches of several parts' rows, the same whatever the devices and processes are.
+    """Global batches of several parts' rows, independent of the devices and processes.
 
-    Each part has its own order, packing and epochs, from a seed of its own: what is drawn from one does not depend on
-    the others. How many rows of a batch a part gives follows its weight to less than a row; where in the batch they
-    stand is drawn from the seed. The leaves are those of `PackedSource`.
+    Each part has its own order, packing and epochs, from a separate seed: the rows drawn from one do not
+    depend on the others. The number of rows of a batch from a part follows its weight to less than a row;
+    their positions in the batch are drawn from the seed. The leaves are those of `PackedSource`.
 
     Weights and `epochs` may change between two runs of one position: what has been seen stays seen.
     """
@@ -71,16 +71,16 @@ class MixedSource:
         return "exact"
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield batches from `position` on; from the beginning when it is None.
+        """Yield batches from `position` on; from the beginning if it is None.
 
         Raises:
-            DataError: The position is of other parts, seed, sequence length or batch size, or is none at all; or, at
-                its batch, that the parts are used up.
+            DataError: The position is of other parts, seed, sequence length or batch size, or is not a
+                position at all; or, raised at its batch, the parts are exhausted.
         """
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """As `batches`, with only `rows` of each global batch.
+        """Yield like `batches`, with only `rows` of each global batch.
 
         Raises:
             DataError: As `batches` does.
@@ -91,13 +91,15 @@ class MixedSource:
         )
 
     def epochs(self, position: Position) -> Mapping[str, float]:
-        """Passes over each part up to `position`; under "", over all their rows together."""
+        """Return the number of passes over each part up to `position`; under "", over all their rows
+        together."""
         drawn = self._state(position).rows
         each = {part.name: n / rows.num_rows for part, rows, n in zip(self._parts, self._rows, drawn, strict=True)}
         return {"": sum(drawn) / sum(rows.num_rows for rows in self._rows), **each}
 
     def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
-        """How often each document of each part has been seen up to `position`: from the position alone."""
+        """Return how often each document of each part has been seen up to `position`: from the position
+        alone."""
         return {
             part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.document_counts(*divmod(n, rows.num_rows)))
             for part, rows, n in zip(self._parts, self._rows, self._state(position).rows, strict=True)
@@ -124,9 +126,9 @@ class MixedSource:
         return RowLocations(part, epoch, index)
 
     def _next(self, state: _State) -> _State:
-        """Decide how many rows each part gives to the next batch.
+        """Compute the number of rows of each part in the next batch.
 
-        Where a part is used up, the others begin their schedule anew, with nothing owed.
+        If a part is exhausted, the others restart their schedule without deficits.
         """
         left = [None if most is None else most - n for most, n in zip(self._most, state.rows, strict=True)]
         active = tuple(n is None or n > 0 for n in left)
@@ -204,7 +206,7 @@ class MixedSource:
 
 
 def derive_part_seed(seed: int, name: str) -> int:
-    """The seed of a part: what is drawn from it depends on its name, not on where it stands in the mixture."""
+    """Return the seed of a part: its draws depend on its name, not on its position in the mixture."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
 
 
@@ -213,7 +215,8 @@ def _tokenizers_of(parts: Sequence[PackedRowSource]) -> frozenset[str]:
 
 
 class ConcatRows:
-    """The rows of several parts as one, each part's in its own order: what a mixture is judged on."""
+    """The rows of several parts concatenated, each part's in its order: the data that a mixture is evaluated
+    on."""
 
     def __init__(self, parts: Sequence[PackedRowSource], *, seed: int) -> None:
         self.seed = seed

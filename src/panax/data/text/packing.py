@@ -1,10 +1,12 @@
-"""Rows of tokens as a pure function of (seed, epoch, index): documents packed without gaps, or one document a row.
+"""Rows of tokens as a pure function of (seed, epoch, index): documents packed without gaps, or one document
+per row.
 
-Packed: the documents of an epoch, in an order drawn from the seed, are one long stream, cut into windows of the
-sequence length; the windows are then permuted too, so that a batch is not one long document. Each token is in exactly
-one window of an epoch. The last window is filled up with padding.
+Packed: the documents of an epoch, in an order drawn from the seed, are one long stream, cut into windows of
+the sequence length; the windows are then permuted too, so that a batch is not one long document. Each token
+is in exactly one window of an epoch. The last window is padded.
 
-Any row can be made at any time in any order from O(documents) memory, so order can't depend on devices or processes.
+Any row can be made at any time in any order from O(documents) memory, so order can't depend on devices or
+processes.
 """
 
 import dataclasses
@@ -18,16 +20,17 @@ from .tokens import TokenStore
 
 _PURPOSES = {"documents": 0, "windows": 1, "held_out": 2}
 _PIECE_TOKENS = 64
-"""Pieces of more tokens than this, on average, are copied one by one; shorter ones are gathered by index."""
+"""Pieces with more tokens than this, on average, are copied one by one; shorter ones are gathered by
+index."""
 
 
 def permutation(
     n: int, *, seed: int, epoch: int, purpose: Literal["documents", "windows", "held_out"]
 ) -> npt.NDArray[np.int64]:
-    """A permutation of `n` that depends on its arguments alone.
+    """Return a permutation of `n` that depends only on its arguments.
 
-    It sorts the raw output of a counter-based generator, which NumPy guarantees to stay the same between versions, as
-    it does not for `Generator.permutation`.
+    It sorts the raw output of a counter-based generator, which NumPy guarantees to be the same in all
+    versions, unlike `Generator.permutation`.
 
     >>> permutation(8, seed=0, epoch=0, purpose="documents").tolist()
     [0, 2, 1, 5, 4, 3, 6, 7]
@@ -42,9 +45,9 @@ class Documents:
 
     Attributes:
         store: The token file.
-        starts: Where each document begins in it, in tokens.
-        lengths: How long each is, in tokens, its end included; at least 1.
-        fingerprint: A hash of which documents of which content these are.
+        starts: Offset of each document in it, in tokens.
+        lengths: Length of each document in tokens, including its end; at least 1.
+        fingerprint: A hash of the selection of documents and of their content.
     """
 
     store: TokenStore
@@ -62,10 +65,10 @@ class PackedRow(NamedTuple):
 
     Attributes:
         tokens: Ids.
-        targets: The next id in the same document; 0 where there is none.
-        loss_mask: 1 where the target exists and carries loss, else 0.
-        segment: Which document of the row, from 1.
-        position: How far into that document's part of the row, from 0.
+        targets: The next id in the same document; 0 if there is none.
+        loss_mask: 1 if the target exists and carries loss, else 0.
+        segment: Index of the document in the row, from 1.
+        position: Position within that document's part of the row, from 0.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -77,14 +80,14 @@ class PackedRow(NamedTuple):
 
 @runtime_checkable
 class PackedRowSource(Protocol):
-    """What a source of token batches draws from.
+    """Interface of the rows that a source of token batches draws from.
 
     Attributes:
-        seed: What the order depends on.
+        seed: Seed of the order.
         num_rows: Rows in an epoch, the same in each.
-        sequence_length: The most tokens a row holds.
-        fingerprint: A hash of everything but the seed that decides what row i of an epoch is.
-        starts: Where each document begins in its token file, in tokens.
+        sequence_length: Maximum number of tokens in a row.
+        fingerprint: A hash of everything except the seed that determines row i of an epoch.
+        starts: Offset of each document in its token file, in tokens.
     """
 
     seed: int
@@ -96,23 +99,25 @@ class PackedRowSource(Protocol):
     def row(self, epoch: int, index: int) -> PackedRow: ...
 
     def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
-        """Rows `indices` of an epoch at once: five arrays (row, width), zero where a row has ended."""
+        """Read rows `indices` of an epoch at once: five arrays (row, width), zero after the end of a row."""
         ...
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
-        """The length, in tokens, of rows `indices` when they are in one batch."""
+        """Return the width, in tokens, of a batch of rows `indices`."""
         ...
 
     def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
-        """How often each document has been seen to its end, by whoever has taken all rows before row `index` of `epoch`."""
+        """Count how often each document has been seen to its end, after all rows before row `index` of
+        `epoch`."""
         ...
 
 
 class PackedRows:
-    """Windows of exactly `sequence_length` tokens (the epoch's last may be shorter); documents may be cut by them.
+    """Windows of exactly `sequence_length` tokens (the epoch's last may be shorter); documents may span
+    windows.
 
     Attributes:
-        tokenizers: Fingerprints of what made the ids, where it is known.
+        tokenizers: Fingerprints of the tokenizers that made the ids, if known.
     """
 
     def __init__(self, documents: Documents, *, sequence_length: int, seed: int) -> None:
@@ -161,7 +166,7 @@ class PackedRows:
         stream = self._stream(epoch)
         taken = np.zeros(self.num_rows, np.int64)
         taken[stream.windows[:index]] = 1
-        before = np.concatenate([[0], np.cumsum(taken)])  # windows taken before each in the stream
+        before = np.concatenate([[0], np.cumsum(taken)])  # windows taken before each window of the stream
         first = (stream.ends - self._documents.lengths[stream.order]) // self.sequence_length
         last = (stream.ends - 1) // self.sequence_length
         times = np.full(len(stream.order), epoch)
@@ -169,7 +174,7 @@ class PackedRows:
         return times
 
     def _stream(self, epoch: int) -> "_Epoch":
-        # Replaced as a whole, so that a thread that still draws ahead can't meet half of another epoch.
+        # Replaced as a whole, so that a thread that still prefetches never sees a mix of two epochs.
         latest = self._latest
         if latest is None or latest.epoch != epoch:
             lengths = self._documents.lengths
@@ -180,7 +185,8 @@ class PackedRows:
 
 
 class _Epoch(NamedTuple):
-    """One epoch's order of documents, where each ends in the stream they make, and its order of windows."""
+    """Order of documents in one epoch, the end of each in their concatenated stream, and the order of
+    windows."""
 
     epoch: int
     order: npt.NDArray[np.int64]
@@ -189,21 +195,22 @@ class _Epoch(NamedTuple):
 
 
 class PaddedRows:
-    """One document a row, cut off after `sequence_length` tokens; a batch is as long as its longest row needs.
+    """One document per row, truncated after `sequence_length` tokens; a batch is as long as its longest row
+    needs.
 
     Attributes:
-        num_truncated_documents: How many documents are longer than `sequence_length`.
-        num_truncated_tokens: How many tokens are never seen because of that.
-        tokenizers: Fingerprints of what made the ids, where it is known.
+        num_truncated_documents: Number of documents longer than `sequence_length`.
+        num_truncated_tokens: Number of tokens that are never seen because of that.
+        tokenizers: Fingerprints of the tokenizers that made the ids, if known.
     """
 
     def __init__(self, documents: Documents, *, sequence_length: int, seed: int, buckets: tuple[int, ...] = ()) -> None:
         """Take rows from `documents`.
 
         Args:
-            sequence_length: The most tokens a row holds.
-            seed: What the order depends on.
-            buckets: The lengths that a batch may have, rising; `sequence_length` is always one.
+            sequence_length: Maximum number of tokens in a row.
+            seed: Seed of the order.
+            buckets: The lengths that a batch may have, ascending; `sequence_length` is always one.
         """
         self.seed = seed
         self.sequence_length = sequence_length
@@ -254,11 +261,12 @@ class PaddedRows:
 
     @functools.cached_property
     def num_documents_without_loss(self) -> int:
-        """How many documents keep nothing that carries loss: of a prompt that fills the row, the answer is cut away."""
+        """Count documents without any target with loss: if a prompt fills the row, its answer is
+        truncated."""
         return _count_without_loss(self._documents, self.sequence_length)
 
     def fill_ratio(self, batch_size: int) -> float:
-        """Which share of the positions of the first epoch's batches holds tokens."""
+        """Return the share of the positions of the first epoch's batches that hold tokens."""
         lengths = np.minimum(self._documents.lengths[self._order(0)], self.sequence_length)
         longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size))
         widths = self._buckets[np.searchsorted(self._buckets, longest)]
@@ -267,13 +275,14 @@ class PaddedRows:
 
 
 def _count_without_loss(documents: Documents, sequence_length: int) -> int:
-    """How many documents have no target with loss in their first `sequence_length` positions."""
+    """Count documents that have no target with loss in their first `sequence_length` positions."""
     store = documents.store
-    # The target of a cut document's last position stands behind the row; a whole document's last token has none.
+    # The target of a truncated document's last position is the token after the row; a complete document's
+    # last token has no target.
     targets = np.minimum(documents.lengths - 1, sequence_length)
     if store.loss_mask is None:
         return int(np.count_nonzero(targets == 0))
-    # An answer stands behind its prompt: most documents are known by their last target.
+    # An answer follows its prompt: for most documents the last target decides.
     last = documents.starts + targets
     unclear = np.flatnonzero((targets == 0) | (store.loss_mask[last] == 0))
     without = 0
@@ -284,15 +293,15 @@ def _count_without_loss(documents: Documents, sequence_length: int) -> int:
 
 
 class _Pieces(NamedTuple):
-    """Runs of tokens that lie together both in the token file and in a row, in the order of rows and of offsets in them.
+    """Runs of tokens that are contiguous both in the token file and in a row, ordered by row and offset.
 
     Attributes:
-        row: Which row each is in.
-        offset: Where it begins in the row.
-        segment: Which piece of the row it is, from 1.
-        start: Where it begins in the token file.
-        length: In tokens; at least 1.
-        whole: Whether its document ends with it.
+        row: Index of its row.
+        offset: Its offset in the row.
+        segment: Index of the piece in its row, from 1.
+        start: Its offset in the token file.
+        length: Length in tokens; at least 1.
+        whole: True if its document ends with it.
     """
 
     row: npt.NDArray[np.int64]
@@ -308,14 +317,15 @@ def _first(rows: PackedRow) -> PackedRow:
 
 
 def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> PackedRow:
-    """Rows from their pieces, all at once: each leaf is written in a few passes, whatever the number of rows."""
+    """Assemble rows from their pieces, all at once: each leaf is written in a few passes, whatever the number
+    of rows."""
     size = shape[0] * shape[1]
     place = pieces.row * shape[1] + pieces.offset
     last = place + pieces.length - 1
     run = np.diff(place, append=size)  # each piece, and the padding after it, if any
     num_tokens = int(pieces.length.sum())
     copy = _copy_pieces if len(place) * _PIECE_TOKENS < num_tokens else _copy_by_index
-    # The target of a piece's last token stands in the file, outside of the row; of a document's last there is none.
+    # The target of a piece's last token is in the file, outside the row; a document's last token has none.
     following = np.where(pieces.whole, 0, pieces.start + pieces.length)
     tokens = copy(store.tokens, pieces, place, run, np.int32)
     targets = np.empty(size, np.int32)
@@ -347,7 +357,7 @@ def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Packe
 def _copy_pieces(
     source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
-    """One copy for each piece; what lies between pieces is left as it is found."""
+    """Copy each piece separately; positions between pieces are zero."""
     out = np.zeros(int(run.sum()), dtype)
     for start, length, to in zip(pieces.start.tolist(), pieces.length.tolist(), place.tolist(), strict=True):
         out[to : to + length] = source[start : start + length]
@@ -357,7 +367,8 @@ def _copy_pieces(
 def _copy_by_index(
     source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
-    """One lookup for all; between pieces stands whatever follows them in the file."""
+    """Copy all pieces by one gather; positions between pieces hold the tokens that follow them in the
+    file."""
     here = np.arange(int(run.sum()))
     here += np.repeat(pieces.start - place, run)
     return source.take(here, mode="clip").astype(dtype)

@@ -1,4 +1,4 @@
-"""A corpus out of paths: what a file holds and what it is called decide which corpus reads it."""
+"""Selection of a corpus by path: a file's content and name decide which corpus reads it."""
 
 import dataclasses
 import glob
@@ -36,7 +36,7 @@ RECORD_PATTERNS: dict[type, tuple[str, ...]] = {
     WebDataset: (".tar", *(f".tar{end}" for end in SUFFIXES), ".tgz"),
     MegatronTokens: (".bin", ".idx"),
 }
-"""A corpus to the ends of the names of its files."""
+"""File name endings of each corpus."""
 
 TEXT_SUFFIXES = frozenset((
     ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".log", ".srt", ".html", ".htm", ".xml", ".yaml", ".yml",
@@ -44,14 +44,18 @@ TEXT_SUFFIXES = frozenset((
     ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx", ".css", ".sh", ".bash", ".sql", ".rb", ".php", ".lua",
     ".jl", ".hs", ".ml", ".swift", ".r", ".R", ".m", ".pl", ".f90",
 ))  # fmt: skip
-"""Ends of the names of files that are one text each."""
+"""File name endings of plain text files, one text each."""
 
-READABLE_FORMATS = "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar or token files"
+READABLE_FORMATS = (
+    "texts (.txt, .md, .py, ...), JSON records (.jsonl, .json.gz, ...), .parquet, .arrow, .array_record, .tar "
+    "or token files"
+)
 _PLAIN_TEXTS = frozenset((".txt", ".text"))
-"""Ends that say the least: whether such a file holds records is looked at. Of the others, code may begin like JSON."""
+"""Ambiguous endings: the content decides if such a file holds records. Code files are not checked, since code
+may begin like JSON."""
 
 _LOOKED_AT = 1000
-"""So many files of each end are looked into; the others are what their end says."""
+"""Number of files of each ending that are inspected; the others are classified by their ending."""
 
 _OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
 
@@ -59,20 +63,21 @@ _OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
 def make_corpus(
     *paths: str | Path, text: str | None = None, prompt: str | None = None, answer: str | None = None
 ) -> PlainCorpus:
-    """The corpus that reads these files, folders or globs, of this machine or of an object store.
+    """Return the corpus that reads these files, folders or globs, local or in an object store.
 
-    A file's first bytes say what it is where they can (JSON records, Parquet, Arrow, what it is compressed with), else the end of
-    its name. Of a folder, what is neither is left out, which a run says. Files of several kinds are read one kind after the
-    other, where each kind has a path of its own.
+    A file's format is detected from its first bytes if possible (JSON records, Parquet, Arrow, compression),
+    else from its ending. Files of a folder that match neither are skipped, which a run reports. Files of
+    several kinds are read one kind after the other, if each kind has a separate path.
 
     Args:
         text: The field of records that holds the document; by default the format's usual one.
-        prompt: The field that holds what comes before the answer and carries no loss; needs `answer`.
-        answer: The field that holds what is learnt; needs `prompt`.
+        prompt: The field with the text before the answer, which carries no loss; needs `answer`.
+        answer: The field with the text to learn; needs `prompt`.
 
     Raises:
-        DataError: A path does not exist, holds nothing or several kinds of files, or nothing here reads it.
-        RecipeError: There is no path, tokens stand beside other paths, or a field is named where records have none.
+        DataError: A path does not exist, holds nothing or several kinds of files, or no corpus reads it.
+        RecipeError: There is no path, a token file is combined with other paths, or a field is named for data
+            without fields.
 
     >>> import sysconfig
     >>> type(make_corpus(sysconfig.get_path("stdlib") + "/json/*.py")).__name__
@@ -113,7 +118,8 @@ def make_corpus(
 
 
 def _read_by(path: str) -> Any:
-    """A corpus, or what reads the path with others of its kind, and the paths to give it."""
+    """Return a corpus, or the corpus type that reads the path together with others of its kind, and the paths
+    for it."""
     folder = not is_remote(path) and expand_user(path).is_dir()
     if folder and not any(expand_user(path).rglob("*")):
         raise DataError(f"the folder {path} is empty; expected {READABLE_FORMATS} in it")
@@ -129,7 +135,8 @@ def _read_by(path: str) -> Any:
         return _of_unknown(path, files)
     if len(kinds) > 1:
         raise DataError(
-            f"{path} holds {_counted(kinds, kind_of)}; expected one kind. Name what is meant, each as a path of its own: "
+            f"{path} holds {_counted(kinds, kind_of)}; expected one kind. Name the files to use, each as a separate "
+            f"path: "
             + ", ".join(_globs(path, _known(files, kind_of)) if many else sorted({f"*{_end(file)}" for file in files}))
         )
     if unknown and not many:
@@ -150,7 +157,8 @@ def _known(files: Sequence[DataFile], kind_of: Mapping[str, type | None]) -> lis
 
 
 def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
-    """What to name so that a corpus reads exactly these files of a folder: it, all of some ends, or each."""
+    """Return paths by which a corpus reads exactly these files of a folder: the folder, globs of some
+    endings, or each file."""
     names = {file.name for file in files}
     for paths in ([path], _globs(path, files)):
         try:
@@ -163,7 +171,8 @@ def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
 
 
 def _prepared_folder(path: str, files: Sequence[DataFile]) -> Any:
-    """What another program, or this one, wrote as a whole folder; None where it is not such a one."""
+    """Return the corpus for a folder that another program or Panax wrote as a whole; None for other
+    folders."""
     names = {PurePosixPath(file.name).name for file in files}
     at_top = {file.name.removeprefix(path.rstrip("/") + "/") for file in files}
     if {HEADER, "tokens.bin"} <= at_top:
@@ -187,14 +196,14 @@ def _tokens(path: str, files: Sequence[DataFile]) -> TokenFile:
             return TokenFile(path=f"{stem}.bin")
         if not Path(f"{stem}.idx").is_file():
             raise DataError(
-                f"{stem}.bin is a flat file of ids, or something else: nothing in it says how wide an id is. A recipe does: "
-                f"TokenFile(path='{stem}.bin', dtype='uint16', end_of_document=...)"
+                f"{stem}.bin is a flat file of ids, or something else: it does not state the width of an id. A recipe "
+                f"does: TokenFile(path='{stem}.bin', dtype='uint16', end_of_document=...)"
             )
     return MegatronTokens(path=stem)
 
 
 def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
-    """Texts, where the first file is one, whatever it is called."""
+    """Return text files if the first file is text, whatever its name."""
     first = files[0]
     begin = b"" if first.remote is not None else _begin(first)
     if first.remote is None and _is_text(begin):
@@ -225,7 +234,7 @@ def _is_text(begin: bytes) -> bool:
     try:
         begin.decode("utf-8")
     except UnicodeDecodeError as error:
-        # The last character may be cut.
+        # The last character may be truncated.
         return error.start > 0 and error.start >= len(begin) - 3 and len(begin) == HEADER_BYTES
     return True
 
@@ -236,7 +245,7 @@ def _end(file: DataFile) -> str:
 
 
 def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
-    """What reads each file, by name; None where nothing does."""
+    """Return the corpus type that reads each file, by file name; None if no type does."""
     looked_at: Counter[str] = Counter()
     found: dict[str, type | None] = {}
     for file in files:
@@ -244,7 +253,8 @@ def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]
         named = _named(end)
         looked_at[end] += 1
         if file.remote is not None:
-            # A file that is named alone is meant; beside others, .json describes a data set more often than it holds one.
+            # A single named file is intended as data; among others, a .json file usually describes a data set
+            # instead of containing one.
             found[file.name] = Jsonl if named is None and single and end == ".json" else named
         else:
             is_code = named is TextFiles and end not in _PLAIN_TEXTS
@@ -262,7 +272,7 @@ def _named(end: str) -> type | None:
 
 
 def _of_content(file: DataFile, named: type | None) -> type | None:
-    """What reads a file, by its first bytes; what its name says where they don't tell."""
+    """Return the corpus type that reads a file, by its first bytes; by its name if they are inconclusive."""
     begin = _begin(file)
     if (kind := _OF_BYTES.get(detect_format(begin) or "")) is not None:
         return kind

@@ -1,4 +1,4 @@
-"""The functions and classes of a Python source, without what explains them: code alone."""
+"""Functions and classes of a Python source without comments and docstrings: code alone."""
 
 import ast
 import re
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LINE_END = re.compile(r"\r\n|\r|\n")
-"""As the parser counts lines: a form feed ends none, unlike for `str.splitlines`."""
+"""Line ends as the parser counts them: a form feed is not one, unlike for `str.splitlines`."""
 
 
 def extract_definitions(source: str) -> Iterator[str]:
-    r"""Yield each function and class of the module's top level, without decorators, docstrings and lines of comments.
+    r"""Yield each function and class of the module's top level, without decorators, docstrings and comment
+    lines.
 
-    A docstring that is all there is of a body stays.
+    A docstring that is the entire body is not removed.
 
     Raises:
         SyntaxError: This Python can't parse the source.
@@ -22,7 +23,7 @@ def extract_definitions(source: str) -> Iterator[str]:
     ['class A:\n    x = 1\n', 'def f(): return 2\n']
     """
     with warnings.catch_warnings():
-        # Escapes in strings that a later Python will not take are no concern of a reader.
+        # Escapes in strings that a later Python rejects do not matter to a reader.
         warnings.simplefilter("ignore")
         module = ast.parse(source)
     lines = _LINE_END.split(source)
@@ -34,7 +35,7 @@ def extract_definitions(source: str) -> Iterator[str]:
 
 
 def _code(lines: list[str]) -> Iterator[str]:
-    """The lines but for comments, and the blank ones after them."""
+    """Yield the lines except comments, and the blank ones after them."""
     left_out = False
     for line in lines:
         left_out = line.lstrip().startswith("#") or (left_out and not line.strip())
@@ -43,7 +44,8 @@ def _code(lines: list[str]) -> Iterator[str]:
 
 
 def _docstring_lines(module: ast.Module) -> Iterator[int]:
-    """The indices of the lines that docstrings stand on alone, of all functions and classes in each other."""
+    """Yield the indices of the lines that consist of docstrings, of all functions and classes, including
+    nested ones."""
     bodies = [node for node in module.body if isinstance(node, _Definition)]
     while bodies:
         body = bodies.pop().body

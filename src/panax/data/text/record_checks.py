@@ -1,4 +1,5 @@
-"""A corpus as it is tokenised: records that can't be used are counted and skipped, up to a limit, and documents filtered."""
+"""Validation of a corpus while it is tokenised: unusable records are counted and skipped, up to a limit, and
+documents filtered."""
 
 import dataclasses
 import itertools
@@ -19,11 +20,12 @@ _SHOWN = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordLimits(Validated):
-    """What is a bad record besides those that a corpus reports, and how many there may be.
+    """Limits on bad records: which documents count as bad in addition to those that a corpus reports, and how
+    many may occur.
 
     Attributes:
-        max_characters: A document of more, prompt and text together, is one; None: none is too long.
-        max_bad_records: So many are skipped; one more is an error.
+        max_characters: A longer document, prompt and text together, is a bad record; None: no limit.
+        max_bad_records: Number of bad records to skip; one more is an error.
     """
 
     max_characters: int | None = None
@@ -41,11 +43,11 @@ DEFAULT_LIMITS = RecordLimits()
 
 
 class UsableDocuments:
-    """The usable documents of a corpus.
+    """Usable documents of a corpus.
 
     Attributes:
         bad: The records that the last pass skipped.
-        num_filtered: How many documents a filter left out in the last pass.
+        num_filtered: Number of documents that a filter dropped in the last pass.
     """
 
     def __init__(self, corpus: Corpus, limits: RecordLimits = DEFAULT_LIMITS) -> None:
@@ -61,7 +63,7 @@ class UsableDocuments:
         return self._corpus.fingerprint()
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents that are left.
+        """Yield the documents that are neither bad nor filtered out.
 
         Raises:
             DataError: There are more bad records than the limit.
@@ -87,27 +89,27 @@ class UsableDocuments:
         raise_bad_records(len(self.bad), self._limits.max_bad_records, self.bad)
 
     def save(self, directory: Path) -> None:
-        """Write down what was skipped, where there is something."""
+        """Write the list of skipped records, if there are any."""
         if self.bad:
             lines = (json.dumps({"where": where, "reason": reason}) + "\n" for where, reason in self.bad)
             (directory / BAD_RECORDS).write_text("".join(lines), encoding="utf-8")
 
 
 def read_bad_records(directory: Path) -> list[BadRecord]:
-    """The first records that were skipped when the token file in `directory` was written."""
+    """Read the first records that were skipped when the token file in `directory` was written."""
     try:
         with (directory / BAD_RECORDS).open(encoding="utf-8") as lines:
             found = [json_reader.parse(line) for line in itertools.islice(lines, _SHOWN)]
         return [BadRecord(str(record["where"]), str(record["reason"])) for record in found]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # the list of what was skipped is gone; the tokens are not harmed
+        return []  # the list of skipped records is gone; the tokens are unharmed
 
 
 def raise_bad_records(count: int, most: int, first: Sequence[BadRecord]) -> None:
-    """Raise when too many records were bad.
+    """Raise if there are too many bad records.
 
     Raises:
-        DataError: `count` is more than `most`; it names the first ones.
+        DataError: `count` is more than `most`; the message names the first bad records.
     """
     if count <= most:
         return

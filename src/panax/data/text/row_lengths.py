@@ -1,4 +1,4 @@
-"""How documents fit into rows, in a line for a person: what is cut, and how full rows are."""
+"""Fit of documents into rows, as a line for the user: how many are cut, and how full rows are."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,12 @@ from .tokens import TokenStore
 
 
 def describe_lengths(rows: PackedRows | PaddedRows, documents: Documents, which: str, batch_size: int) -> str:
-    """How long documents are beside a row, how many are cut, and which share of the rows' positions holds tokens.
+    """Describe how long documents are compared to a row, how many are cut, and the share of the rows'
+    positions that holds tokens.
 
     Args:
-        which: What to call them.
-        batch_size: A batch is as wide as its longest row needs.
+        which: Name of the documents in the message.
+        batch_size: Number of rows of a batch, which is as wide as its longest row.
     """
     count, longest = len(documents.lengths), int(documents.lengths.max(initial=0))
     length, tokens = rows.sequence_length, documents.num_tokens
@@ -33,10 +34,10 @@ def describe_lengths(rows: PackedRows | PaddedRows, documents: Documents, which:
 
 
 def describe_skipped_documents(store: TokenStore) -> Iterator[str]:
-    """What of a corpus did not become tokens."""
+    """Yield notes on the documents of a corpus that did not become tokens."""
     if store.num_blank_documents:
-        yield f"{store.num_blank_documents:,} documents are blank and left out"
+        yield f"{store.num_blank_documents:,} documents are blank and skipped"
     if store.num_filtered_documents:
-        yield f"{store.num_filtered_documents:,} documents are left out by the filter"
+        yield f"{store.num_filtered_documents:,} documents are removed by the filter"
     if store.num_empty_answers:
         yield f"{store.num_empty_answers:,} answers are empty (or null): they teach to end at once"

@@ -1,4 +1,4 @@
-"""What lies beside a tokenizer.json: the special tokens by their roles, the chat template, and how a model generates."""
+"""Companions of a tokenizer.json: the special tokens by role, the chat template, and generation settings."""
 
 import dataclasses
 import json
@@ -19,17 +19,17 @@ _ROLES_FILE = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
 _ROLES = ("bos", "eos", "pad")
 _OF_A_MACHINE = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
-"""Keys that name files of the machine where a tokenizer was made."""
+"""Keys that name files of the machine that made a tokenizer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerCompanions:
-    """The files beside a tokenizer.json, which change no ids.
+    """Files next to a tokenizer.json, which change no ids.
 
     Attributes:
-        config: Of tokenizer_config.json, and of the older special_tokens_map.json.
-        template: The chat template, where it has its own file.
-        generation: Of generation_config.json.
+        config: Content of tokenizer_config.json, and of the older special_tokens_map.json.
+        template: The chat template, if it has a separate file.
+        generation: Content of generation_config.json.
     """
 
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -37,20 +37,21 @@ class TokenizerCompanions:
     generation: Mapping[str, Any] | None = None
 
     def token(self, role: str) -> str | None:
-        """The token of a role: "bos", "eos" or "pad"."""
+        """Return the token of a role: "bos", "eos" or "pad"."""
         token = self.config.get(f"{role}_token")
-        if isinstance(token, dict):  # older files hold the whole added token
+        if isinstance(token, dict):  # older files hold the complete added token
             token = token.get("content")
         return token if isinstance(token, str) else None
 
     def ids(self, vocabulary: Mapping[str, int]) -> dict[str, int | None]:
-        """`bos_token_id`, `eos_token_id` and `pad_token_id`, None where there is none."""
+        """Return `bos_token_id`, `eos_token_id` and `pad_token_id`, None if there is none."""
         return {f"{role}_token_id": vocabulary.get(self.token(role) or "") for role in _ROLES}
 
     def set_end_token(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
-        """With `end` as the end of a text, and, where none is named, with the one token that begins one."""
+        """Return a copy with `end` as the end of a text, and, if no beginning is named, with the single token
+        of `start`."""
         config = {key: value for key, value in self.config.items() if key not in _OF_A_MACHINE}
-        if config.pop("auto_map", None) is not None:  # names Python files, which are not carried along
+        if config.pop("auto_map", None) is not None:  # names Python files, which are not copied
             config.pop("tokenizer_class", None)
         if self.token("eos") != end:
             config["eos_token"] = end
@@ -59,7 +60,7 @@ class TokenizerCompanions:
         return dataclasses.replace(self, config={"tokenizer_class": "PreTrainedTokenizerFast", **config})
 
     def files(self, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Names and texts, in which special tokens have the ids that they have in the vocabulary."""
+        """Yield the names and texts of the files, with special tokens' ids taken from the vocabulary."""
         yield CONFIG, _json(self.config)
         if self.template is not None:
             yield _TEMPLATE, self.template
@@ -74,14 +75,14 @@ class TokenizerCompanions:
 
 
 def read_companions(folder: Path) -> TokenizerCompanions:
-    """What lies in a tokenizer's folder.
+    """Read the companion files of a tokenizer's folder.
 
     Raises:
         DataError: A file is broken.
     """
     roles, config = _object(folder / _ROLES_FILE) or {}, _object(folder / CONFIG) or {}
     template = folder / _TEMPLATE
-    # There, older files hold whole added tokens, in a form that tokenizer_config.json has not.
+    # There, older files hold complete added tokens, in a form that tokenizer_config.json does not use.
     contents = {
         role: token["content"] if isinstance(token, dict) and "content" in token else token
         for role, token in roles.items()
@@ -112,7 +113,7 @@ def _json(content: Any) -> str:
 
 
 def start_token_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The ids that the tokenizer's post-processor puts before a text."""
+    """Return the ids that the tokenizer's post-processor puts before a text."""
     if backend.post_processor is None:
         return ()
     for text in ("a", "0", " ", *backend.get_vocab(with_added_tokens=False)):
@@ -123,7 +124,7 @@ def start_token_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
 
 
 def strip_start_tokens(text: str, where: str) -> str:
-    """A tokenizer.json whose post-processor puts nothing before a text.
+    """Return a tokenizer.json with a post-processor that puts nothing before a text.
 
     Raises:
         RecipeError: Its post-processor is not a template.
@@ -139,8 +140,8 @@ def strip_start_tokens(text: str, where: str) -> str:
             return processor | {name: _from_first_sequence(pieces) for name, pieces in parts.items()}
         if kind in ("BertProcessing", "RobertaProcessing"):
             raise RecipeError(
-                f"add_bos=False: {where} puts its first token before a text with a {kind}, which can't leave it out; expected a "
-                f"TemplateProcessing. Set add_bos=True"
+                f"add_bos=False: {where} puts its first token before a text with a {kind}, which can't omit it; "
+                f"expected a TemplateProcessing. Set add_bos=True"
             )
         return processor
 

@@ -75,7 +75,7 @@ class TextData(Validated):
         if not 0 <= self.held_out < float("inf") or (self.held_out > 1 and self.held_out != int(self.held_out)):
             raise RecipeError(f"held_out={self.held_out}; expected a fraction below 1, or a whole number of documents")
         if self.buckets and self.packing:
-            raise RecipeError(f"buckets={self.buckets} has no effect with packing; leave it out, or set packing=False")
+            raise RecipeError(f"buckets={self.buckets} has no effect with packing; remove it, or set packing=False")
         if list(self.buckets) != sorted(set(self.buckets)) or any(
             not 0 < b <= self.sequence_length for b in self.buckets
         ):
@@ -143,7 +143,8 @@ class TextData(Validated):
                 and documents is part.training
             ):
                 raise DataError(
-                    f"nothing is left to train on: {describe_lengths(rows, documents, which, self.batch_size)}. Raise sequence_length "
+                    f"nothing is left to train on: {describe_lengths(rows, documents, which, self.batch_size)}. "
+                    "Raise sequence_length "
                     f"above the length of the prompts, or shorten them"
                 )
 
@@ -153,7 +154,7 @@ class TextData(Validated):
         start = tokenizer.decode(tokenizer.start_of_document)
         return (
             f"each document begins with {start!r}, which the tokenizer's post-processor adds, as in transformers; "
-            f"data.tokenizer.add_bos=False leaves it out",
+            f"data.tokenizer.add_bos=False omits it",
         )
 
     def _corpora(self) -> Mapping[str, PlainCorpus | FilteredCorpus]:
@@ -217,21 +218,20 @@ class OpenedText:
 
     @property
     def training_documents(self) -> Documents:
-        """The documents of `train`, if they are of one corpus."""
+        """Return the documents of `train`, if they are of one corpus."""
         (part,) = self.parts.values()
         return part.training
 
     @property
     def held_out_documents(self) -> Documents | None:
-        """The documents of `held_out`, if they are of one corpus."""
+        """Return the documents of `held_out`, if they are of one corpus."""
         (part,) = self.parts.values()
         return part.held_out
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in one training epoch, with the ends of documents; for a mixture, in one epoch of every
-        part.
-        """
+        """Return the number of tokens in one training epoch, with the ends of documents; for a mixture, in
+        one epoch of every part."""
         return sum(part.training.num_tokens for part in self.parts.values())
 
     @functools.cached_property
@@ -255,8 +255,8 @@ class OpenedText:
 
     @functools.cached_property
     def bytes_per_target(self) -> float | None:
-        """UTF-8 bytes of text per held-out target, or per training target if nothing is held out; None
-        without a tokenizer.
+        """Return the UTF-8 bytes of text per held-out target, or per training target if nothing is held out;
+        None without a tokenizer.
 
         It converts a loss to bits per byte, which is comparable between tokenizers.
         """

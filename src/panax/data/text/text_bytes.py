@@ -1,4 +1,5 @@
-"""How many bytes of text a target stands for: what turns a loss into bits per byte, which no tokenizer changes."""
+"""Bytes of text per target: the factor that converts a loss to bits per byte, which is independent of the
+tokenizer."""
 
 import math
 from collections.abc import Iterable
@@ -7,13 +8,13 @@ from .packing import Documents
 from .tokenizer import Tokenizer
 
 MEASURED_TOKENS = 2**20
-"""Of each part, documents are measured until they hold this many tokens; they stand for the rest."""
+"""Number of tokens of each part to measure; the first documents with these tokens stand for the others."""
 
 
 def bytes_per_target(parts: Iterable[Documents], tokenizer: Tokenizer) -> float | None:
-    """UTF-8 bytes of text for each target that carries loss; None where there is no target.
+    """Return the UTF-8 bytes of text per target that carries loss; None if there is no target.
 
-    A document's first token is nobody's target, so its bytes don't count; its end is a target without bytes.
+    A document's first token is never a target, so its bytes don't count; its end is a target without bytes.
     """
     num_bytes = num_targets = 0.0
     for documents in parts:
@@ -24,7 +25,7 @@ def bytes_per_target(parts: Iterable[Documents], tokenizer: Tokenizer) -> float 
 
 
 def _measure(documents: Documents, tokenizer: Tokenizer) -> tuple[int, int, float]:
-    """(bytes, targets, which share of the tokens was measured), of the first documents."""
+    """Measure the first documents; return (bytes, targets, share of the tokens measured)."""
     store = documents.store
     store.check()
     num_bytes = num_targets = num_tokens = 0
@@ -42,7 +43,7 @@ def _measure(documents: Documents, tokenizer: Tokenizer) -> tuple[int, int, floa
 
 
 def bits_per_byte(nats_per_target: float, bytes_per_target: float) -> float:
-    """The loss in bits for each byte of text.
+    """Convert a loss to bits per byte of text.
 
     >>> round(bits_per_byte(math.log(2) * 6, bytes_per_target=3.0), 3)
     2.0

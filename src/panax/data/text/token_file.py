@@ -1,4 +1,4 @@
-"""A corpus that is already tokens: Panax's own files, or a flat file of ids, beside which an index is kept."""
+"""A corpus that is already tokenised: Panax's files, or a flat file of ids with a separately stored index."""
 
 import dataclasses
 import hashlib
@@ -30,7 +30,7 @@ from .tokens import (
 
 
 def check_ids(corpus: Any) -> None:
-    """Raise a RecipeError if `end_of_document` is no id, or `vocab_size` no number of them."""
+    """Raise a RecipeError if `end_of_document` is not an id, or `vocab_size` not a number of ids."""
     for name, least in (("end_of_document", 0), ("vocab_size", 1)):
         value = getattr(corpus, name)
         if value is not None and value < least:
@@ -39,13 +39,14 @@ def check_ids(corpus: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFile(Validated):
-    """A corpus that is already tokens: a token file in Panax's format, or a flat file of ids.
+    """A corpus that is already tokenised: a token file in Panax's format, or a flat file of ids.
 
     Attributes:
-        path: A directory that `TokenWriter` wrote (or the `tokens.bin` in it), or a flat file of unsigned integers.
-        dtype: Of a flat file, and only there: "uint16" or "uint32", little-endian.
-        end_of_document: Of a flat file, and only there: the id that ends each document. None: it is one document.
-        vocab_size: Of a flat file, and only there. None: one more than the largest id in it.
+        path: A directory that `TokenWriter` wrote (or the `tokens.bin` in it), or a flat file of unsigned
+            integers.
+        dtype: Dtype of a flat file (not allowed otherwise): "uint16" or "uint32", little-endian.
+        end_of_document: For a flat file only: the id that ends each document. None: it is one document.
+        vocab_size: For a flat file only. None: one more than its largest id.
     """
 
     path: str
@@ -62,17 +63,17 @@ class TokenFile(Validated):
         return fingerprint("token_file", self.dtype, self.end_of_document, self.vocab_size, *cache_identity(files))
 
     def open(self, cache: Path) -> TokenStore:
-        """Open it; a flat file is read through once, and what was found in it is kept in the directory `cache`.
+        """Open the file; a flat file is scanned once, and the result is stored in the directory `cache`.
 
         Raises:
-            DataError: It can't be read, is damaged, or its settings don't fit it.
+            DataError: It can't be read, is damaged, or does not match its settings.
         """
         path = expand_user(self.path)
         directory = path if path.is_dir() else path.parent
         if (directory / HEADER).is_file() and (path.is_dir() or path.name == "tokens.bin"):
             given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
             if given:
-                raise RecipeError(f"{', '.join(given)} has no effect: {directory / HEADER} says it; leave it out")
+                raise RecipeError(f"{', '.join(given)} has no effect: {directory / HEADER} states it; remove it")
             return open_tokens(directory, seen=cache / VERIFIED_FOLDER)
         if not path.is_file():
             raise DataError(f"{path} is not a token file; expected a directory with {HEADER}, or a flat file of ids")
@@ -112,7 +113,7 @@ class TokenFile(Validated):
             raise DataError(
                 f"{path} nowhere holds end_of_document={self.end_of_document}; give the id it uses, or None"
             )
-        counts -= np.bincount(tokens[offsets[:-1]], minlength=len(counts))  # nothing predicts a document's first token
+        counts -= np.bincount(tokens[offsets[:-1]], minlength=len(counts))  # a document's first token is not a target
         write_index(
             target,
             offsets,
@@ -126,7 +127,8 @@ class TokenFile(Validated):
 
 
 def check_range(block: npt.NDArray[np.unsignedinteger], begin: int, vocab_size: int | None, name: str) -> None:
-    """Raise a DataError where an id is outside the vocabulary, or, where that is not known, beyond any there is.
+    """Raise a DataError if an id is outside the vocabulary, or, if that is unknown, beyond the largest
+    possible one.
 
     Args:
         block: Ids from token `begin` on.
@@ -149,7 +151,7 @@ def write_index(
     tokens_checksum: str,
     **fields: Any,
 ) -> None:
-    """Write what a token file has beside ids that lie in another program's file."""
+    """Write the index files of a token file for ids in another program's file."""
     checksums = {"tokens": tokens_checksum}
     for name, values in (("offsets", offsets), ("target_counts", counts)):
         data = values.astype("<i8").tobytes()

@@ -40,7 +40,7 @@ class RowSource(Source, Protocol):
 
 
 class DocumentCounts(NamedTuple):
-    """How often the documents of a part have been seen.
+    """Counts of how often the documents of a part have been seen.
 
     Attributes:
         epochs: Number of passes over the part, the current one as the fraction of its rows that is done.

@@ -1,4 +1,4 @@
-"""A corpus becomes a token file in the cache, once; after that it is only opened."""
+"""Tokenisation of a corpus into a token file in the cache, once; after that it is only opened."""
 
 import dataclasses
 import itertools
@@ -38,10 +38,12 @@ def open_corpus(
     progress: Progress | None,
     limits: RecordLimits = DEFAULT_LIMITS,
 ) -> tuple[Tokenizer | None, TokenStore]:
-    """Open the tokens of a corpus, and their tokenizer, from the cache directory `root`; make there what is missing.
+    """Open the tokens of a corpus, and their tokenizer, from the cache directory `root`; build them there if
+    they are missing.
 
     Raises:
-        DataError: The corpus or the tokenizer can't be read, or the corpus holds nothing, or too many bad records.
+        DataError: The corpus or the tokenizer can't be read, or the corpus is empty, or has too many bad
+            records.
     """
     encoder, (store,) = open_corpora([corpus], tokenizer, root, progress, limits)
     return encoder, store
@@ -54,7 +56,8 @@ def open_corpora(
     progress: Progress | None,
     limits: RecordLimits = DEFAULT_LIMITS,
 ) -> tuple[Tokenizer | None, list[TokenStore]]:
-    """Open the tokens of several corpora that share one tokenizer; it is trained on all of them, document by document.
+    """Open the tokens of several corpora that share one tokenizer; it is trained on all of them, document by
+    document.
 
     Raises:
         DataError: As `open_corpus` does.
@@ -136,7 +139,8 @@ def _tokenizer(
 
 
 class _Together:
-    """Documents of several corpora in turn, so that a tokenizer that reads only the first of them meets each corpus."""
+    """Documents of several corpora in turn, so that a tokenizer that reads only the first documents sees each
+    corpus."""
 
     def __init__(self, corpora: list[Corpus], limits: RecordLimits) -> None:
         self._corpora = [UsableDocuments(corpus, limits) for corpus in corpora]
@@ -165,23 +169,24 @@ def write_tokens(
 ) -> None:
     """Tokenise a corpus into a token file.
 
-    Prompts and answers are encoded apart, so that the mask falls between two tokens. With a tokenizer that puts a space before
-    each text they are one text, cut where the answer begins: apart, each answer would begin with a space that is not there.
+    Prompts and answers are encoded separately, so that the mask boundary is between two tokens. With a
+    tokenizer that puts a space before each text they are encoded as one text and split at the answer:
+    separately, each answer would begin with a space that is not there.
 
     Raises:
-        DataError: The corpus can't be read, holds no text, or too many bad records.
+        DataError: The corpus can't be read, holds no text, or has too many bad records.
     """
     checked = UsableDocuments(corpus, limits)
     with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
         num_blank, writer.tokenizer = 0, tokenizer.fingerprint
         for block in _blocks(checked.documents()):
             for document, (prompt, text) in zip(block, _encoded(block, tokenizer), strict=True):
-                # An empty answer is a lesson too: to say nothing. A blank text is none.
+                # An empty answer is a training target too: end at once. A blank text is not.
                 if not document.prompt.strip() and not document.text.strip():
                     num_blank += 1
                     writer.skip()
                 else:
-                    # Nothing predicts a document's first token; after a prompt, no token of the prompt is a lesson.
+                    # A document's first token is not a target; after a prompt, no token of the prompt is one.
                     writer.num_empty_answers += bool(document.prompt) and not document.text
                     start = list(tokenizer.start_of_document)
                     unread = len(start) + len(prompt) if prompt else max(len(start) - 1, 0)
@@ -195,7 +200,7 @@ def write_tokens(
 
 
 def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """The ids of each document's prompt, and of its text."""
+    """Return the ids of each document's prompt, and of its text."""
     if tokenizer.marks_beginnings:
         return tokenizer.encode_pairs([(document.prompt, document.text) for document in block])
     pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
@@ -208,7 +213,7 @@ def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list
 
 
 def _why_empty(num_blank: int, checked: UsableDocuments) -> str:
-    found = {"blank": num_blank, "bad": len(checked.bad), "left out by the filter": checked.num_filtered}
+    found = {"blank": num_blank, "bad": len(checked.bad), "removed by the filter": checked.num_filtered}
     reasons = [f"{count} {what}" for what, count in found.items() if count]
     if not reasons:
         return "it has no document"
@@ -219,7 +224,7 @@ def _why_empty(num_blank: int, checked: UsableDocuments) -> str:
 
 
 def _blocks(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of a few million characters: enough for all cores, and little memory."""
+    """Yield documents in lists of a few million characters: enough for all cores, and little memory."""
     block, size = [], 0
     for document in documents:
         block.append(document)

@@ -1,6 +1,7 @@
-"""Tokenizers: one trained on the corpus, or one that exists. Both become the same small value, `Tokenizer`.
+"""Tokenizers: trained on the corpus, or existing. Both become a `Tokenizer`.
 
-Texts never become special tokens: `<|endoftext|>` written inside a document is encoded as the characters it is.
+Texts never become special tokens: `<|endoftext|>` written inside a document is encoded as the characters it
+is.
 """
 
 import contextlib
@@ -32,30 +33,32 @@ _KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"
 _TEXTS_AT_ONCE = 256
 
 PROGRESS_SECONDS = 5.0
-"""From one report on how far reading has come to the next."""
+"""Seconds between two progress reports while reading."""
 
 Progress = Callable[[str, int, int], None]
-"""Called now and then with what is being done, and how many documents and tokens are done."""
+"""Callback for progress: called regularly with the current activity and the numbers of documents and tokens
+done."""
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Conversion of text to token ids and back.
 
     Attributes:
         vocab_size: One more than the largest id.
-        marks_beginnings: Whether a text has other tokens at its beginning than behind another text, as a space is put before it
-            (Llama 2, T5), so that a text can't be encoded in pieces.
-        start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds them; often one (BOS),
-            or none.
+        marks_beginnings: True if a text has other tokens at its beginning than after another text, because a
+            space is put before it (Llama 2, T5), so that a text can't be encoded in pieces.
+        start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds
+            them; often one (BOS), or none.
         end_of_document: The id that ends each document.
-        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None where it has no such token.
-        fingerprint: A hash of everything that decides which ids a document becomes.
+        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None if it has no such token.
+        fingerprint: A hash of everything that determines the ids of a document.
     """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, end_of_document: str, beside: TokenizerCompanions | None = None
     ) -> None:
-        """Wrap a Hugging Face tokenizer, whose settings for truncation, padding and special tokens are set aside.
+        """Wrap a Hugging Face tokenizer; its settings for truncation, padding and special tokens are
+        disabled.
 
         Raises:
             DataError: It has no token `end_of_document`.
@@ -94,9 +97,9 @@ class Tokenizer:
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Encode texts that follow each other as one text, and cut the ids where the second begins.
+        """Encode pairs of consecutive texts as one text, and split the ids at the second.
 
-        An id that stands for the end of the first and the beginning of the second is the second's.
+        An id that spans both texts belongs to the second.
         """
         with _panics_are_errors("texts can't be encoded"):
             encodings = self._backend.encode_batch(
@@ -110,7 +113,8 @@ class Tokenizer:
         return found
 
     def _differs_in_pieces(self) -> bool:
-        """Whether two texts that are encoded apart are read back as something else than both as one text."""
+        """Return True if two texts that are encoded separately decode to another text than both encoded as
+        one."""
         for first, second in (("a", "b"), ("a:", " b"), ("[", "a"), ("a ", "b")):
             apart = self.decode([*self.encode(first), *self.encode(second)])
             if apart != self.decode(self.encode(first + second)):
@@ -123,7 +127,7 @@ class Tokenizer:
             return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def add_generation_config(self, folder: str | Path) -> "Tokenizer":
-        """Itself, and how the model in a folder generates, where nothing beside the tokenizer says so.
+        """Return the tokenizer with the generation settings of the model in a folder, unless it has its own.
 
         Raises:
             DataError: The folder's `generation_config.json` is broken.
@@ -137,11 +141,12 @@ class Tokenizer:
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too.
 
-        The chat template and `generation_config.json`, where they lay beside the tokenizer that was read, are written too.
+        The chat template and `generation_config.json`, if they were found next to the tokenizer when it was
+        read, are written too.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        # Not with the library's `save`, which raises a plain Exception without a path.
+        # Not the library's `save`, which raises a plain Exception without a path.
         (directory / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         for name, text in self._beside.files(self._vocabulary):
             (directory / name).write_text(text, encoding="utf-8")
@@ -149,10 +154,11 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BytePairTokenizer(Validated):
-    """Byte-level byte-pair encoding, trained on the corpus itself: any text can be encoded, and comes back exactly.
+    """Byte-level byte-pair encoding, trained on the corpus itself: any text can be encoded, and is decoded
+    exactly.
 
     Attributes:
-        vocab_size: How many ids at most; a small corpus may yield fewer. At least 257.
+        vocab_size: Maximum number of ids; a small corpus may yield fewer. At least 257.
         train_bytes: Train on the first documents up to this many characters of text.
 
     Source: Sennrich et al. (arXiv:1508.07909); on bytes as in GPT-2.
@@ -206,14 +212,16 @@ def _training_texts(documents: Iterator[Document], limit: int, progress: Progres
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainedTokenizer(Validated):
-    """A tokenizer that exists, in Hugging Face's format.
+    """An existing tokenizer, in Hugging Face's format.
 
     Attributes:
         path: A `tokenizer.json`, or a directory that holds one.
-        end_of_document: The token that ends each document. None: the `eos_token` of the `tokenizer_config.json` beside
-            it, else the first of the usual ones (`<|endoftext|>`, `</s>`, ...) that it has.
-        add_bos: Each document, and each prompt, begins with what the tokenizer's post-processor puts before a text, as in
-            `transformers`: a token that begins texts (BOS), or nothing. False: with nothing; the tokenizer is saved so.
+        end_of_document: The token that ends each document. None: the `eos_token` of the
+            `tokenizer_config.json` in its folder, else the first of the usual ones (`<|endoftext|>`,
+            `</s>`, ...) that it has.
+        add_bos: Begin each document, and each prompt, with the tokens that the tokenizer's post-processor
+            puts before a text, as in `transformers`: a BOS token, or nothing. False: with nothing; the
+            tokenizer is saved in that form.
     """
 
     path: str
@@ -221,11 +229,11 @@ class PretrainedTokenizer(Validated):
     add_bos: bool = True
 
     def load(self) -> Tokenizer:
-        """Read it.
+        """Read the tokenizer.
 
         Raises:
-            DataError: The file is missing or broken, or nothing says which token ends a document.
-            RecipeError: add_bos=False, and the tokenizer can't do without.
+            DataError: The file is missing or broken, or the token that ends a document is unknown.
+            RecipeError: add_bos=False is not supported by the tokenizer.
         """
         path = expand_user(self.path)
         if path.is_dir():
@@ -253,7 +261,8 @@ class PretrainedTokenizer(Validated):
 
 @contextlib.contextmanager
 def _panics_are_errors(what: str) -> Iterator[None]:
-    """Raise a DataError where the library, which is of Rust, panics: that is no `Exception`, and nothing else would catch it."""
+    """Raise a DataError if the library, written in Rust, panics: a panic is not an `Exception` and would not
+    be caught elsewhere."""
     try:
         yield
     except BaseException as error:
@@ -263,10 +272,11 @@ def _panics_are_errors(what: str) -> Iterator[None]:
 
 
 def _check_ids(text: str, name: str) -> None:
-    """See that no id is so large that the library, which keeps a table of them, would end the process for want of memory.
+    """Check that no id is so large that the library, which stores a table of ids, would kill the process out
+    of memory.
 
     Raises:
-        DataError: One is; what else is wrong with the file, the library says.
+        DataError: An id is too large; other errors of the file are reported by the library.
     """
     try:
         read = json_reader.parse(text)
@@ -283,20 +293,21 @@ def _check_ids(text: str, name: str) -> None:
 
 
 def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
-    """See that added tokens have the ids that the file says, which are rows of a model's embeddings.
+    """Check that added tokens have the file's ids, which are rows of a model's embeddings.
 
-    The library gives them numbers of its own, one after another, where the file's leave a gap or have another order.
+    The library renumbers them consecutively if the file's ids have a gap or another order.
 
     Raises:
-        DataError: They have not.
+        DataError: Their ids differ.
     """
     for token in json_reader.parse(text).get("added_tokens") or ():
         found = backend.token_to_id(token["content"])
         if found != token["id"]:
             raise DataError(
-                f"{name} says that the added token {token['content']!r} has the id {token['id']}, and the tokenizers library "
-                f"{tokenizers.__version__} gives it {found}: to a model one of them is another token. Expected added tokens "
-                f"with ids that follow each other, in the file's order: number them so, with unused tokens in a gap"
+                f"{name} gives the added token {token['content']!r} the id {token['id']}, but the tokenizers library "
+                f"{tokenizers.__version__} gives it {found}: for a model one of them is another token. Expected added "
+                f"tokens with ids that follow each other, in the file's order: number them so, with unused tokens in "
+                f"a gap"
             )
 
 
@@ -311,10 +322,10 @@ _OTHER_FORMS = {
 
 
 def _in_folder(folder: Path) -> Path:
-    """The tokenizer.json of a folder.
+    """Return the path of the tokenizer.json in a folder.
 
     Raises:
-        DataError: It holds a tokenizer in another form, or none.
+        DataError: The folder holds a tokenizer in another format.
     """
     path = folder / "tokenizer.json"
     if path.exists():
@@ -336,6 +347,6 @@ def _find_end(backend: tokenizers.Tokenizer, path: Path) -> str:
             return token
     specials = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values())
     raise DataError(
-        f"{path}: nothing says which token ends a document; name it with end_of_document=; "
-        f"its special tokens are: {specials or 'none'}"
+        f"{path}: no file states the token that ends a document; name it with end_of_document=; its special tokens "
+        f"are: {specials or 'none'}"
     )

@@ -10,11 +10,12 @@ The format is a directory of plain little-endian arrays and one JSON header:
     tokens.bin          num_tokens ids; each document is followed by the end-of-document id
     offsets.bin         num_documents + 1 int64: document d is tokens[offsets[d]:offsets[d + 1]], its end included
     target_counts.bin   vocab_size int64: how often each id is a target that carries loss
-    loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 where the id, as a target, carries loss
+    loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 if the id, as a target, carries loss
     bad_records.jsonl   only if num_bad_records: {"where", "reason"} of each record that was skipped
 
-`content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was written. `checksums`
-are xxh3, 128 bits; `seal` is xxh3, 64 bits, of all other fields as sorted, compact JSON. Files of Panax 0.1 have neither.
+`content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was
+written. `checksums` are xxh3, 128 bits; `seal` is xxh3, 64 bits, of all other fields as sorted, compact JSON.
+Files of Panax 0.1 have neither.
 """
 
 import dataclasses
@@ -43,13 +44,13 @@ BUFFER_TOKENS = 2**20
 _FORMAT = "panax-tokens"
 _HASHED = ("tokens", "offsets", "loss_mask")
 LARGEST_VOCABULARY = 2**24
-"""Where nothing says how large a vocabulary is: counts are kept of each id below the largest."""
+"""Limit of ids if the vocabulary size is unknown: counts are stored for each id below the largest."""
 
 _AGAIN = "write the token file again"
 HEADER = "header.json"
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _MAPPED_DTYPES = {**DTYPES, "uint8": np.dtype("u1"), "uint64": np.dtype("<u8")}
-"""What ids may be that lie elsewhere; this format itself has two kinds."""
+"""Dtypes of ids in external files; Panax's format has two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,14 +91,14 @@ class TokenStore:
 
 
 class TokenWriter:
-    """Writes a token file, one document after another, holding a few million tokens in memory.
+    """Writer of a token file, one document after another, with a few million tokens in memory.
 
     Attributes:
-        num_tokens: How many are appended, ends of documents included.
-        num_documents: How many are appended.
-        num_bad_records: How many were skipped as unusable; for the header.
-        num_filtered_documents: How many a filter left out; for the header.
-        num_empty_answers: How many prompts have an answer without text; for the header.
+        num_tokens: Number of appended tokens, including ends of documents.
+        num_documents: Number of appended documents.
+        num_bad_records: Number of records skipped as unusable; for the header.
+        num_filtered_documents: Number of documents dropped by a filter; for the header.
+        num_empty_answers: Number of prompts with an empty answer; for the header.
         tokenizer: The fingerprint of the tokenizer that makes the ids; for the header.
 
     >>> import tempfile
@@ -312,7 +313,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
 
 
 def _read_header(path: Path, *, elsewhere: bool) -> _Header:
-    """The header; `elsewhere`: whether the ids lie in another program's file."""
+    """Read the header; `elsewhere`: True if the ids are in another program's file."""
     try:
         header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
         if header["format"] != _FORMAT or header["version"] != FORMAT_VERSION:

@@ -42,10 +42,11 @@ def attention(
         segments: Ids of documents packed into a row: a query attends only within its segment. 0 is padding:
             such a query outputs zeros, and its gradients are zeros. Requires equal query and key lengths.
         causal: If True, a query at `i` attends to keys at `j <= i`.
-        window: Sliding window. Causal: a query attends to the last `window` keys, its own included.
+        window: Sliding window. Causal: a query attends to the last `window` keys, including its own position.
             Otherwise: to keys at a distance of at most `window` on either side. (As `sliding_window` in
                 Hugging Face's models.)
-        soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before the mask.
+        soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before
+            the mask.
         scale: Factor of the scores; by default 1 / sqrt(head_dim).
         target: Hardware for which the program is compiled, not the attached hardware.
         implementation: A kernel's name; "auto" selects the recipe's choice, else the fastest that supports
@@ -108,7 +109,7 @@ def _cudnn(
     q: Array, k: Array, v: Array, segments: None, *, mask: MaskRule, soft_cap: None, scale: float, target: Target
 ) -> Array:
     q, k, v, _ = vary_alike(q, k, v, None)
-    # As (left, right) distances from the query.
+    # In cuDNN's form: (left, right) distances from the query.
     reach = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=mask.causal, local_window_size=reach, implementation="cudnn"

@@ -1,17 +1,19 @@
 """Flash attention in plain JAX: exact, memory linear in the length, on every backend.
 
-The score matrix is visited block by block. The list of (query block, key block) pairs that hold a visible key is known
-when the program is built (`MaskRule.block_pairs`); one `lax.scan` walks it and updates accumulators in place. So causal
-attention costs half, and a window costs time linear in the length. When everything fits one block there is no scan.
-Nothing of the score matrix is kept for the backward pass, which recomputes each block from (q, k, v, logsumexp).
+The score matrix is visited block by block. The list of (query block, key block) pairs with a visible key is
+static (`MaskRule.block_pairs`); one `lax.scan` walks it and updates accumulators in place. Causal attention
+therefore costs half, and a window costs time linear in the length. If everything fits one block there is no
+scan. Nothing of the score matrix is stored for the backward pass, which recomputes each block from (q, k, v,
+logsumexp).
 
-Source: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691). Differs: the loop is over a static list
-of pairs; keys and values of grouped queries are never repeated (the queries of a group are rows of one product).
+Source: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691). Differences: the loop is over
+a static list of pairs; keys and values of grouped queries are never repeated (the queries of a group are rows
+of one matmul).
 
-On the CPU two things decide the speed, both measured. Every product is written as rows-by-columns, `[m, k] x [k, n]`,
-with the transposed copies of q, k, v made once outside the loop: XLA:CPU runs other contractions up to 10 times
-slower. And a block of scores stays within the cache: about 512 x 512, for a few heads at a time, so there an outer
-loop walks the (batch, key-value head) rows.
+On the CPU two things determine the speed, both measured. Every matmul is written as rows-by-columns, `[m, k]
+x [k, n]`, with the transposed copies of q, k, v made once outside the loop: XLA:CPU runs other contractions
+up to 10 times slower. And a block of scores must fit in the cache: about 512 x 512, for a few heads at a
+time, so there an outer loop walks the (batch, key-value head) rows.
 """
 
 import dataclasses
@@ -46,7 +48,7 @@ from panax.kernels.varying import vary_alike, vary_like
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What is computed at each (query, key) pair: everything about attention that is static, besides the blocks."""
+    """Computation at each (query, key) pair: all static properties of attention except the blocks."""
 
     mask: MaskRule
     scale: float
@@ -54,11 +56,11 @@ class Scores:
 
 
 class AttentionPasses(NamedTuple):
-    """What a kernel for "partial attention" runs.
+    """Functions of a kernel for "partial attention".
 
     Attributes:
-        forward: Called with the arguments of `flash_forward`, all of them given.
-        backward: Likewise of `flash_backward`.
+        forward: Called with all arguments of `flash_forward`.
+        backward: Called with all arguments of `flash_backward`.
     """
 
     forward: Callable[..., tuple[Array, Array]]
@@ -66,7 +68,8 @@ class AttentionPasses(NamedTuple):
 
 
 def partial_kernel(blocks: ScoreBlocks, q: Array, k: Array, *others: Array) -> Kernel:
-    """The kernel for attention whose pieces are put together afterwards, and whose backward pass stands apart."""
+    """Return the kernel for attention in pieces that are combined afterwards, with a separate backward
+    pass."""
     batch, query_seq, heads, head_dim = q.shape
     case = MatmulCase.of(batch * heads * query_seq * k.shape[1] * head_dim, q, k, *others)
     return log_choice(choose_timed("partial attention", case, case.dtype, blocks.target), blocks.target).kernel
@@ -84,7 +87,8 @@ def blockwise_attention(
     target: Target,
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Exact attention; keeps (q, k, v, out, logsumexp) for its backward pass. Arguments as `attention`."""
+    """Compute exact attention; stores (q, k, v, out, logsumexp) for its backward pass. Arguments as in
+    `attention`."""
     blocks = choose_blocks(
         target=target,
         batch=q.shape[0],
@@ -122,7 +126,8 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def output_delta(
     out: Float[Array, "batch query_seq heads head_dim"], d_out: Float[Array, "batch query_seq heads head_dim"]
 ) -> Float[Array, "batch query_seq heads"]:
-    """The inner product of each output with its cotangent, which the softmax's derivative subtracts."""
+    """Return the inner product of each output with its cotangent, which the derivative of the softmax
+    subtracts."""
     wide = accumulation_dtype(out.dtype)
     return (out.astype(wide) * d_out.astype(wide)).sum(axis=-1)
 
@@ -138,12 +143,14 @@ def flash_forward(
     blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
-    """The output and the logarithm of each query's softmax sum, which is -1e30 where a query sees no key.
+    """Compute the output and the logarithm of each query's softmax sum, which is -1e30 if a query sees no
+    key.
 
     Not differentiable by itself; the pieces of a sequence split over devices are combined by their logsumexp.
 
     Args:
-        result_dtype: Of the output; by default that of q. A piece that is still to be combined is wanted in float32.
+        result_dtype: Dtype of the output; by default that of q. Use float32 for a piece that will be combined
+            with others.
     """
     run = partial_kernel(blocks, q, k, v).run.forward
     return run(
@@ -152,7 +159,7 @@ def flash_forward(
 
 
 def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike):
-    """As `flash_forward`, by a scan over pairs of blocks."""
+    """Compute `flash_forward` by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
@@ -171,7 +178,8 @@ def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: S
             score = _score(raw, scores)[0]
             score = score if visible is None else jnp.where(visible, score, MASKED)
             highest_now = jnp.maximum(highest, score.max(axis=-1))
-            # The barrier keeps XLA from computing the exponential twice, once for the sum and once for the product.
+            # The barrier prevents XLA from computing the exponential twice, once for the sum and once for the
+            # matmul.
             weight = lax.optimization_barrier(jnp.exp(score - highest_now[..., None]))
             shrink = jnp.exp(highest - highest_now)
             total = total * shrink + weight.sum(axis=-1)
@@ -209,13 +217,13 @@ def flash_backward(
     blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The cotangents of q, k and v in one pass over the block pairs.
+    """Compute the cotangents of q, k and v in one pass over the block pairs.
 
     Args:
-        logsumexp: From `flash_forward`, or of the whole sequence where these are the keys of one piece of it.
-        delta: From `output_delta`, likewise of the whole output.
-        result_dtype: Of the cotangents; by default those of q, k and v. A piece that is still to be added to others is
-            wanted in float32.
+        logsumexp: From `flash_forward`, or of the whole sequence if these are the keys of one piece of it.
+        delta: From `output_delta`, similarly of the whole output.
+        result_dtype: Dtype of the cotangents; by default those of q, k and v. Use float32 for a piece that
+            will be added to others.
     """
     run = partial_kernel(blocks, q, k, v, d_out).run.backward
     arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out)
@@ -226,7 +234,7 @@ def _backward(
     q, k, v, query_segments, key_segments, logsumexp, delta, d_out, *,
     scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike,
 ):  # fmt: skip
-    """As `flash_backward`, by a scan over pairs of blocks."""
+    """Compute `flash_backward` by a scan over pairs of blocks."""
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
@@ -269,7 +277,7 @@ def _backward(
 
 
 def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
-    """The scaled and capped score, and its derivative by the raw product."""
+    """Return the scaled and capped score, and its derivative with respect to the raw score."""
     if scores.soft_cap is None:
         return raw * scores.scale, scores.scale
     bounded = jnp.tanh(raw * (scores.scale / scores.soft_cap))
@@ -279,12 +287,13 @@ def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
 def _visible(
     mask: MaskRule, cut: ScoreLayout, i: Array, j: Array, query_segment: Array | None, key_segment: Array | None
 ) -> Array | None:
-    """Which scores of block (i, j) count: [rows or 1, group * query block, key block]; None if all do."""
+    """Return the mask of block (i, j): [rows or 1, group * query block, key block]; None if all scores are
+    visible."""
     blocks = cut.blocks
     key = j * blocks.key + jnp.arange(blocks.key)[None, None, :]
     visible = None
     if not mask.is_full:
-        # The queries of a group's heads lie one after the other, so positions repeat.
+        # The queries of a group's heads are concatenated, so positions repeat.
         query = i * blocks.query + jnp.tile(jnp.arange(blocks.query), cut.r)[None, :, None]
         visible = mask.allows(query, key)
     if cut.key_blocks * blocks.key > cut.k:
@@ -298,7 +307,7 @@ def _visible(
 
 
 def _walk(step, start, pairs: list[tuple[int, int]]):
-    """Fold `step` over the pairs: without a loop for one pair."""
+    """Fold `step` over the pairs, without a loop for a single pair."""
     if len(pairs) <= 1:
         for pair in pairs:
             start, _ = step(start, jnp.asarray(pair, jnp.int32))
@@ -309,7 +318,7 @@ def _walk(step, start, pairs: list[tuple[int, int]]):
 def _over_rows(
     attend, arrays: tuple[Array | None, ...], outputs: tuple[Array, ...], cut: ScoreLayout
 ) -> tuple[Array, ...]:
-    """Apply `attend` to each chunk of (batch, key-value heads) rows, and put its results into `outputs`.
+    """Apply `attend` to each chunk of (batch, key-value heads) rows, and store its results in `outputs`.
 
     Args:
         arrays: [batch, seq, heads, ...] or [batch, seq].
@@ -321,7 +330,8 @@ def _over_rows(
         return attend(*arrays)
 
     def heads_at(x: Array, head: Array) -> tuple[Array | int, int]:
-        """Where the chunk's heads start in `x`, which holds query heads or key-value heads, and how many they are."""
+        """Return the index of the chunk's first head in `x`, which has query heads or key-value heads, and
+        their number."""
         group = x.shape[2] // cut.g
         return head * group, blocks.kv_heads * group
 

@@ -1,4 +1,4 @@
-"""The range of blocks that each block of an attention kernel has to visit, and the padding to whole blocks."""
+"""Range of blocks that each block of an attention kernel visits, and padding to whole blocks."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,8 @@ def block_bounds(
     *,
     of_keys: bool = False,
 ) -> Int[Array, "batch block 2"]:
-    """The half-open range of key blocks that each query block can see: from positions, and from segments where given.
+    """Return the half-open range of key blocks that each query block can see: from positions, and from
+    segments if given.
 
     Without segments the leading dimension is 1.
 
@@ -33,7 +34,7 @@ def block_bounds(
         can_see[pair] = True
     see = jnp.asarray(can_see)[None]
     if query_segments is not None and key_segments is not None:
-        # Segments of two blocks can only meet where the blocks' ranges of segment numbers overlap.
+        # Segments of two blocks can only match if the blocks' ranges of segment ids overlap.
         low_q, high_q = _block_range(query_segments, sizes[0])
         low_k, high_k = _block_range(key_segments, sizes[1])
         see = see & (low_q[:, :, None] <= high_k[:, None, :]) & (low_k[:, None, :] <= high_q[:, :, None])
@@ -46,7 +47,7 @@ def block_bounds(
 
 
 def _block_range(segments: Array, size: int) -> tuple[Array, Array]:
-    """The lowest and highest segment number of each block, padding aside."""
+    """Return the lowest and highest segment id of each block, ignoring padding."""
     blocks = segments.reshape(segments.shape[0], -1, size)
     return jnp.where(blocks == 0, np.iinfo(np.int32).max, blocks).min(axis=2), blocks.max(axis=2)
 

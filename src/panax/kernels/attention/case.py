@@ -1,6 +1,6 @@
-"""What a choice between kernels for attention depends on, and what each kernel can't do.
+"""Static case that the choice of an attention kernel depends on, and the limits of each kernel.
 
-Limits are functions of the static case and the target; nothing here looks at the attached device.
+Limits are functions of the static case and the target; the attached device is not considered.
 """
 
 import ctypes.util
@@ -14,11 +14,11 @@ from panax.core.layout.target import Target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """All of a call to `attention` that is known before it runs.
+    """Static properties of a call to `attention`.
 
     Attributes:
         dtype: The name of the dtype of q, k and v.
-        packed: Whether there are segments.
+        packed: True if there are segments.
     """
 
     batch: int
@@ -36,7 +36,8 @@ class AttentionCase:
 
 @functools.cache
 def cudnn_missing() -> str | None:
-    """What programs with cuDNN calls lack here to be built: JAX asks its CUDA plugin for the version of cuDNN."""
+    """Return the missing requirement for building programs with cuDNN calls, or None: JAX asks its CUDA
+    plugin for the version of cuDNN."""
     plugin = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
     wheel = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.cudnn") is not None
     if plugin and (wheel or ctypes.util.find_library("cudnn") is not None):
@@ -46,8 +47,8 @@ def cudnn_missing() -> str | None:
 
 _Limits = tuple[tuple[Callable[[AttentionCase], bool], str], ...]
 
-# The limits of `jax.nn.dot_product_attention(implementation="cudnn")` in jax 0.10.2, as the least capable GPU has them
-# (Hopper also does head dimensions to 256).
+# The limits of `jax.nn.dot_product_attention(implementation="cudnn")` in jax 0.10.2, for the least capable
+# GPU (Hopper also supports head dimensions up to 256).
 _CUDNN: _Limits = (
     (lambda case: case.dtype not in ("bfloat16", "float16"), "q, k and v must be bfloat16 or float16"),
     (lambda case: case.head_dim % 8 != 0 or case.head_dim > 128, "head_dim must be a multiple of 8 up to 128"),

@@ -1,16 +1,18 @@
-"""Flash attention for GPUs, forward and backward, in Pallas (Triton): what cuDNN lacks, in one kernel.
+"""Flash attention for GPUs, forward and backward, in Pallas (Triton): the cases that cuDNN lacks, in one
+kernel.
 
-Grouped queries, packed segments, causal masks, windows and soft-caps in any combination. The kernels loop over the key
-blocks that a query block can see at all (or the reverse), so that masked blocks, and blocks of other documents, cost
-nothing.
+Grouped queries, packed segments, causal masks, windows and soft-caps in any combination. The kernels only
+loop over the key blocks that a query block can see (or the reverse), so that masked blocks, and blocks of
+other documents, cost nothing.
 
-Source: FlashAttention-2 (arXiv:2307.08691). After `jax.experimental.pallas.ops.gpu.attention`, which as of jax 0.10.2
-has neither grouped queries, windows nor soft-caps, and averages the values of padding. Differs from it also in that
-the loop bounds come from a small array made outside, and in that the gradient of a key-value head sums over the query
-heads of its group inside one program: no repeated keys, no atomic additions, so results are the same on every run.
+Source: FlashAttention-2 (arXiv:2307.08691). Based on `jax.experimental.pallas.ops.gpu.attention`, which as of
+jax 0.10.2 has neither grouped queries, windows nor soft-caps, and averages the values of padding. Other
+differences: the loop bounds come from a small array computed outside, and the gradient of a key-value head
+sums over the query heads of its group inside one program: no repeated keys, no atomic additions, so results
+are deterministic.
 
-jax 0.12 lowers these kernels with a DeprecationWarning: a later Pallas will keep Mosaic GPU and drop Triton. They need
-to move, to Mosaic GPU or to jax_triton, before the bound on jax goes up.
+jax 0.12 lowers these kernels with a DeprecationWarning: a later Pallas will support Mosaic GPU and drop
+Triton. They need to be ported, to Mosaic GPU or to jax_triton, before the bound on jax is raised.
 """
 
 import dataclasses
@@ -29,13 +31,14 @@ from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
 from panax.kernels.varying import output_struct, vary_alike, vary_like
 
-# Exponentials are taken with base 2, the GPU's own; scores are multiplied by this first.
+# Exponentials have base 2, as the GPU's instructions; scores are multiplied by this first.
 _LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionTiles:
-    """Sizes of the blocks that one program holds in registers and shared memory; powers of two, at least 16."""
+    """Sizes of the blocks that one program holds in registers and shared memory; powers of two, at least
+    16."""
 
     query: int
     key: int
@@ -45,7 +48,7 @@ class AttentionTiles:
 
     @staticmethod
     def for_head_dim(head_dim: int, item_bytes: int) -> "AttentionTiles":
-        """Tiles that fit the shared memory of an A100 and of what came later."""
+        """Return tiles that fit the shared memory of an A100 and of newer GPUs."""
         if head_dim > 128 or (item_bytes == 4 and head_dim > 64):
             return AttentionTiles(query=64, key=32, backward_query=32, backward_key=32, num_warps=4)
         if head_dim > 64 or item_bytes == 4:
@@ -76,7 +79,8 @@ def gpu_attention(
     tiles: AttentionTiles | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Exact attention by Triton kernels. Arguments as `attention`; lengths and head_dim are padded to whole tiles.
+    """Compute exact attention by Triton kernels. Arguments as in `attention`; lengths and head_dim are padded
+    to whole tiles.
 
     Args:
         interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
@@ -157,7 +161,7 @@ def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_seg
         seen = total > 0
         total = jnp.where(seen, total, 1.0)
         out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
-        # In base 2. Where nothing is seen every score is masked, so that the value is of no consequence.
+        # In base 2. If no key is visible every score is masked, so that the value is irrelevant.
         logsumexp_ref[...] = jnp.where(seen, highest + jnp.log2(total), 0.0)
 
     at = functools.partial(_heavy_index, blocks)
@@ -292,7 +296,8 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
 
 
 def _scores(queries, keys, query, j, key_block: int, query_segment, key_segment_ref, options: _Options):
-    """Masked scores of one tile for base-2 exponentials, and the derivative of the natural ones by the raw product."""
+    """Compute masked scores of one tile for base-2 exponentials, and the derivative of the natural ones with
+    respect to the raw score."""
     raw = _product(queries, keys.T)
     if options.soft_cap is None:
         score, slope = raw * (options.scale * _LOG2_E), options.scale
@@ -310,7 +315,7 @@ def _scores(queries, keys, query, j, key_block: int, query_segment, key_segment_
 
 
 def _product(left, right):
-    # Full float32 products of float32 arrays; 16-bit arrays are multiplied as they are.
+    # Full float32 matmuls of float32 arrays; 16-bit arrays are multiplied without conversion.
     return plt.dot(left, right, allow_tf32=False)
 
 
@@ -319,12 +324,13 @@ def _heavy_index(blocks: int, i):
 
 
 def _heaviest_first(blocks: int):
-    """The query block of this program: the last, which sees the most keys under a causal mask, starts first."""
+    """Return the query block of this program: the last, which sees the most keys under a causal mask, starts
+    first."""
     return _heavy_index(blocks, pl.program_id(0))
 
 
 def _bounds(q, k, query_segments, key_segments, options: _Options, sizes: tuple[int, int], *, of_keys: bool = False):
-    """`block_bounds` of every sequence of the batch."""
+    """Compute `block_bounds` of every sequence of the batch."""
     real, padded = (options.query_seq, options.key_seq), (q.shape[1], k.shape[1])
     bounds = block_bounds(query_segments, key_segments, options.mask, real, padded, sizes, of_keys=of_keys)
     return vary_like(jnp.broadcast_to(bounds, (q.shape[0], *bounds.shape[1:])), q)

@@ -1,7 +1,7 @@
-"""How blockwise attention cuts the score matrix, and the layout of its arrays.
+"""Division of the score matrix in blockwise attention, and the layout of its arrays.
 
 In the inner loop every array is [block, row, ...], so that a block is one contiguous slice; a row is a
-(batch, key-value head) pair, and the queries of the heads of its group lie one after the other.
+(batch, key-value head) pair, and the queries of the heads of its group are concatenated.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from panax.core.layout.target import Target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreBlocks:
-    """How the score matrix is cut.
+    """Division of the score matrix into blocks.
 
     Attributes:
         query: Queries of one head per block.
         key: Keys per block.
         batch: Sequences in one step; divides the batch.
         kv_heads: Key-value heads in one step; divides their number.
-        target: What the program is for.
+        target: Target of the program.
     """
 
     query: int
@@ -33,7 +33,7 @@ class ScoreBlocks:
 
 
 class ScoreLayout(NamedTuple):
-    """Sizes of one call, in the letters of the products below."""
+    """Sizes of one call, named by the letters of the layouts below."""
 
     b: int  # batch
     g: int  # key-value heads
@@ -62,11 +62,11 @@ def choose_blocks(
     window: int | None,
     block_size: int | None,
 ) -> ScoreBlocks:
-    """Blocks for a target: of the size of its cache where that is faster, else all rows at once.
+    """Choose blocks for a target: of the size of its cache if that is faster, else all rows at once.
 
     Args:
         group: Query heads per key-value head; they share a block, so a block holds fewer queries of each.
-        block_size: Queries and keys per block, instead of the choice made here.
+        block_size: Queries and keys per block, instead of the automatic choice.
     """
     if block_size is not None:
         if block_size < 1:
@@ -92,7 +92,8 @@ def _largest_divisor(number: int, at_most: int) -> int:
 
 
 def _even_block(length: int, most: int) -> int:
-    """Cut `length` into the fewest blocks of at most `most`, of equal size: little padding at any length."""
+    """Divide `length` into the fewest blocks of at most `most`, of equal size: little padding at any
+    length."""
     if length <= most:
         return length
     block = -(-length // -(-length // most))
@@ -110,7 +111,7 @@ def _padded(x: Array, length: int) -> Array:
 
 
 def query_blocks(x: Array, cut: ScoreLayout, transpose: bool = False) -> Array:
-    """[batch, seq, heads, d] to [block, row, group * query, d], or with d before the queries."""
+    """Convert [batch, seq, heads, d] to [block, row, group * query, d], or with d before the queries."""
     blocks, d = cut.query_blocks, x.shape[-1]
     x = _padded(x, blocks * cut.blocks.query).reshape(x.shape[0], blocks, cut.blocks.query, -1, cut.r, d)
     if transpose:  # b i q g r d -> i b g d r q
@@ -126,7 +127,7 @@ def from_query_blocks(x: Array, cut: ScoreLayout) -> Array:
 
 
 def key_blocks(x: Array, cut: ScoreLayout, transpose: bool = False) -> Array:
-    """[batch, seq, kv_heads, d] to [block, row, key, d], or with d before the keys."""
+    """Convert [batch, seq, kv_heads, d] to [block, row, key, d], or with d before the keys."""
     blocks, d = cut.key_blocks, x.shape[-1]
     x = _padded(x, blocks * cut.blocks.key).reshape(x.shape[0], blocks, cut.blocks.key, -1, d)
     if transpose:  # b j k g d -> j b g d k
@@ -141,7 +142,7 @@ def from_key_blocks_t(x: Array, cut: ScoreLayout) -> Array:
 
 
 def segment_blocks(segments: Array | None, count: int, size: int, cut: ScoreLayout) -> Array | None:
-    """[batch, seq] to [block, row, position]; every key-value head of a sequence gets its copy."""
+    """Convert [batch, seq] to [block, row, position]; every key-value head of a sequence gets its copy."""
     if segments is None:
         return None
     x = _padded(segments, count * size).reshape(segments.shape[0], count, size).swapaxes(0, 1)

@@ -1,7 +1,7 @@
-"""Which keys a query may see, as a static rule, and which blocks of the score matrix that leaves.
+"""Static rule of the keys that a query may see, and the resulting blocks of the score matrix.
 
-The rule is plain Python: the pairs of blocks that hold at least one visible key are known before anything is traced, so
-that a kernel does work for those pairs only. Causal attention then costs half of the full square, and a window costs
+The rule is plain Python: the pairs of blocks with at least one visible key are known before tracing, so that
+a kernel only works on those pairs. Causal attention then costs half of the full square, and a window costs
 time linear in the length.
 """
 
@@ -10,24 +10,24 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-# Stand-ins for minus infinity whose differences are finite, so that no row can turn into a NaN: masked scores lie so
-# far below the lowest running maximum that their exponential is exactly 0, also when a row sees no key at all.
+# Stand-ins for minus infinity with finite differences, so that no row can become NaN: masked scores are so
+# far below the lowest running maximum that their exponential is exactly 0, even if a row sees no key at all.
 MASKED = -1e30
 MIN_MAXIMUM = -1e20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskRule:
-    """A mask that depends on positions alone; positions count from the start of both sequences.
+    """A mask that depends only on positions; positions count from the start of both sequences.
 
     Below, `i` is a query's position with the offset added to it.
 
     Attributes:
         causal: A query at `i` sees keys at `j <= i`.
-        window: With `causal`, a query at `i` sees keys in `(i - window, i]`, so `window` of them, itself included.
-            Without `causal`, it sees keys with `|i - j| <= window`, so `2 * window + 1` of them. The two meanings are
-            those of `sliding_window` in Hugging Face's `transformers.masking_utils`.
-        offset: How far the first query stands behind the first key, where both are pieces of one longer sequence.
+        window: With `causal`, a query at `i` sees keys in `(i - window, i]`, `window` of them, including
+            itself. Without `causal`, it sees keys with `|i - j| <= window`, `2 * window + 1` of them. The two
+            meanings are those of `sliding_window` in Hugging Face's `transformers.masking_utils`.
+        offset: Distance of the first query from the first key, if both are pieces of one longer sequence.
     """
 
     causal: bool
@@ -40,11 +40,12 @@ class MaskRule:
 
     @property
     def is_full(self) -> bool:
-        """Whether every query sees every key."""
+        """Return True if every query sees every key."""
         return not self.causal and self.window is None
 
     def allows(self, query: Int[Array, "..."], key: Int[Array, "..."]) -> Bool[Array, "..."]:
-        """Whether the query at each position sees the key at each position; the two broadcast against each other."""
+        """Return True where the query at a position sees the key at a position; the two broadcast against
+        each other."""
         query = query + self.offset
         allowed = (key <= query) if self.causal else (key == key) & (query == query)
         if self.window is not None:
@@ -52,7 +53,7 @@ class MaskRule:
         return allowed
 
     def block_allows(self, query: tuple[int, int], key: tuple[int, int]) -> bool:
-        """Whether any query in the half-open range sees any key in the half-open range."""
+        """Return True if any query in the half-open range sees any key in the half-open range."""
         (query_start, query_stop), (key_start, key_stop) = (query[0] + self.offset, query[1] + self.offset), key
         if self.causal and key_start > query_stop - 1:
             return False
@@ -62,19 +63,19 @@ class MaskRule:
         return key_stop - 1 >= query_start - reach_left and (self.causal or key_start <= query_stop - 1 + self.window)
 
     def block_allows_all(self, query: tuple[int, int], key: tuple[int, int]) -> bool:
-        """Whether every query in the half-open range sees every key in the half-open range.
+        """Return True if every query in the half-open range sees every key in the half-open range.
 
         >>> MaskRule(causal=True, window=4, offset=2).block_allows_all((0, 2), (0, 2))
         True
         """
-        # How far a query stands behind a key: at least, and at most.
+        # Minimum and maximum distance of a query behind a key.
         nearest, farthest = query[0] + self.offset - (key[1] - 1), query[1] - 1 + self.offset - key[0]
         if self.causal:
             return nearest >= 0 and (self.window is None or farthest < self.window)
         return self.window is None or max(-nearest, farthest) <= self.window
 
     def block_pairs(self, query_seq: int, key_seq: int, query_block: int, key_block: int) -> list[tuple[int, int]]:
-        """The (query block, key block) pairs with a visible key, ordered by query block.
+        """List the (query block, key block) pairs with a visible key, ordered by query block.
 
         >>> MaskRule(causal=True, window=None).block_pairs(6, 6, 2, 2)
         [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]

@@ -1,4 +1,4 @@
-"""Reference attention: the full score matrix with a float32 softmax, to which faster kernels are compared."""
+"""Reference attention: the full score matrix with a float32 softmax, as ground truth for faster kernels."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -19,8 +19,8 @@ def reference_attention(
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Compute softmax attention with grouped queries; memory is quadratic in the length.
 
-    Source: Attention Is All You Need (arXiv:1706.03762), section 3.2.1; grouped queries: arXiv:2305.13245; soft-cap:
-    Gemma 2 (arXiv:2408.00118), section 2. A query without visible keys outputs zeros.
+    Source: Attention Is All You Need (arXiv:1706.03762), section 3.2.1; grouped queries: arXiv:2305.13245;
+    soft-cap: Gemma 2 (arXiv:2408.00118), section 2. A query without visible keys outputs zeros.
     """
     batch, query_seq, heads, head_dim = q.shape
     key_seq, kv_heads = k.shape[1:3]

@@ -1,14 +1,17 @@
 """Flash attention for TPUs, forward and backward, in Pallas (Mosaic).
 
-Grouped queries, packed segments, causal masks, windows and soft-caps in any combination. The grid's last dimension
-walks the blocks that the accumulators of one block sum over. Blocks that can't be seen, by position or because they
-hold other documents, are neither computed nor fetched: their index is held at the nearest one that is.
+Grouped queries, packed segments, causal masks, windows and soft-caps in any combination. The grid's last
+dimension walks the blocks that the accumulators of one block sum over. Invisible blocks, by position or
+because they hold other documents, are neither computed nor fetched: their index is clamped to the nearest
+visible one.
 
-Scores are held transposed, [keys, queries], so that what belongs to a query (its running maximum, its sum, its segment)
-is a row, along the lanes, as it is stored. The products then contract the first dimensions, which the matrix unit does.
+Scores are transposed, [keys, queries], so that the values of a query (its running maximum, its sum, its
+segment) form a row, along the lanes, as in memory. The matmuls then contract the first dimensions, which the
+matrix unit supports.
 
-Source: FlashAttention-2 (arXiv:2307.08691). `jax.experimental.pallas.ops.tpu.splash_attention` can't be used in its
-place: as of jax 0.10.2 it fails inside `shard_map(check_vma=True)`, because it doesn't state how its outputs vary.
+Source: FlashAttention-2 (arXiv:2307.08691). `jax.experimental.pallas.ops.tpu.splash_attention` can't be used
+instead: as of jax 0.10.2 it fails inside `shard_map(check_vma=True)`, because it doesn't declare how its
+outputs vary.
 """
 
 import dataclasses
@@ -54,10 +57,11 @@ def tpu_attention(
     block: int = 512,
     interpret: bool = False,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Exact attention by Mosaic kernels. Arguments as `attention`; lengths are padded to whole blocks.
+    """Compute exact attention by Mosaic kernels. Arguments as in `attention`; lengths are padded to whole
+    blocks.
 
     Args:
-        block: Most queries and keys per block; a multiple of 128.
+        block: Maximum number of queries and keys per block; a multiple of 128.
         interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
     """
     query_seq, key_seq = q.shape[1], k.shape[1]
@@ -75,7 +79,7 @@ def tpu_attention(
     query_length, key_length = round_up(query_seq, options.query_block), round_up(key_seq, options.key_block)
     query_segments = key_segments = None
     if segments is not None:
-        # Rows for queries, columns for keys, as the transposed scores need them.
+        # Rows for queries, columns for keys, as the transposed scores require.
         query_segments = pad_to(segments.astype(jnp.int32), {1: query_length})[:, None, :]
         key_segments = pad_to(segments.astype(jnp.int32), {1: key_length})[:, :, None]
     q = pad_to(q.swapaxes(1, 2), {2: query_length})
@@ -281,7 +285,8 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
 
 
 def _specs(q: Array, k: Array, query_segments: Array | None, options: _Options):
-    """Blocks of queries, keys, segments and per-query rows on a grid of (batch, head, query block, key block)."""
+    """Return specs of queries, keys, segments and per-query rows on a grid of (batch, head, query block, key
+    block)."""
     group, width = q.shape[1] // k.shape[1], q.shape[3]
     query_spec = pl.BlockSpec((None, None, options.query_block, width), lambda b, h, i, j, bounds: (b, h, i, 0))
     key_spec = pl.BlockSpec(
@@ -299,13 +304,14 @@ def _specs(q: Array, k: Array, query_segments: Array | None, options: _Options):
 
 
 def _held(index, bounds, b, row):
-    """The index, held inside the visible range: a block whose index does not change is not fetched again."""
+    """Clamp the index to the visible range: a block with an unchanged index is not fetched again."""
     first, stop = bounds[b, row, 0], bounds[b, row, 1]
     return jnp.maximum(jnp.minimum(index, stop - 1), first)
 
 
 def _scores(queries, keys, i, j, query_segment_ref, key_segment_ref, options: _Options):
-    """Masked scores of one tile, [keys, queries], and their derivative by the raw product."""
+    """Compute masked scores of one tile, [keys, queries], and their derivative with respect to the raw
+    score."""
     raw = _product(keys, queries, 1, 1)
     if options.soft_cap is None:
         score, slope = raw * options.scale, options.scale
@@ -330,7 +336,7 @@ def _product(left, right, left_dim: int, right_dim: int):
 
 
 def _bounds(q: Array, k: Array, query_segments, key_segments, options: _Options, *, of_keys: bool = False):
-    """`block_bounds` of every sequence of the batch."""
+    """Compute `block_bounds` of every sequence of the batch."""
     real, padded = (options.query_seq, options.key_seq), (q.shape[2], k.shape[2])
     bounds = block_bounds(
         None if query_segments is None else query_segments[:, 0, :],

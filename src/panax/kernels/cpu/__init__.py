@@ -1,1 +1,2 @@
-"""Kernels for CPUs: C files, compiled on first use, and Intel's library, each chosen where timing finds it fastest."""
+"""Kernels for CPUs: C files, compiled on first use, and Intel's library, each chosen if it is the fastest in
+timings."""

@@ -1,8 +1,8 @@
 """Flash attention on CPU by `csrc/attention.c`: kernels for "partial attention".
 
-What XLA makes of `attention_blockwise.py` copies queries, keys and values into the layout of its products, and walks blocks one
-operation after the other. The C file multiplies straight from [batch, seq, heads, head_dim], a head's block at a time, and keeps
-the block in the cache of the core that works on it.
+XLA's compilation of `attention_blockwise.py` copies queries, keys and values into the layout of its matmuls,
+and processes blocks operation by operation. The C file multiplies directly from [batch, seq, heads,
+head_dim], one block of a head at a time, and the block stays in the cache of its core.
 """
 
 import functools
@@ -33,7 +33,7 @@ def native_forward(
     blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
-    """The output and the logarithm of each query's softmax sum, as `flash_forward`."""
+    """Compute the output and the logarithm of each query's softmax sum, like `flash_forward`."""
     results = (jax.ShapeDtypeStruct(q.shape, result_dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32))
     call = call_native("panax_attention_forward", results)
     out, logsumexp = call(q, k, v, *_both(query_segments, key_segments), **_attributes(name, scores, blocks))
@@ -55,7 +55,7 @@ def native_backward(
     blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Array, Array, Array]:
-    """The cotangents of q, k and v, as `flash_backward`."""
+    """Compute the cotangents of q, k and v, like `flash_backward`."""
     call = call_native(
         "panax_attention_backward", tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v))
     )
@@ -69,7 +69,7 @@ def _both(query: Array | None, key: Array | None) -> tuple[Array, ...]:
 
 
 def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any]:
-    # No window and no cap are 0: both are positive where they are given.
+    # 0 stands for no window and no cap: both are positive if given.
     whole = {
         "query_block": blocks.query,
         "key_block": blocks.key,

@@ -1,7 +1,8 @@
-"""What work on CPU is done by: XLA, the C files' own kernels, or Intel's library. A job has one choice for each work and dtype.
+"""Choice of kernels on CPU: XLA, the C files' kernels, or Intel's library. A job has one choice for each kind
+of work and dtype.
 
-Which is fastest depends on the processor and on versions: so `timing.py` times them, once for a machine. Without a
-choice all is XLA's.
+The fastest one depends on the processor and on versions: `timing.py` times them once per machine. Without a
+choice XLA is used for everything.
 """
 
 import contextlib
@@ -24,12 +25,12 @@ XLA = "xla"
 NAMES = (XLA, *KERNELS)
 
 KERNELS_VARIABLE = "PANAX_CPU_KERNELS"
-"""The environment variable that names one kernel for all work, without timing: xla, c or mkl."""
+"""Environment variable that selects one kernel for all work, without timing: xla, c or mkl."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CpuKernels:
-    """What each kind of work is done by: "xla", "c" (the C files' own) or "mkl" (Intel's library).
+    """Kernel of each kind of work: "xla", "c" (the C files) or "mkl" (Intel's library).
 
     Attributes:
         row_sums_float32: Gradients of biases.
@@ -49,11 +50,11 @@ class CpuKernels:
                 raise ValueError(f"{field.name}={value!r}: {suggest_name(str(value), NAMES)}")
 
     def of(self, work: Work, dtype: str) -> str:
-        """The kernel of a kind of work in a dtype; XLA where there is no other."""
+        """Return the kernel of a kind of work in a dtype; XLA if there is no other."""
         return getattr(self, f"{work}_{dtype}") if dtype in DTYPES else XLA
 
     def list_unavailable(self) -> list[str]:
-        """What this machine lacks of the choice, a line each."""
+        """Return a line for each part of the choice that this machine lacks."""
         return [
             f"{work} in {dtype} by {name}: {why}"
             for work in WORKS
@@ -69,7 +70,7 @@ class CpuKernels:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text has other content.
         """
         try:
             return cls(**json_reader.parse(text, constants=True))
@@ -82,13 +83,13 @@ _tried: ContextVar[CpuKernels | None] = ContextVar("panax_cpu_kernels", default=
 
 
 def current_choice() -> CpuKernels:
-    """The choice in force; XLA for everything where none was made."""
+    """Return the choice in force; XLA for everything if none was made."""
     return _tried.get() or _current or CpuKernels()
 
 
 @contextlib.contextmanager
 def use_temporarily(kernels: CpuKernels) -> Iterator[None]:
-    """Trace what is inside with these kernels, whatever was chosen."""
+    """Trace code inside this context with these kernels, whatever was chosen."""
     token = _tried.set(kernels)
     try:
         yield
@@ -97,21 +98,21 @@ def use_temporarily(kernels: CpuKernels) -> Iterator[None]:
 
 
 def is_chosen() -> bool:
-    """Whether a choice was made in this process."""
+    """Return True if a choice was made in this process."""
     return _current is not None
 
 
 def use_choice(kernels: CpuKernels) -> None:
-    """Put a choice into force for what is traced from now on. Programs that were compiled before keep theirs."""
+    """Put a choice into force for programs traced from now on. Programs compiled before are not affected."""
     global _current
     _current = kernels
 
 
 def read_environment_choice() -> CpuKernels | None:
-    """The choice that the environment makes; None where it makes none.
+    """Return the choice made by the environment; None if it makes none.
 
     Raises:
-        RecipeError: It names no kernel, or one that this machine lacks.
+        RecipeError: It does not name a kernel, or names one that this machine lacks.
     """
     name = os.environ.get(KERNELS_VARIABLE, "")
     if not name:
@@ -143,5 +144,6 @@ _WORK_OF: dict[str, Work] = {
 
 
 def timed_kernel(work: str, dtype: str) -> str:
-    """The kernel that timing found fastest for a kind of work of the registry; XLA where nothing was timed."""
+    """Return the kernel that timing found fastest for a kind of work of the registry; XLA if nothing was
+    timed."""
     return current_choice().of(_WORK_OF[work], dtype)

@@ -1,7 +1,8 @@
 """Convolutions on CPU by `csrc/convolution.c`: kernels for "convolution".
 
-XLA's reach a third of what its products of matrices do, and its gradient by the weights of a filter with a stride less than that.
-The C file fills the panels of its products straight from the image, so nothing of the image is written down twice.
+XLA's convolutions reach a third of the speed of its matmuls, and its weight gradient of a strided filter less
+than that. The C file fills the panels of its matmuls directly from the image, so no part of the image is
+duplicated in memory.
 """
 
 from typing import Any
@@ -18,13 +19,13 @@ from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register
 
 NUM_SPATIAL_AXES = 3
-"""Spatial axes of the C file; of fewer, the first ones have one place."""
+"""Number of spatial axes in the C file; if there are fewer, the first ones have size one."""
 
 MAX_ELEMENTS = 2**30
-"""Elements that the C file can number."""
+"""Maximum number of elements that the C file can index."""
 
 MIN_OUTPUTS = 4
-"""Output channels of a group below which most of a tile of sums would be empty."""
+"""Minimum number of output channels of a group: below it, most of a tile of sums would be empty."""
 
 
 def native_convolution(
@@ -32,7 +33,7 @@ def native_convolution(
     w: Float[Array, "outputs inputs *taps"],
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images outputs *positions"]:
-    """As `convolve`."""
+    """Compute `convolve`."""
     return _convolution(x, w, (w.shape[0], *output_shape(x.shape, w.shape, geometry)), geometry, exchanged=False)
 
 
@@ -42,9 +43,10 @@ def native_input_gradient(
     x_shape: tuple[int, ...],
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "images channels *places"]:
-    """As `convolution_input_gradient`: a convolution of the output's gradient, strides and input dilations exchanged."""
+    """Compute `convolution_input_gradient`: a convolution of the output's gradient, with strides and input
+    dilations exchanged."""
     reach = [d * (taps - 1) for d, taps in zip(geometry.dilation, w.shape[2:])]
-    # The output's shape is given, so the padding after the last place is not asked for.
+    # The output's shape is given, so the padding after the last position is not needed.
     backward = ConvolutionGeometry(
         stride=geometry.input_dilation,
         padding=tuple((r - low, 0) for r, (low, _) in zip(reach, geometry.padding)),
@@ -61,11 +63,11 @@ def native_weight_gradient(
     w_shape: tuple[int, ...],
     geometry: ConvolutionGeometry,
 ) -> Float[Array, "outputs inputs *taps"]:
-    """As `convolution_weight_gradient`."""
+    """Compute `convolution_weight_gradient`."""
     exchanged = max(geometry.input_dilation) > 1
     windowed, plain = x, d_out
     if exchanged:
-        # The sum is over the input's places then, and the output's gradient is what is read around each.
+        # The sum is then over the input's positions, with a window of the output's gradient around each.
         windowed, plain = d_out, x
         geometry = ConvolutionGeometry(
             stride=geometry.input_dilation,
@@ -116,7 +118,8 @@ def _limit(case: ConvolutionCase, target: Target) -> str | None:
     return native_limit(OWN)(case.matmul, target)
 
 
-# Intel's library has no convolution that a custom call could use: where it multiplies, the C files convolve.
+# Intel's library has no convolution for custom calls: if it is chosen for matmuls, the C files compute
+# convolutions.
 for _name in KERNELS:
     register(
         Kernel(

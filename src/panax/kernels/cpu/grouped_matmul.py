@@ -1,4 +1,4 @@
-"""Grouped products on CPU by `csrc/grouped.c`: kernels for "grouped matmul"."""
+"""Grouped matmuls on CPU by `csrc/grouped.c`: kernels for "grouped matmul"."""
 
 import functools
 
@@ -25,7 +25,7 @@ def native_grouped_product(
     transposed: bool,
     out_dtype: DTypeLike,
 ) -> Float[Array, "row n"]:
-    """As `grouped_product`."""
+    """Compute `grouped_product`."""
     shape = (x.shape[0], w.shape[1 if transposed else 2])
     call = call_native("panax_grouped_product", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(x, w, *_places(groups), kernel=_place(name), transposed=np.int32(transposed)).astype(out_dtype)
@@ -34,7 +34,7 @@ def native_grouped_product(
 def native_grouped_outer(
     name: str, x: Float[Array, "row k"], y: Float[Array, "row n"], groups: Groups, *, out_dtype: DTypeLike
 ) -> Float[Array, "group k n"]:
-    """As `grouped_outer`."""
+    """Compute `grouped_outer`."""
     shape = (groups.sizes.shape[0], x.shape[1], y.shape[1])
     call = call_native("panax_grouped_outer", jax.ShapeDtypeStruct(shape, jnp.float32))
     return call(x, y, *_places(groups), kernel=_place(name)).astype(out_dtype)

@@ -1,4 +1,4 @@
-"""The instruction sets that the C files are compiled for: by what a processor can do, never by who made it."""
+"""Instruction sets that the C files are compiled for: by a processor's features, never by its maker."""
 
 import dataclasses
 import os
@@ -9,22 +9,23 @@ from panax.core.errors import RecipeError, suggest_name
 from panax.system.cpu_info import cpu_flags
 
 ISA_VARIABLE = "PANAX_CPU_ISA"
-"""The environment variable that names an instruction set for the C files, in place of the processor's best."""
+"""Environment variable that selects an instruction set for the C files, instead of the processor's best."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InstructionSet:
     """One of the variants of the C files.
 
-    They are compiled for the instruction set, and not tuned for the processor (`-march=native`): tuned for AMD's, gcc 12 writes a
-    multiplication and an addition in place of each fused one, and products took 1.4 times as long.
+    They are compiled for the instruction set, and not tuned for the processor (`-march=native`): tuned for
+    AMD's, gcc 12 emits a multiplication and an addition instead of each fused one, and matmuls took 1.4 times
+    as long.
 
     Attributes:
-        machine: The architecture as `platform.machine()` gives it.
+        machine: The architecture, as returned by `platform.machine()`.
         flags: Flags that `/proc/cpuinfo` must list.
         options: Compiler options for gcc and clang.
-        zig: The same processor as `zig cc -mcpu=` names it.
-        bfloat16: Whether it multiplies bfloat16 by instructions of its own.
+        zig: The name of the same processor for `zig cc -mcpu=`.
+        bfloat16: True if it has instructions for bfloat16 multiplication.
     """
 
     name: str
@@ -62,11 +63,12 @@ INSTRUCTION_SETS = {
         ),
     )
 }
-"""From the least to the most of each architecture."""
+"""In ascending order for each architecture."""
 
 
 def detect(flags: Collection[str] | None = None, machine: str | None = None) -> tuple[InstructionSet, ...]:
-    """Detect the instruction sets of a processor, the best one last; () if the system does not list its flags.
+    """Detect the instruction sets of a processor, the best one last; () if the system does not list its
+    flags.
 
     Args:
         flags: As /proc/cpuinfo lists them; by default this machine's.
@@ -83,7 +85,7 @@ def detect(flags: Collection[str] | None = None, machine: str | None = None) -> 
 
 
 def read_limit() -> InstructionSet | None:
-    """The instruction set that the environment names; None if it names none.
+    """Return the instruction set selected by the environment; None if none is.
 
     Raises:
         RecipeError: The name is unknown, or this processor lacks the set.

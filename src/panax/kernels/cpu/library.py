@@ -1,7 +1,9 @@
-"""The C files (`csrc`) as a shared library: compiled by this machine's own compiler on first use, or from a wheel.
+"""The C files (`csrc`) as a shared library: compiled by this machine's compiler on first use, or from a
+wheel.
 
-The compiled library is cached in a folder that only this user can write to, with a checksum, and rebuilt if the checksum differs.
-The wheel `panax-jax-kernels` is for machines without a compiler: it holds one library for each instruction set.
+The compiled library is cached in a folder that only this user can write to, with a checksum, and rebuilt if
+the checksum differs. The wheel `panax-jax-kernels` is for machines without a compiler: it contains one
+library for each instruction set.
 """
 
 import ctypes
@@ -25,9 +27,10 @@ from panax.system.cpu_info import describe_processor
 SOURCES = Path(__file__).parent / "csrc"
 
 PACKAGE = "panax_jax_kernels"
-"""The module of the wheel."""
+"""The wheel's module."""
 MANIFEST = "manifest.json"
-"""In it: `sources`, the digest of the C files that it was built from, and the sha256 of each library by its name."""
+"""File in the wheel with `sources`, the digest of the C files that it was built from, and the sha256 of each
+library by name."""
 
 OPTIONS = ("-O3", "-fopenmp-simd", "-pthread", "-shared", "-fPIC")
 
@@ -35,11 +38,11 @@ _COMPILE_SECONDS = 300.0
 
 
 class UnavailableError(Exception):
-    """Why there is no library of the C files."""
+    """There is no library of the C files; the message gives the reason."""
 
 
 def load() -> ctypes.CDLL:
-    """The library.
+    """Return the library.
 
     Raises:
         UnavailableError: It can't be built or loaded; the message gives the reason.
@@ -52,7 +55,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def _loaded() -> ctypes.CDLL | UnavailableError:
-    """The library, or why there is none: a compiler that failed is not asked again."""
+    """Return the library, or the error: a compiler that failed is not called again."""
     try:
         file = _built_here() if _compiler() else _packaged()
         try:
@@ -60,7 +63,7 @@ def _loaded() -> ctypes.CDLL | UnavailableError:
         except OSError:
             if file.parent.name == PACKAGE:
                 raise
-            # Whole, and yet not to be loaded: as after a change of the system's libraries.
+            # Complete, but not loadable: for example after a change of the system's libraries.
             file.unlink(missing_ok=True)
             return ctypes.CDLL(str(_built_here()))
     except UnavailableError as error:
@@ -71,26 +74,27 @@ def _loaded() -> ctypes.CDLL | UnavailableError:
 
 @functools.cache
 def sources_digest() -> str:
-    """A hash of the C files."""
+    """Compute a hash of the C files."""
     return _digest(SOURCES.glob("*.[ch]"))
 
 
 @functools.cache
 def build_digest() -> str:
-    """A hash of all that decides what a library of this machine computes."""
+    """Compute a hash of everything that determines the results of a library on this machine."""
     header = hashlib.sha256((Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_bytes()).hexdigest()
     parts = (sources_digest(), header, *_options(), describe_processor(), "" if _compiler() else PACKAGE)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def instruction_set() -> str:
-    """The name of the instruction set that the library is compiled for."""
+    """Return the name of the instruction set that the library is compiled for."""
     best = _target_set()
     return "this compiler's best" if best is None else best.name
 
 
 def _target_set() -> InstructionSet | None:
-    """The set that the environment names, else the processor's best; None if the system lists no flags."""
+    """Return the set selected by the environment, else the processor's best; None if the system lists no
+    flags."""
     return read_limit() or next(reversed(detect()), None)
 
 
@@ -106,13 +110,13 @@ def _options() -> tuple[str, ...]:
     best = _target_set()
     # If the system lists no flags, the compiler detects the processor.
     here = ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native", "-mtune=generic")
-    # Apple's linker has nothing to turn off: its libraries find their own functions first.
+    # Apple's linker needs no such option: its libraries resolve their own functions first.
     linker = () if platform.system() == "Darwin" else ("-Wl,-Bsymbolic",)
     return (*OPTIONS, *linker, *(here if best is None else best.options))
 
 
 def _built_here() -> Path:
-    """The library in the cache, whole; compiled now where there is none."""
+    """Return the library in the cache, verified; compiled now if it does not exist."""
     try:
         folder = kernels_folder()
         target = folder / f"kernels-{build_digest()}.so"
@@ -127,7 +131,7 @@ def compile_library(file: Path, options: Iterable[str]) -> None:
     """Compile the C files with this machine's compiler.
 
     Raises:
-        UnavailableError: There is none, or it fails.
+        UnavailableError: There is no compiler, or it fails.
     """
     compiler = _compiler()
     if compiler is None:
@@ -147,13 +151,13 @@ def _compile_into(folder: Path, target: Path) -> None:
         made = Path(directory) / target.name
         compile_library(made, _options())
         made.chmod(0o700)
-        # The checksum first: a library without its own is made again.
+        # The checksum first: a library without its checksum is rebuilt.
         write_atomically(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
         write_atomically(target, made.read_bytes())
 
 
 def _packaged() -> Path:
-    """The wheel's library for this processor."""
+    """Return the wheel's library for this processor."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise UnavailableError("there is no C compiler on this machine (cc, gcc or clang)")
@@ -168,7 +172,7 @@ def _packaged() -> Path:
     names = [name for each in reversed(sets) if (name := f"kernels-{each.name}.so") in manifest]
     if not names:
         raise UnavailableError("there is no C compiler, and panax-jax-kernels has nothing for this processor")
-    # One that was cut short would end the process where it is mapped.
+    # Mapping a truncated library would kill the process.
     if hashlib.sha256((folder / names[0]).read_bytes()).hexdigest() != manifest[names[0]]:
         raise UnavailableError(f"{folder / names[0]} is damaged; install panax-jax-kernels again")
     return folder / names[0]
@@ -182,6 +186,6 @@ def _read_manifest(file: Path) -> dict[str, str]:
 
 
 def build_manifest(libraries: Iterable[Path]) -> str:
-    """What a wheel of these libraries has as its manifest."""
+    """Return the manifest of a wheel with these libraries."""
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in libraries}
     return json.dumps({"sources": sources_digest(), **sums})

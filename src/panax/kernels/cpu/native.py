@@ -1,6 +1,8 @@
-"""Custom calls on CPU, written in C (`csrc`): products and attention, by kernels of their own or by Intel's Math Kernel Library.
+"""Custom calls on CPU, written in C (`csrc`): matmuls and attention, by the C files' kernels or by Intel's
+Math Kernel Library.
 
-Neither the C files nor the library add threads: XLA's own share the work. What is missing is never chosen; `missing` says why.
+Neither the C files nor the library start threads: XLA's threads share the work. A missing kernel is never
+chosen; `missing` returns the reason.
 """
 
 import ctypes
@@ -17,11 +19,12 @@ import numpy as np
 from panax.kernels.cpu import library
 
 MKL_VARIABLE = "PANAX_MKL"
-"""The environment variable that turns Intel's library off, by 0."""
+"""Environment variable that disables Intel's library, by the value 0."""
 
 OWN, INTEL = "c", "mkl"
 KERNELS = (OWN, INTEL)
-"""Whose products a call is made of: the C files' own, or those of Intel's library. A call's attribute is the place in here."""
+"""Implementations of the matmuls in a call: the C files', or Intel's library. A call's attribute is the index
+in this tuple."""
 
 TARGETS = (
     *(f"panax_product_{each}" for each in ("nn", "nt", "tn", "tt")),
@@ -39,11 +42,11 @@ _SEQUENTIAL, _LP64 = 1, 0
 
 
 def call_native(target: str, results: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
-    """A call of one of the C functions, which runs on each device's own arrays. Its kernel must not be `missing`.
+    """Return a call of one of the C functions, on local arrays. Its kernel must not be `missing`.
 
     Args:
-        results: Their shapes and dtypes.
-        aliases: Which operand's memory, by its number, becomes which result's.
+        results: Shapes and dtypes of the results.
+        aliases: Map from the index of an operand to that of the result that reuses its memory.
     """
     return jax.ffi.ffi_call(
         target, results, has_side_effect=False, vmap_method="sequential", input_output_aliases=aliases
@@ -52,7 +55,8 @@ def call_native(target: str, results: Any, aliases: dict[int, int] | None = None
 
 @functools.cache
 def unavailable_reason(kernel: str, dtype: str) -> str | None:
-    """Why products of a dtype ("float32" or "bfloat16") can't be made by a kernel here; None where they can."""
+    """Return why a kernel does not support matmuls of a dtype ("float32" or "bfloat16") here; None if it
+    does."""
     try:
         compiled = _registered()
         if kernel == INTEL:
@@ -67,14 +71,16 @@ def unavailable_reason(kernel: str, dtype: str) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the C files' own products of bfloat16 are made by instructions for it, which take half of float32's time."""
+    """Return True if the C files' matmuls of bfloat16 use dedicated instructions, which take half of
+    float32's time."""
     return unavailable_reason(OWN, "bfloat16") is None and bool(_registered().panax_multiplies_bf16())
 
 
 def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
-    """A program that multiplies and adds on registers alone, on all of XLA's threads, and returns their FLOP/s; or None.
+    """Return a program that multiplies and adds on registers alone, on all of XLA's threads, and returns
+    their FLOP/s; or None.
 
-    Each thread's share is of its own time, so other programs take nothing of it.
+    Each thread measures its own CPU time, so other programs do not affect the result.
     """
     if unavailable_reason(OWN, dtype) is not None:
         return None
@@ -84,7 +90,7 @@ def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
 
 
 def _intel_library() -> ctypes.CDLL:
-    """Intel's library, without threads of its own: XLA's share the work."""
+    """Load Intel's library, without its threads: XLA's threads share the work."""
     if os.environ.get(MKL_VARIABLE, "1") == "0":
         raise library.UnavailableError(f"{MKL_VARIABLE}=0")
     try:
@@ -99,7 +105,7 @@ def _intel_library() -> ctypes.CDLL:
 
 @functools.cache
 def _registered() -> ctypes.CDLL:
-    """The C files' library, its functions known to XLA."""
+    """Return the library of the C files, with its functions registered with XLA."""
     compiled = library.load()
     for name in TARGETS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(compiled, name)), platform="cpu")

@@ -15,7 +15,7 @@ from panax.kernels.registry import Kernel, register
 
 
 def native_limit(name: str) -> Callable[[MatmulCase, Target], str | None]:
-    """What keeps the C files, with this kernel in them, from some work."""
+    """Return the limit function of the C files with this kernel."""
 
     def limit(case: MatmulCase, target: Target) -> str | None:
         if case.dtype not in DTYPES:
@@ -28,11 +28,12 @@ def native_limit(name: str) -> Callable[[MatmulCase, Target], str | None]:
 
 
 def native_product(name: str, a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> jax.Array:
-    """The float32 product of two float32 or two bfloat16 matrices, either taken transposed, by a kernel that is not missing.
+    """Compute the float32 matmul of two float32 or two bfloat16 matrices, each optionally transposed, by a
+    kernel that is not missing.
 
     Args:
-        a: (rows, summed), or (summed, rows) where transposed.
-        b: (summed, columns), or (columns, summed) where transposed.
+        a: (rows, summed), or (summed, rows) if transposed.
+        b: (summed, columns), or (columns, summed) if transposed.
     """
     shape = (a.shape[1 if transposed[0] else 0], b.shape[0 if transposed[1] else 1])
     target = "panax_product_" + "".join("t" if each else "n" for each in transposed)
@@ -40,10 +41,10 @@ def native_product(name: str, a: jax.Array, b: jax.Array, transposed: tuple[bool
 
 
 def _row_sums(name: str, x: jax.Array) -> jax.Array:
-    """XLA's own sum, beside other products, took up to 20 times as long."""
+    """Sum rows; XLA's sum, next to other matmuls, took up to 20 times as long."""
     if name == OWN:
         return call_native("panax_row_sums", jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))(x)
-    # A library multiplies with ones.
+    # The library multiplies with ones.
     return native_product(name, jnp.ones_like(x, shape=(1, x.shape[0])), x, (False, False))[0]
 
 

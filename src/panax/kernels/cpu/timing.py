@@ -1,9 +1,10 @@
-"""Which kernel each kind of work on CPU is done by: by instruction set, or timed where only timing tells.
+"""Selection of the kernel for each kind of work on CPU: by instruction set, or by timing if necessary.
 
-The C files' own kernels reach 68 to 95 % of the register peak, on every instruction set that they support, so they are used
-whenever they are available. Intel's library has products for its matrix units, which the C files lack: on such a processor, and
-with that library, all are timed, once for a processor and a set of versions, and the choice is kept in a cache. There a
-candidate replaces XLA only where it is faster by a twentieth. In a job of many processes the first one decides for all.
+The C files' kernels reach 68 to 95 % of the register peak, on every instruction set that they support, so
+they are used whenever they are available. Intel's library has matmuls for its matrix units, which the C files
+lack: on such a processor, and with that library, all are timed, once for a processor and a set of versions,
+and the choice is cached. There a candidate replaces XLA only if it is faster by a twentieth. In a job of many
+processes the first one decides for all.
 """
 
 import concurrent.futures
@@ -50,24 +51,24 @@ from ...system import json_reader
 _SAID = {"product": "matmul", "attention": "partial attention", "row_sums": "row sums"}
 
 MATRIX_UNITS = "amx_bf16"
-"""The flag of processors with Intel's."""
+"""Flag of processors with Intel's matrix units."""
 
 MARGIN = 1.05
-"""How many times faster than XLA a candidate must be."""
+"""Minimum speed of a candidate relative to XLA."""
 
 ROUNDS = 5
 
 Times = dict[str, dict[str, float]]
-"""Kind of work and dtype (`product_float32`) to seconds by kernel."""
+"""Seconds by kernel for each kind of work and dtype (`product_float32`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelSelection:
-    """A choice, and where it comes from.
+    """A choice, and its source.
 
     Attributes:
-        source: In words, for a person.
-        times: The seconds that decided; empty where none were measured.
+        source: Description of the source, for users.
+        times: The measured seconds; empty if none were measured.
     """
 
     kernels: CpuKernels
@@ -75,7 +76,7 @@ class KernelSelection:
     times: Times = dataclasses.field(default_factory=dict)
 
     def summary(self) -> str:
-        """What a terminal shows at the start of a run."""
+        """Format the line that a terminal shows at the start of a run."""
         parts = []
         for work in WORKS:
             usual, *others = ({dtype: self.kernels.of(work, dtype) for dtype in DTYPES}).items()
@@ -84,7 +85,7 @@ class KernelSelection:
         return f"kernels on CPU: {', '.join(parts)}; {self.source}"
 
     def details(self) -> list[str]:
-        """What the log of a run keeps: what each took, beside the others."""
+        """Format the lines of a run's log: the time of each kernel relative to the others."""
         found = []
         for work in WORKS:
             parts = []
@@ -101,13 +102,14 @@ def choose_kernels(
     told: Callable[[KernelSelection], None] = lambda chosen: None,
     devices: Sequence[Any] | None = None,
 ) -> None:
-    """Put the kernels of this job into force, unless this process has some already. Every process of the job calls it.
+    """Choose the kernels of this job, unless this process has a choice already. Every process of the job
+    calls it.
 
     Args:
-        recorded: What the run began with, on whatever machine: a `record`. It is taken where it is this machine's, so that a run
-            that resumes is bitwise the same.
-        told: Takes the choice that was made.
-        devices: What programs are for, by default all of JAX's. Nothing is timed for other platforms.
+        recorded: The `record` that the run began with, on any machine. It is used if it is from this kind of
+            machine, so that a resumed run is bitwise the same.
+        told: Called with the choice that was made.
+        devices: Devices of the programs, by default all of JAX's. Nothing is timed for other platforms.
     """
     if {jax.default_backend(), (jax.devices() if devices is None else devices)[0].platform} != {"cpu"}:
         return
@@ -118,17 +120,18 @@ def choose_kernels(
 
 
 def current_record() -> str:
-    """The record of the choice in force; empty where nothing runs on CPUs."""
+    """Return the record of the choice in force; empty if nothing runs on CPUs."""
     return build_record(current_choice()) if jax.default_backend() == "cpu" else ""
 
 
 def build_record(kernels: CpuKernels) -> str:
-    """What a run keeps of its choice: for which processor and versions it was made, and the kernels."""
+    """Return the record of a choice in a run: the processor and versions that it was made for, and the
+    kernels."""
     return json.dumps({"machine": machine_key(), **dataclasses.asdict(kernels)})
 
 
 def machine_key() -> str:
-    """A name for this processor, its threads, and the versions of all that is chosen from."""
+    """Return an id of this processor, its threads, and the versions of all candidates."""
     intel = next((d.version for d in importlib.metadata.distributions(name="mkl")), "none")
     parts = (
         describe_processor(),
@@ -144,11 +147,11 @@ def machine_key() -> str:
 def _chosen(recorded: str) -> KernelSelection | None:
     by_force = read_environment_choice()
     if by_force is not None:
-        return KernelSelection(by_force, "as $PANAX_CPU_KERNELS says")
+        return KernelSelection(by_force, "as set by $PANAX_CPU_KERNELS")
     before = _of_record(recorded)
     if is_chosen() and before is None:
         return None
-    # What some process lacks is no candidate.
+    # A kernel that some process lacks is not a candidate.
     lacking = set(" ".join(gather_texts(" ".join(_lacking()))).split())
     text = ""
     if is_process_zero():
@@ -160,7 +163,7 @@ def _chosen(recorded: str) -> KernelSelection | None:
 
 
 def _of_record(recorded: str) -> CpuKernels | None:
-    """The kernels of a record that was made on a machine like this one."""
+    """Return the kernels of a record from a machine like this one."""
     try:
         found = json_reader.parse(recorded, constants=True) if recorded else {}
         if found.pop("machine", None) != machine_key():
@@ -186,12 +189,12 @@ def _lacking() -> list[str]:
 
 
 def _kept(lacking: set[str]) -> KernelSelection | None:
-    """The choice in this machine's cache, if there is one for what it is made of now."""
+    """Return the choice in this machine's cache, if there is one for the current versions."""
     try:
         file = _file(lacking)
         text = file.read_text(encoding="utf-8") if is_intact(file) else None
     except OSError:
-        return None  # It is measured again.
+        return None  # it is measured again
     return None if text is None else _from_text(text)
 
 
@@ -201,7 +204,7 @@ def _keep(chosen: KernelSelection, lacking: set[str]) -> None:
         write_atomically(file.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
         write_atomically(file, data)
     except OSError:
-        return  # A cache that can't be written costs the next run some seconds.
+        return  # a cache that can't be written costs the next run some seconds
 
 
 def _file(lacking: set[str]) -> Path:
@@ -219,7 +222,7 @@ def _from_text(text: str) -> KernelSelection:
 
 
 def _measured(lacking: set[str]) -> KernelSelection:
-    # In a thread of its own: if something is being traced in this one, these programs must not become a part of it.
+    # In a separate thread: if this thread is tracing, these programs must not become a part of the trace.
     with concurrent.futures.ThreadPoolExecutor(1, "panax-timing") as thread:
         times = thread.submit(_times, lacking).result()
     best = {name: _winner(each) for name, each in times.items()}
@@ -232,7 +235,7 @@ def _measured(lacking: set[str]) -> KernelSelection:
 
 
 def _winner(times: dict[str, float]) -> str:
-    """The fastest kernel, if it beats XLA by the margin."""
+    """Return the fastest kernel if it beats XLA by the margin, else XLA."""
     fastest = min(times, key=times.__getitem__)
     return fastest if times[fastest] * MARGIN <= times[XLA] else XLA
 
@@ -242,7 +245,7 @@ def _times(lacking: set[str]) -> Times:
     for dtype in DTYPES:
         names = [XLA, *(kernel for kernel in KERNELS if f"{kernel}_{dtype}" not in lacking)]
         best = CpuKernels()
-        # Sums of rows stand beside products, in the order in which XLA finds them: so products are chosen first.
+        # Sums of rows are scheduled by XLA next to matmuls, so matmuls are chosen first.
         for work in WORKS:
             key = f"{work}_{dtype}"
             found[key] = _seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
@@ -251,7 +254,7 @@ def _times(lacking: set[str]) -> Times:
 
 
 def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict[str, float]:
-    """The median time of some work by each kernel, in turns; other work is done by the best."""
+    """Measure the median time of some work by each kernel, in turns; other work is done by the best."""
     programs = {}
     for name in names:
         with use_temporarily(dataclasses.replace(best, **{f"{work}_{dtype}": name})):
@@ -274,7 +277,7 @@ def _drawn(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def _products(dtype: Any) -> tuple[Any, ...]:
-    """Forward, and the gradients of both operands, of a layer of a small model."""
+    """Return the forward pass, and the gradients of both operands, of a layer of a small model."""
 
     def run(x: jax.Array, w: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
         return (
@@ -287,7 +290,7 @@ def _products(dtype: Any) -> tuple[Any, ...]:
 
 
 def _attention(dtype: Any) -> tuple[Any, ...]:
-    """Forward and backward, of four rows of 256 positions and twelve heads."""
+    """Return the forward and backward pass, for four rows of 256 positions and twelve heads."""
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
         out, back = jax.vjp(functools.partial(attention, causal=False, target=Target("cpu")), q, k, v)
@@ -297,7 +300,8 @@ def _attention(dtype: Any) -> tuple[Any, ...]:
 
 
 def _row_sums(dtype: Any) -> tuple[Any, ...]:
-    """A layer with a bias and an activation, forward and backward: alone, a sum of rows shows nothing of what it costs."""
+    """Return a layer with a bias and an activation, forward and backward: alone, a sum of rows does not show
+    its cost."""
 
     def run(x: jax.Array, w: jax.Array, b: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
         _, back = jax.vjp(jax.nn.gelu, product("ab,bc->ac", x, w, dtype) + b)

@@ -1,8 +1,10 @@
-"""Grouped products as loops in XLA: the fast way on the CPU, and the way of everything that the kernels can't do.
+"""Grouped matmuls as loops in XLA: the fast implementation on the CPU, and the one for all cases that the
+kernels don't support.
 
-Both products are cases of `map_groups`, which runs any function over each group's rows in few and large chunks. In float32 a
-whole feed-forward inside one `map_groups` is a little faster on the CPU than its products one by one: no array between
-them is written to memory. In bfloat16 it is slower, as XLA:CPU keeps its fast products for the simplest surroundings.
+Both matmuls are cases of `map_groups`, which runs any function over each group's rows in few large chunks. In
+float32 a whole feed-forward inside one `map_groups` is a little faster on the CPU than its separate matmuls:
+no intermediate array is written to memory. In bfloat16 it is slower, as XLA:CPU only uses its fast matmuls in
+the simplest contexts.
 """
 
 from collections.abc import Callable
@@ -16,9 +18,9 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from panax.kernels.grouped.rows import Groups
 from panax.kernels.precision import accumulation_dtype
 
-# Beyond it, products of XLA on CPU get no faster.
+# Beyond it, XLA's matmuls on CPU do not get faster.
 _LARGEST_CHUNK = 1024
-# A step more costs about as much as this many rows more in the same step.
+# One more step costs about as much as this many more rows in the same step.
 _ROWS_OF_A_STEP = 48
 _FEW_ROWS = 2048
 
@@ -29,16 +31,16 @@ def map_groups(
     matrices: PyTree[Shaped[Array, "group ..."]],
     groups: Groups,
 ) -> tuple[PyTree[Float[Array, "row ..."]], PyTree[Float[Array, "group ..."]]]:
-    """Run a function over every group's rows, a chunk at a time; time follows the rows that are used.
+    """Run a function over every group's rows, a chunk at a time; time is proportional to the used rows.
 
     Args:
-        function: Of one group's `matrices` (without the group's dimension) and a chunk of its `rows`. Returns what it
-            makes of each row, and the chunk's share of what is summed over a group's rows. Each row's result must depend
-            on that row alone, and zero rows must add nothing to the sums.
+        function: Function of one group's `matrices` (without the group's dimension) and a chunk of its
+            `rows`. Returns a result for each row, and the chunk's contribution to the sums over a group's
+            rows. Each row's result must depend only on that row, and zero rows must add nothing to the sums.
 
     Returns:
-        The results of each row, unspecified for the rows of unused tiles; and the sums of each group, zeros for one
-        without rows.
+        The results of each row, unspecified for the rows of unused tiles; and the sums of each group, zeros
+        for one without rows.
     """
     num_groups, starts = groups.sizes.shape[0], groups.starts
     ends = starts + groups.sizes.astype(starts.dtype)
@@ -49,7 +51,7 @@ def map_groups(
     )
     results = jax.tree.map(lambda a: jnp.zeros((groups.rows, *a.shape[1:]), a.dtype), of_rows)
     sums = jax.tree.map(lambda a: jnp.zeros((num_groups, *a.shape), a.dtype), of_groups)
-    # Groups without rows come last, and are not visited.
+    # Groups without rows are last, and are not visited.
     order = jnp.argsort(groups.sizes == 0, stable=True)
     chunks = _chunk_sizes(groups)
 
@@ -64,8 +66,8 @@ def map_groups(
             if smaller == 0:
                 count += (left > 0).astype(count.dtype)
             else:
-                # A chunk that is a little too long beats two shorter ones. The rows of the next group that it spans are
-                # zeros to the function, and what it writes in their place is overwritten when their own turn comes.
+                # A chunk that is a little too long beats two shorter ones. The rows of the next group in it
+                # are zeros to the function, and its results for them are overwritten in their own turn.
                 fits = start + (count + 1) * chunk <= groups.rows
                 count += ((left > smaller) & (chunk - left <= _ROWS_OF_A_STEP + left // 16) & fits).astype(count.dtype)
             carry = lax.fori_loop(0, count, _step(function, rows, own, group, start, end, chunk), carry)
@@ -78,7 +80,7 @@ def map_groups(
 def blocked_product(
     x: Float[Array, "row k"], w: Float[Array, "group _ _"], groups: Groups, *, transposed: bool, out_dtype: DTypeLike
 ) -> Float[Array, "row n"]:
-    """As `grouped_product`."""
+    """Compute `grouped_product`."""
     dims = (((1,), (1 if transposed else 0,)), ((), ()))
 
     def function(own, chunk):
@@ -91,12 +93,12 @@ def blocked_product(
 def blocked_outer(
     x: Float[Array, "row k"], y: Float[Array, "row n"], groups: Groups, *, out_dtype: DTypeLike
 ) -> Float[Array, "group k n"]:
-    """As `grouped_outer`."""
+    """Compute `grouped_outer`."""
 
     def function(once, chunk):
         left, right = chunk
-        # As of jax 0.10.2 XLA:CPU multiplies bfloat16 fast only as stored, and folds a transpose into the product, at a
-        # fifth of the speed; through a loop, if only of one step, it can't.
+        # As of jax 0.10.2 XLA:CPU multiplies bfloat16 fast only as stored, and folds a transpose into the
+        # matmul, at a fifth of the speed; a loop, even of only one step, prevents that.
         steps = once if left.dtype == jnp.bfloat16 else 1
         left = lax.fori_loop(0, steps, lambda _, __: left.T, jnp.zeros_like(left.T))
         return (), jnp.matmul(left, right, preferred_element_type=accumulation_dtype(x.dtype))
@@ -107,7 +109,7 @@ def blocked_outer(
 
 
 def _step(function, rows, own, group, start, end, chunk: int):
-    """The loop's body for chunks of one size, the first of which begins at `start`."""
+    """Return the loop's body for chunks of one size, beginning at `start`."""
 
     def step(i, carry):
         results, sums = carry
@@ -126,11 +128,12 @@ def _step(function, rows, own, group, start, end, chunk: int):
 
 
 def _chunk_sizes(groups: Groups) -> tuple[int, ...]:
-    """Rows of the loops' steps, descending: dense around a group's expected size, and a tile at last, which always fits."""
+    """Return the numbers of rows of the loops' steps, descending: dense around a group's expected size, and
+    finally one tile, which always fits."""
     expected = min(groups.rows // groups.sizes.shape[0], _LARGEST_CHUNK)
-    # Each size is a copy of the function to compile: too dear for what is done in no time.
+    # Each size is a copy of the function to compile: too expensive for small work.
     eighths = (10, 8, 6, 4, 2, 1) if groups.rows > _FEW_ROWS else (8,)
     wanted = (_LARGEST_CHUNK, *(expected * n // 8 for n in eighths))
-    # Vector units like multiples of 16.
+    # Multiples of 16, for vector units.
     sizes = {size // 16 * 16 for size in wanted}
     return (*sorted((size for size in sizes if groups.tile < size <= groups.rows), reverse=True), groups.tile)

@@ -1,8 +1,9 @@
-"""The experts' whole feed-forward in one loop over chunks of rows: the fast way on the CPU in float32.
+"""The experts' whole feed-forward in one loop over chunks of rows: the fast implementation on the CPU in
+float32.
 
-Between one product and the next a chunk's values stay in the cache; product by product they would be written to memory and
-read again, which costs a quarter of the time. Forward and backward are a loop each, and the backward pass keeps only what the
-first products gave.
+A chunk's values stay in the cache between matmuls; with separate matmuls they would be written to memory and
+read again, which costs a quarter of the time. Forward and backward are one loop each, and only the results of
+the first matmuls are stored for the backward pass.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 class FeedForwardMatrices(NamedTuple):
-    """Of all groups; no gate where there is None."""
+    """Matrices of all groups; gate is None without a gate."""
 
     gate: Float[Array, "group embed ffn"] | None
     up: Float[Array, "group embed ffn"]
@@ -26,7 +27,7 @@ class FeedForwardMatrices(NamedTuple):
 
 
 class HiddenProjections(NamedTuple):
-    """What the first products gave, of all rows: what the backward pass keeps."""
+    """Results of the first matmuls for all rows, stored for the backward pass."""
 
     gate: Float[Array, "row ffn"] | None
     up: Float[Array, "row ffn"]
@@ -39,10 +40,10 @@ def chunked_feed_forward(
     matrices: FeedForwardMatrices,
     groups: Groups,
 ) -> tuple[Float[Array, "row embed"], HiddenProjections]:
-    """`(weight * activation(rows · gate) * (rows · up)) · down`, each row with its group's matrices.
+    """Compute `(weight * activation(rows · gate) * (rows · up)) · down`, each row with its group's matrices.
 
     Returns:
-        The result, unspecified for the rows of unused tiles, and what the gradients need of it.
+        The result, unspecified for the rows of unused tiles, and the values that the gradients need.
     """
 
     def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, tuple]:
@@ -63,7 +64,7 @@ def chunked_feed_forward_gradients(
     groups: Groups,
     gradient: Float[Array, "row embed"],
 ) -> tuple[Float[Array, "row embed"], Float[Array, " row"], FeedForwardMatrices]:
-    """The gradients of `rows`, `weight` and `matrices`."""
+    """Compute the gradients of `rows`, `weight` and `matrices`."""
 
     def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, FeedForwardMatrices]:
         x, weight, inner, dy = rows

@@ -1,11 +1,13 @@
-"""Grouped products for GPUs in Pallas (Triton): one program for each block of the output, reading its own group's matrix.
+"""Grouped matmuls for GPUs in Pallas (Triton): one program for each block of the output, reading its group's
+matrix.
 
-No tile of rows holds two groups, so that a program reads one matrix; it is looked up in a small array of the group of
-each tile. Programs of unused tiles return at once. Each block of the output is written by one program, without atomic
-additions, so results are the same on every run.
+No tile of rows contains two groups, so that a program reads one matrix, looked up in a small array with the
+group of each tile. Programs of unused tiles return immediately. Each block of the output is written by one
+program, without atomic additions, so results are deterministic.
 
-Compiled ahead of time for the H100 and interpreted on the CPU; not yet timed on a GPU: the block sizes are those that
-Triton's own matrix product is tuned to there. See `attention_gpu` on what jax 0.12 says about such kernels.
+Compiled ahead of time for the H100 and interpreted on the CPU; not yet timed on a GPU: the block sizes are
+those that Triton's own matmul is tuned to there. See `attention_gpu` on jax 0.12's deprecation of such
+kernels.
 """
 
 import dataclasses
@@ -25,14 +27,14 @@ from panax.kernels.varying import output_struct, vary_alike
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedTileSizes:
-    """Sizes of what one program holds in registers and shared memory; powers of two, at least 16.
+    """Sizes of one program's blocks in registers and shared memory; powers of two, at least 16.
 
     Attributes:
-        rows: Of the output; of `grouped_outer`, of its `k`.
-        columns: Of the output.
-        inner: Of each step along the contracted dimension.
-        together: Programs along the output's rows that run beside each other over all of its columns, so that they find
-            the same blocks of the operands in the L2 cache.
+        rows: Rows of the output; for `grouped_outer`, of its `k`.
+        columns: Columns of the output.
+        inner: Size of each step along the contracted dimension.
+        together: Number of programs along the output's rows that run concurrently over all of its columns, so
+            that they find the same blocks of the operands in the L2 cache.
     """
 
     rows: int = 128
@@ -44,8 +46,8 @@ class GroupedTileSizes:
 
     @staticmethod
     def for_dtype(dtype: DTypeLike) -> "GroupedTileSizes":
-        """Blocks that fit the shared memory of an A100 and of what came later."""
-        # Full float32 products run on the ordinary cores, from registers.
+        """Return blocks that fit the shared memory of an A100 and of newer GPUs."""
+        # Full float32 matmuls run on the ordinary cores, from registers.
         return (
             GroupedTileSizes()
             if jnp.dtype(dtype).itemsize <= 2
@@ -63,14 +65,14 @@ def gpu_product(
     blocks: GroupedTileSizes | None = None,
     interpret: bool = False,
 ) -> Float[Array, "row n"]:
-    """As `grouped_product`.
+    """Compute `grouped_product`.
 
     Args:
         interpret: Run the kernel as ordinary JAX operations on any backend, slowly.
     """
     blocks = blocks or GroupedTileSizes.for_dtype(x.dtype)
     num_groups, (num_rows, k), n = w.shape[0], x.shape, w.shape[1 if transposed else 2]
-    # A block of rows lies within a tile.
+    # A block of rows must be within a tile.
     size_m = math.gcd(blocks.rows, groups.tile)
     size_n, size_k = (min(size, _block_that_covers(dim)) for size, dim in ((blocks.columns, n), (blocks.inner, k)))
     num_m, num_n = num_rows // size_m, pl.cdiv(n, size_n)
@@ -116,7 +118,7 @@ def gpu_outer(
     blocks: GroupedTileSizes | None = None,
     interpret: bool = False,
 ) -> Float[Array, "group k n"]:
-    """As `grouped_outer`. Arguments as `gpu_product`."""
+    """Compute `grouped_outer`. Arguments as in `gpu_product`."""
     blocks = blocks or GroupedTileSizes.for_dtype(x.dtype)
     num_groups, k, n = groups.sizes.shape[0], x.shape[1], y.shape[1]
     size_m, size_n = (min(size, _block_that_covers(dim)) for size, dim in ((blocks.rows, k), (blocks.columns, n)))
@@ -153,7 +155,8 @@ def gpu_outer(
 
 
 def _place(program, num_m: int, num_n: int, together: int):
-    """The block of a program: `together` blocks of rows go through all columns before the next ones start."""
+    """Return the block of a program: `together` blocks of rows process all columns before the next ones
+    start."""
     band = together * num_n
     first = program // band * together
     height = jnp.minimum(num_m - first, together)
@@ -165,7 +168,7 @@ def _block_that_covers(dim: int) -> int:
 
 
 def _within(i, size: int, dim: int) -> Array | None:
-    """Which elements of block `i` lie within the dimension; None if all of every block do."""
+    """Return the mask of the elements of block `i` within the dimension; None if all of every block are."""
     return None if dim % size == 0 else i * size + jnp.arange(size) < dim
 
 

@@ -1,8 +1,8 @@
 """Grouped matmuls: every row times its group's matrix, for dropless mixtures of experts.
 
-The implementation is chosen by the target and the static case. None is differentiated: a layer calls
-`grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. Where the target has the trait
-`experts_in_one_loop`, a layer in float32 gains from running whole inside one `map_groups`.
+The implementation is chosen by the target and the static case. They are not differentiable: a layer calls
+`grouped_product` forward, and backward `grouped_product(transposed=True)` and `grouped_outer`. If the target
+has the trait `experts_in_one_loop`, a float32 layer is faster as one `map_groups`.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ def grouped_outer(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedCase:
-    """The static properties of a grouped matmul on which the choice of a kernel depends.
+    """Static properties of a grouped matmul that the choice of a kernel depends on.
 
     Attributes:
         tile: Rows that no two groups share.
@@ -112,7 +112,7 @@ class GroupedCase:
 
 
 class GroupedMatmul(NamedTuple):
-    """The functions of a kernel for "grouped matmul".
+    """Functions of a kernel for "grouped matmul".
 
     Attributes:
         product: `product(x, w, groups, transposed=..., out_dtype=...)`, as `grouped_product`.
@@ -124,9 +124,8 @@ class GroupedMatmul(NamedTuple):
 
 
 def is_blocked(dtype: DTypeLike, groups: Groups, target: Target) -> bool:
-    """Return whether these matmuls are loops over chunks, so that code between them can be fused into the
-    same loop.
-    """
+    """Return True if these matmuls are loops over chunks, so that code between them can be fused into the
+    same loop."""
     return _choice(dtype, groups, target).name == "blocked"
 
 

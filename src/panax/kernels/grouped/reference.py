@@ -1,4 +1,4 @@
-"""Grouped products by the definition: every matrix times every row, masked. The truth for tests; slow."""
+"""Grouped matmuls by definition: every matrix times every row, masked. Ground truth for tests; slow."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from panax.kernels.precision import accumulation_dtype
 def reference_product(
     x: Float[Array, "row k"], w: Float[Array, "group _ _"], groups: Groups, *, transposed: bool, out_dtype: DTypeLike
 ) -> Float[Array, "row n"]:
-    """As `grouped_product`; the rows of unused tiles are zeros."""
+    """Compute `grouped_product`; the rows of unused tiles are zeros."""
     x, w = (a.astype(accumulation_dtype(x.dtype)) for a in (x, w))
 
     def add(total, group):
@@ -28,7 +28,7 @@ def reference_product(
 def reference_outer(
     x: Float[Array, "row k"], y: Float[Array, "row n"], groups: Groups, *, out_dtype: DTypeLike
 ) -> Float[Array, "group k n"]:
-    """As `grouped_outer`."""
+    """Compute `grouped_outer`."""
     x, y = (a.astype(accumulation_dtype(x.dtype)) for a in (x, y))
 
     def outer(own: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Grouped products for TPUs by megablox, the Pallas kernels that ship with jax.
+"""Grouped matmuls for TPUs by megablox, the Pallas kernels that ship with jax.
 
-Compiled ahead of time for v5e and v5p and interpreted on the CPU; not yet timed on a TPU. Float32 operands are multiplied
-at the default precision of such kernels.
+Compiled ahead of time for v5e and v5p and interpreted on the CPU; not yet timed on a TPU. Float32 operands
+are multiplied at the default precision of such kernels.
 """
 
 import math
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from panax.kernels.grouped.rows import Groups
 
-# Blocks of three arrays, each with the copy that is on its way, and the sum fit the 16 MiB that a v5e gives a program.
+# Blocks of three arrays, each double-buffered, and the sum fit the 16 MiB that a v5e gives a program.
 _BLOCK = 512
 
 
@@ -27,7 +27,7 @@ def tpu_product(
     out_dtype: DTypeLike,
     interpret: bool = False,
 ) -> Float[Array, "row n"]:
-    """As `grouped_product`.
+    """Compute `grouped_product`.
 
     Args:
         interpret: Run the kernel as ordinary JAX operations on any backend, slowly.
@@ -54,7 +54,7 @@ def tpu_outer(
     out_dtype: DTypeLike,
     interpret: bool = False,
 ) -> Float[Array, "group k n"]:
-    """As `grouped_outer`. Arguments as `tpu_product`."""
+    """Compute `grouped_outer`. Arguments as in `tpu_product`."""
     return _run(
         tgmm,
         x.T,
@@ -67,7 +67,7 @@ def tpu_outer(
 
 
 def _run(kernel: Callable[..., Array], *arrays: Array, **options) -> Array:
-    # As of jax 0.10.2 megablox mixes dtypes, which a program may have forbidden for itself.
+    # As of jax 0.10.2 megablox mixes dtypes, which a program may have disallowed.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return kernel(*arrays, **options)
 

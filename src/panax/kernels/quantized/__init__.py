@@ -1,4 +1,4 @@
-"""Numbers in fewer bits: codes and scales as one array type, its formats, and how numbers are rounded to them."""
+"""Quantized arrays: codes and scales as one array type, its formats, and rounding."""
 
 from .array import QuantizedArray, quantize
 from .dynamic_map import DynamicMap

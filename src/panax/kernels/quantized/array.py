@@ -1,4 +1,4 @@
-"""`QuantizedArray`: an array in fewer bits, as codes and a scale for each block of them."""
+"""`QuantizedArray`: an array in fewer bits, as codes and a scale for each block of codes."""
 
 import math
 from typing import Any
@@ -14,16 +14,17 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 class QuantizedArray(eqx.Module):
-    """An array as codes and scales: a pytree, so it can be carried, mapped, split and saved as arrays are.
+    """An array as codes and scales: a pytree, so it can be carried, mapped, split and saved like arrays.
 
-    A block is a box of neighbouring numbers with one scale; the last one along a dimension may be cut off. Its size is held for
-    the last dimensions alone, so more of them may come in front (a stack, `vmap`).
+    A block is a box of neighbouring values with one scale; the last one along a dimension may be partial. Its
+    size is stored only for the last dimensions, so leading ones may be added (a stack, `vmap`).
 
     Attributes:
-        codes: Of the array's shape; where two codes lie in a byte, half as many along the last dimension.
-        scales: One for each block: of the array's number of dimensions.
-        block: A block's size along the last dimensions.
-        dtype: What the array was in before, and is in by default again.
+        codes: Codes in the array's shape; if two codes are packed into a byte, half as many along the last
+            dimension.
+        scales: One for each block, with the array's number of dimensions.
+        block: Size of a block along the last dimensions.
+        dtype: Original dtype of the array, and default for dequantization.
     """
 
     codes: Array
@@ -36,7 +37,7 @@ class QuantizedArray(eqx.Module):
     def zeros(
         cls, shape: tuple[int, ...], format: Format, block: int | tuple[int, ...], dtype: Any
     ) -> "QuantizedArray":
-        """An array of zeros; arguments as of `quantize`."""
+        """Return an array of zeros; arguments as in `quantize`."""
         block = _checked(block, shape)
         front, last = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
         codes = jnp.full((*shape[:-1], shape[-1] // format.packed), format.zero, format.dtype)
@@ -45,20 +46,20 @@ class QuantizedArray(eqx.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what it stands for."""
+        """Return the shape of the represented array."""
         *front, last = self.codes.shape
         return (*front, last * self.format.packed)
 
     @property
     def nbytes(self) -> int:
-        """Of codes and scales together."""
+        """Return the bytes of codes and scales together."""
         return sum(math.prod(part.shape) * part.dtype.itemsize for part in (self.codes, self.scales))
 
     def dequantize(self, dtype: Any = None) -> jax.Array:
-        """The array again; NaN where a block held NaN or infinity.
+        """Return the array; NaN in blocks that contained NaN or infinity.
 
         Args:
-            dtype: To give it in; None for its own.
+            dtype: Dtype of the result; None for the original one.
         """
         values = self.format.decode(self.codes)
         split, sizes = _split(values, self.block)
@@ -74,16 +75,17 @@ def quantize(
     bits: UInt32[Array, "..."] | None = None,
     dtype: Any = None,
 ) -> QuantizedArray:
-    """`x` in fewer bits: in each block, numbers are divided by a scale that makes the largest the format's largest (or as the
-    format has it).
+    """Quantize `x`: in each block, values are divided by a scale that maps the largest to the format's
+    largest (or as the format defines it).
 
-    A block of zeros, or of numbers too small for a normal float32 as their scale, becomes zeros. A block that holds NaN or
-    infinity has NaN for its scale, so that nobody overlooks it.
+    A block of zeros, or of values too small for a normal float32 scale, becomes zeros. A block with NaN or
+    infinity has the scale NaN, so that it is not overlooked.
 
     Args:
-        block: Numbers with one scale, along the last dimension, or along each of the last few.
-        bits: Random ones, of x's shape, to round up or down by chance, so that the mean is x; None for the nearest.
-        dtype: What it stands for; None for x's.
+        block: Number of values with one scale, along the last dimension, or along each of the last few.
+        bits: Random bits, of x's shape, for stochastic rounding, so that the mean is x; None to round to
+            nearest.
+        dtype: Dtype of the represented array; None for x's.
 
     Raises:
         ValueError: A block has no size, or more dimensions than `x`.
@@ -98,10 +100,10 @@ def quantize(
     split, sizes = _split(wide, block)
     dims = tuple(range(split.ndim - 2 * len(block) + 1, split.ndim, 2))
     scale = format.compute_scale(split, dims)
-    # Asked of each number: a compiled maximum may pass over NaN.
+    # Checked for each value: a compiled maximum may ignore NaN.
     finite = jnp.all(jnp.isfinite(split), dims, keepdims=True) & jnp.isfinite(scale)
     scale = jnp.where(finite, jnp.where(scale >= TINY, scale, 0.0), jnp.nan)
-    # Where there is no scale, codes of zeros: none is of what a cast makes of NaN.
+    # Blocks without a scale have codes of zeros, not the result of casting NaN.
     fits = scale > 0
     scaled = jnp.where(fits, split / jnp.where(fits, scale, 1.0), 0.0)
     codes = format.encode(_cut(scaled.reshape(sizes), x.shape), bits)
@@ -120,7 +122,8 @@ def _checked(block: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
 
 
 def _split(x: jax.Array, block: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
-    """Each of the last dimensions in two, the second of a block's size, filled up with zeros; and the shape before the split."""
+    """Split each of the last dimensions in two, the second of a block's size, padded with zeros; return it
+    and the shape before the split."""
     front, last = x.shape[: x.ndim - len(block)], x.shape[x.ndim - len(block) :]
     counts = [-(-size // part) for size, part in zip(last, block)]
     if any(size % part for size, part in zip(last, block)):

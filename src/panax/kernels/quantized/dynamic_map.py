@@ -1,4 +1,4 @@
-"""Codes of 8 bits over seven decades, for what spans many: the moments of an optimizer.
+"""Codes of 8 bits over seven decades, for values of many magnitudes: the moments of an optimizer.
 
 Source: arXiv:1511.04561, arXiv:2110.02861; the map is that of bitsandbytes and of torchao's 8-bit optimizers.
 """
@@ -19,10 +19,10 @@ DECADES = 7
 
 @dataclasses.dataclass(frozen=True)
 class DynamicMap(Format):
-    """256 numbers in [-1, 1] or [0, 1]: a decade has twice as many as the one below it, evenly spaced.
+    """256 values in [-1, 1] or [0, 1]: a decade has twice as many as the one below it, evenly spaced.
 
-    A code is a place in `values`. Differs from the published map in the scale of a block whose largest number is negative, which
-    its least value stands for: the map itself has 1, and no -1.
+    A code is an index in `values`. Difference from the published map: if a block's value of largest magnitude
+    is negative, the scale maps it to the map's least value, since the map has 1 but no -1.
 
     >>> DynamicMap(signed=False).encode(jnp.array([0.0, 1e-6, 1.0])).tolist()
     [0, 2, 255]
@@ -42,11 +42,12 @@ class DynamicMap(Format):
 
     @property
     def values(self) -> np.ndarray:
-        """What the codes stand for, ascending, in float32."""
+        """Return the values of the codes, ascending, in float32."""
         return _tables(self.signed).values
 
     def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
-        # There is a code for 1 and none for -1: a block's largest number would lose 0.7 % in each update if it is negative.
+        # There is a code for 1 and none for -1: a block's largest value would lose 0.7 % in each update if it
+        # is negative.
         if not self.signed:
             return super().compute_scale(split, dims)
         least = float(self.values[0])
@@ -55,7 +56,8 @@ class DynamicMap(Format):
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         tables = _tables(self.signed)
         size = jnp.abs(x) if self.signed else x
-        # Where it is about: its decade, and how far in it. Exact are the tables alone, a step up or down from there.
+        # Approximate position: the decade, and the position in it. Only the tables are exact, one step up or
+        # down from there.
         decade = sum((size >= edge).astype(jnp.int32) for edge in tables.edges)
         far = jnp.asarray(tables.slopes)[decade] * size + jnp.asarray(tables.offsets)[decade]
         about = jnp.floor(far).astype(jnp.int32)
@@ -77,12 +79,14 @@ class DynamicMap(Format):
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """What encoding reads.
+    """Tables for encoding.
 
     Attributes:
-        lower, upper: Of each code, the least number that rounds to it, and the least that rounds to the next.
-        edges: Where decades begin, without the first.
-        slopes, offsets: Of each decade, from a number's size to the number of codes between it and zero's.
+        lower, upper: For each code, the smallest number that rounds to it, and the smallest that rounds to
+        the next.
+        edges: Beginnings of the decades, without the first.
+        slopes, offsets: For each decade, the linear map from a number's magnitude to the number of codes
+        between it and zero's.
         zero: The code of zero.
     """
 
@@ -100,7 +104,7 @@ def _tables(signed: bool) -> _Tables:
     one = np.float32(1)
     counts = [2 ** (i if signed else i + 1) for i in range(DECADES)]
     powers = [10.0 ** (i - DECADES + 1) for i in range(DECADES)]
-    # In float32, as the published map is computed: other roundings would be other values.
+    # In float32, as the published map is computed: other roundings would give other values.
     found: list[np.float32] = [np.float32(0), one]
     for count, power in zip(counts, powers):
         bounds = _evenly(count + 1)
@@ -109,7 +113,8 @@ def _tables(signed: bool) -> _Tables:
     values = np.sort(np.array(found, np.float32))
     zero = int(np.searchsorted(values, 0))
     between = _least_above(values)
-    # A decade goes from a tenth of its power to the power, in equal shares; a code is the middle of its share.
+    # A decade spans from a tenth of its power to the power, in equal intervals; a code is the middle of its
+    # interval.
     edges = tuple(powers[:-1])
     slopes = [count / (0.9 * power) for count, power in zip(counts, powers)]
     firsts = np.cumsum([1, *counts[:-1]])
@@ -126,7 +131,7 @@ def _tables(signed: bool) -> _Tables:
 
 
 def _evenly(count: int) -> np.ndarray:
-    """From 0.1 to 1, in steps of float32, each half counted from its own end, rounded once."""
+    """Return values from 0.1 to 1, in steps of float32, each half computed from its own end, rounded once."""
     first, last = np.float32(0.1), np.float32(1)
     step = np.float64((last - first) / np.float32(count - 1))
     index = np.arange(count)
@@ -134,7 +139,8 @@ def _evenly(count: int) -> np.ndarray:
 
 
 def _least_above(values: np.ndarray) -> np.ndarray:
-    """Between two values, the least number nearer to the upper one, where float32 subtracts: ties go up."""
+    """Return, between two values, the smallest number nearer to the upper one in float32 subtraction: ties go
+    up."""
     below, above = values[:-1], values[1:]
     half = (above - below) * np.float32(0.5)
     found = below + half

@@ -1,4 +1,4 @@
-"""How one number becomes a code, and a code a number: formats without their scales."""
+"""Encoding of single values to codes and back: formats without their scales."""
 
 import abc
 import dataclasses
@@ -16,8 +16,8 @@ class Format(abc.ABC):
     """The codes of one format: an equal, hashable value, so that it may be static in a compiled program.
 
     Attributes:
-        largest: The number that a block's largest is scaled to.
-        packed: How many codes there are in one element of the array of codes.
+        largest: The value that a block's largest is scaled to.
+        packed: Number of codes in one element of the array of codes.
         zero: The code of 0.
     """
 
@@ -28,33 +28,36 @@ class Format(abc.ABC):
     @property
     @abc.abstractmethod
     def dtype(self) -> jnp.dtype:
-        """The type of the array of codes."""
+        """Return the dtype of the array of codes."""
 
     def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
-        """What the numbers of each block are divided by, before any check: NaN or infinity where a block holds either.
+        """Return the divisor of each block's values, before any check: NaN or infinity if a block contains
+        either.
 
         Args:
-            dims: The dimensions of a block, which are kept with size 1.
+            dims: The dimensions of a block, which become size 1.
         """
-        # Not divided: compilers make a product of that in one place and not in another, and scales differ in their last bit.
+        # Not divided: compilers turn the division into a multiplication in some places only, and scales would
+        # differ in the last bit.
         return jnp.max(jnp.abs(split), dims, keepdims=True) * (1 / self.largest)
 
     @abc.abstractmethod
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
-        """The codes of numbers that are at most `largest` away from zero.
+        """Encode values of magnitude at most `largest`.
 
         Args:
-            bits: Random ones, of x's shape, to round up or down by chance, so that the mean is x; None for the nearest.
+            bits: Random bits, of x's shape, for stochastic rounding, so that the mean is x; None to round to
+                nearest.
         """
 
     @abc.abstractmethod
     def decode(self, codes: jax.Array) -> Float32[Array, "..."]:
-        """What codes stand for, without a scale."""
+        """Decode codes to values, without a scale."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Format):
-    """Whole numbers from -`largest` to `largest`; those of 4 bits lie two in a byte.
+    """Whole numbers from -`largest` to `largest`; those of 4 bits are packed two in a byte.
 
     >>> INT8.encode(jnp.array([-127.0, 0.4, 2.6])).tolist()
     [-127, 0, 3]
@@ -89,7 +92,8 @@ class Linear(Format):
 
 @dataclasses.dataclass(frozen=True)
 class Float8(Format):
-    """Floats of 4 bits of exponent and 3 of fraction, without infinities (e4m3fn), as accelerators multiply them.
+    """Floats of 4 bits of exponent and 3 of fraction, without infinities (e4m3fn), the format of
+    accelerators.
 
     >>> FLOAT8.encode(jnp.array([448.0, 1.05, 2.0**-9])).tolist()
     [448.0, 1.0, 0.001953125]
@@ -104,9 +108,9 @@ class Float8(Format):
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         if bits is not None:
             exponent = (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23 & 0xFF) - 127
-            # The distance between neighbours, of which the least normal exponent, -6, has the smallest.
+            # The distance between neighbours; it is smallest at the least normal exponent, -6.
             step = jnp.exp2((jnp.maximum(exponent, -6) - 3).astype(jnp.float32))
-            # Rounding up goes one step past the largest at most, and there the type has no number but NaN.
+            # Rounding up exceeds the largest by at most one step, and there the dtype only has NaN.
             x = jnp.clip(jnp.floor(x / step + uniform_from_bits(bits)) * step, -self.largest, self.largest)
         return x.astype(self.dtype)
 
@@ -116,7 +120,8 @@ class Float8(Format):
 
 @dataclasses.dataclass(frozen=True)
 class Sign(Format):
-    """Signs alone, eight in a byte: each number stands for its block's mean size. Zero counts as positive.
+    """Signs alone, eight in a byte: each value becomes plus or minus its block's mean magnitude. Zero counts
+    as positive.
 
     Source: arXiv:1901.09847, with blocks.
 
@@ -132,13 +137,15 @@ class Sign(Format):
         return jnp.dtype(jnp.uint8)
 
     def compute_scale(self, split: Float32[Array, "..."], dims: tuple[int, ...]) -> Float32[Array, "..."]:
-        # Divided before they are added up: the sum of large numbers is infinite, their mean is not.
+        # Divided before the sum: the sum of large values may be infinite, their mean is not.
         share = 1 / math.prod(split.shape[dim] for dim in dims)
         return jnp.sum(jnp.abs(split) * share, dims, keepdims=True)
 
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         if bits is not None:
-            raise ValueError("signs are not rounded by chance: numbers lie outside of the two that they stand for")
+            raise ValueError(
+                "stochastic rounding is not defined for signs: values lie outside of the two that they encode"
+            )
         return jnp.packbits(x >= 0, axis=-1, bitorder="little")
 
     def decode(self, codes: jax.Array) -> Float32[Array, "..."]:
@@ -146,7 +153,7 @@ class Sign(Format):
 
 
 def uniform_from_bits(bits: UInt32[Array, "..."]) -> Float32[Array, "..."]:
-    """Numbers in [0, 1) from random bits, of which 24 are used.
+    """Convert random bits, 24 of each, to values in [0, 1).
 
     >>> uniform_from_bits(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32)).tolist()
     [0.0, 0.5, 0.9999999403953552]
@@ -155,4 +162,4 @@ def uniform_from_bits(bits: UInt32[Array, "..."]) -> Float32[Array, "..."]:
 
 
 INT8, INT4, FLOAT8, SIGN = Linear(8), Linear(4), Float8(), Sign()
-"""Two codes of 4 bits lie in a byte, and eight signs."""
+"""Two codes of 4 bits are packed into a byte, and eight signs."""

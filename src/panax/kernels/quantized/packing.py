@@ -1,11 +1,11 @@
-"""Two codes of 4 bits in a byte."""
+"""Packing of two 4-bit codes into a byte."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int8, UInt8
 
 
 def pack(codes: Int8[Array, "*dims size"]) -> UInt8[Array, "*dims half"]:
-    """Neighbours along the last dimension in one byte, the first in its low half.
+    """Pack neighbours along the last dimension into one byte, the first in its low half.
 
     Args:
         codes: From -8 to 7.
@@ -18,18 +18,19 @@ def pack(codes: Int8[Array, "*dims size"]) -> UInt8[Array, "*dims half"]:
     """
     if codes.ndim == 0 or codes.shape[-1] % 2:
         raise ValueError(
-            f"codes of 4 bits lie two in a byte along the last dimension, and the shape is {codes.shape}; give it an even size"
+            f"codes of 4 bits are packed two in a byte along the last dimension, and the shape is {codes.shape}; make "
+            "its size even"
         )
     nibbles = codes.astype(jnp.uint8) & jnp.uint8(0xF)
     return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 
 def unpack(packed: UInt8[Array, "*dims half"]) -> Int8[Array, "*dims size"]:
-    """What `pack` packed.
+    """Invert `pack`.
 
     >>> unpack(jnp.array([241, 135], jnp.uint8)).tolist()
     [1, -1, 7, -8]
     """
     both = jnp.stack([packed << 4, packed & jnp.uint8(0xF0)], -1).reshape(*packed.shape[:-1], -1)
-    # The sign's bit is the byte's: an arithmetic shift fills up with it.
+    # The sign bit is the byte's: an arithmetic shift extends it.
     return both.astype(jnp.int8) >> 4

@@ -1,7 +1,8 @@
-"""Codes of a sum of two arrays, and what rounding leaves out of it: how a gradient is sent with what earlier ones still owe.
+"""Quantization of a sum of two arrays with the rounding error: for sending a gradient with error feedback.
 
-XLA makes two passes of it on a GPU: one adds and finds the largest of each block, and the next reads the sum again. That is 21
-bytes a number for codes of 8 bits. In one pass it is 13: 8 that are read, 4 of what is left out, 1 of a code.
+XLA needs two passes on a GPU: one adds and finds the largest of each block, and the next reads the sum again.
+That is 21 bytes per value for codes of 8 bits. In one pass it is 13: 8 read, 4 for the residual, 1 for a
+code.
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ WORK = "codes and rest"
 
 @dataclasses.dataclass(frozen=True)
 class ResidualCase:
-    """What is known before it runs.
+    """Static case of the choice of a kernel.
 
     Attributes:
-        block: Numbers that share a scale.
-        by_chance: Rounded up or down by chance.
+        block: Number of values with one scale.
+        stochastic: True for stochastic rounding.
     """
 
     format: Format
@@ -40,10 +41,11 @@ def quantize_with_residual(
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
-    """`quantize(x + owed)`, each row a block; and what that leaves out: `x + owed` less what the codes stand for.
+    """Compute `quantize(x + owed)`, with each row a block; and its residual: `x + owed` minus the dequantized
+    array.
 
     Args:
-        bits: As of `quantize`.
+        bits: As in `quantize`.
 
     >>> from panax.kernels.quantized import INT8
     >>> codes, rest = quantize_with_residual(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
@@ -60,7 +62,7 @@ def reference(
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
-    """The definition."""
+    """Compute the result by definition."""
     total = x + owed
     found = quantize(total, format, x.shape[-1], bits)
     return found, total - found.dequantize(jnp.float32)

@@ -1,4 +1,5 @@
-"""Codes, scales and what rounding leaves out in one pass, for GPUs in Pallas (Triton): a program holds whole rows in registers.
+"""Codes, scales and residual in one pass, for GPUs in Pallas (Triton): a program holds whole rows in
+registers.
 
 Compiled ahead of time for the H100 and interpreted on the CPU; not yet timed on a GPU.
 """
@@ -14,20 +15,20 @@ from .array import TINY
 from .formats import Float8, Format, Linear
 
 BLOCK_ELEMENTS = 4096
-"""That a program holds at once, of each operand."""
+"""Number of values that a program holds at once, of each operand."""
 
 
 def gpu_quantize_with_residual(
     x: Float32[Array, "row block"], owed: Float32[Array, "row block"], format: Format, *, interpret: bool = False
 ) -> tuple[Array, Float32[Array, " row"], Float32[Array, "row block"]]:
-    """(codes, scales, rest), as `quantize_with_residual`.
+    """Compute (codes, scales, residual) of `quantize_with_residual`.
 
     Args:
         interpret: Run the kernel as ordinary JAX operations on any backend, slowly.
     """
     rows, block = x.shape
     packed = format.packed
-    # Numbers whose codes lie in one byte are neighbours.
+    # Values with codes in one byte are neighbours.
     x, owed = vary_alike(*(each.reshape(rows, block // packed, packed) for each in (x, owed)))
     size = min(max(BLOCK_ELEMENTS // block, 1), pl.next_power_of_2(rows))
 
@@ -44,12 +45,12 @@ def gpu_quantize_with_residual(
         largest, bad = jnp.zeros((size,), jnp.float32), jnp.zeros((size,), jnp.int32)
         for each in parts:
             largest = jnp.maximum(largest, jnp.max(jnp.abs(each), axis=1))
-            # Asked of each number: a maximum passes over NaN.
+            # Checked for each value: a maximum ignores NaN.
             bad += jnp.sum((~(jnp.abs(each) < jnp.inf)).astype(jnp.int32), axis=1)
         scale = largest * (1 / format.largest)
         scale = jnp.where(scale >= TINY, scale, 0.0)
         fits = (scale > 0) & (bad == 0)
-        # Divided as the definition does, not multiplied with an inverse, which would round twice.
+        # Divided as in the definition, not multiplied with an inverse, which would round twice.
         divisor, whole = jnp.where(fits, scale, 1.0)[:, None], jnp.where(bad > 0, jnp.nan, scale)
         packed_codes = jnp.zeros((size, block // packed), jnp.int32)
         for place, each in enumerate(parts):
@@ -76,12 +77,13 @@ def gpu_quantize_with_residual(
 
 
 def _coded(x: Array, format: Format) -> tuple[Array, Array]:
-    """(codes, what they stand for) of scaled numbers."""
+    """Return (codes, their values) of scaled values."""
     if isinstance(format, Float8):
         codes = x.astype(format.dtype)
         return codes, codes.astype(jnp.float32)
     assert isinstance(format, Linear)
-    # To the nearest, ties to even, which Triton has no operation for; what is above the next lower whole number is exact.
+    # To nearest, ties to even, which Triton has no operation for; the difference to the next lower whole
+    # number is exact.
     below = jnp.floor(x)
     above, odd = x - below, below - 2 * jnp.floor(below * 0.5)
     up = (above > 0.5) | ((above == 0.5) & (odd == 1))

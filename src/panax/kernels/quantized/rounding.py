@@ -1,4 +1,4 @@
-"""Rounding up or down by chance, so that the mean of what is rounded is what was there."""
+"""Stochastic rounding: up or down at random, so that the mean of the rounded values is the original."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,14 @@ from jaxtyping import Array, BFloat16, Float32, UInt32
 
 
 def round_stochastically(x: Float32[Array, "..."], bits: UInt32[Array, "..."]) -> BFloat16[Array, "..."]:
-    """`x` as bfloat16: the neighbour away from zero with the probability of how near it is, else the one towards zero.
+    """Round `x` to bfloat16: to the neighbour away from zero with a probability given by its nearness, else
+    to the one towards zero.
 
-    Updates of a parameter that are smaller than half the distance to the next bfloat16 would all be rounded away; so they are not
-    in the mean (arXiv:2010.06192).
+    Updates of a parameter that are smaller than half the distance to the next bfloat16 would all be lost by
+    rounding to nearest; here they survive in the mean (arXiv:2010.06192).
 
     Args:
-        bits: Random ones, of which 16 are used; of x's shape.
+        bits: Random bits of x's shape, 16 of each are used.
 
     >>> ones = jnp.full((4,), 1 + 2**-9, jnp.float32)
     >>> round_stochastically(ones, jnp.array([0, 2**14, 2**15, 3 * 2**14], jnp.uint32)).tolist()

@@ -1,4 +1,5 @@
-"""The scan of a state-space model as it is defined: one position after the other, in float32. The measure of the chunked one."""
+"""Scan of a state-space model by definition: one position at a time, in float32. Ground truth for the chunked
+scan."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -18,7 +19,7 @@ def reference_state_space_scan(
     state: Float[Array, "batch heads head_dim state"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
 ) -> ScanResult:
-    """As `state_space_scan`; its backward pass keeps the state of every position.
+    """Compute `state_space_scan`; its backward pass stores the state of every position.
 
     Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretisation of Mamba-2.
     """
@@ -26,7 +27,7 @@ def reference_state_space_scan(
     each = heads // b.shape[2]
     wide = accumulation_dtype(x.dtype)
     segments = jnp.ones((batch, seq), jnp.int32) if segments is None else segments
-    # A document's first position forgets; the row's first position belongs to the state that is given.
+    # A document's first position resets the state; the row's first position belongs to the given state.
     before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
     keeps, real = (segments == before) & (segments != 0), segments != 0
 

@@ -1,21 +1,25 @@
 """The scan of a selective state-space model with a scalar decay for each head (Mamba-2), chunk by chunk.
 
-Each head has a matrix of state, which decays and takes up one outer product at every position, and is read by one vector:
+Each head has a state matrix, which decays and is updated by one outer product at every position, and is read
+by one vector:
 
     state[t] = exp(dt[t] * a) * state[t - 1] + dt[t] * x[t] b[t]^T        y[t] = state[t] c[t]
 
-Within a chunk this is attention without a softmax: (c b^T, times the decay between the two positions) x, made of matrix
-multiplications; between chunks only the state passes on. A loop walks the chunks, and its backward pass computes each chunk again
-from its inputs and the state before it, so no more than one chunk's scores exist at a time.
+Within a chunk this is attention without a softmax: (c b^T, times the decay between the two positions) x,
+computed by matmuls; only the state is passed between chunks. A loop walks the chunks, and its backward pass
+recomputes each chunk from its inputs and the state before it, so at most one chunk's scores exist at a time.
 
-Where documents are packed in a row, the state is zero before each document's first token: a decay across a boundary is zero.
+If documents are packed in a row, the state is zero before each document's first token: a decay across a
+boundary is zero.
 
-Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 6. Differs: chunks one after the other, not all at once; the
-heads of a group share one product of c and b, and are columns of one product with the state.
+Source: Transformers are SSMs (Mamba-2, arXiv:2405.21060), section 6. Differences: chunks are processed in
+sequence, not all at once; the heads of a group share one matmul of c and b, and are columns of one matmul
+with the state.
 
-Chunks are short on CPU, where the work that grows with them is not that of fast matrix units: 24 heads of 64 with a state of 128,
-2,048 positions, forward and backward on two busy cores, float32: 413 ms in chunks of 16, 310 of 32, 380 of 64, 933 of 128; in
-bfloat16 869, 320, 578, 712. Elsewhere they are as long as a tile of the matrix units, which is not measured.
+Chunks are short on CPU, which has no fast matrix units for the work that grows with them: 24 heads of 64 with
+a state of 128, 2,048 positions, forward and backward on two busy cores, float32: 413 ms in chunks of 16, 310
+of 32, 380 of 64, 933 of 128; in bfloat16 869, 320, 578, 712. Elsewhere they are as long as a tile of the
+matrix units, which is not measured.
 """
 
 import functools
@@ -33,12 +37,13 @@ from panax.kernels.varying import vary_alike, vary_like
 
 
 class ScanResult(NamedTuple):
-    """What a scan over rows gives.
+    """Result of a scan over rows.
 
     Attributes:
-        y: In the dtype of x; zero at padding.
-        state: After the last position; float32.
-        decay: What is left at the last position of a state before the first one; float32. It is zero where a document begins.
+        y: Output, in the dtype of x; zero at padding.
+        state: State after the last position; float32.
+        decay: Factor of a state before the first position at the last one; float32. It is zero if a document
+            begins in between.
     """
 
     y: Float[Array, "batch seq heads head_dim"]
@@ -47,7 +52,7 @@ class ScanResult(NamedTuple):
 
 
 def default_chunk(target: Target) -> int:
-    """Positions in a chunk, by default."""
+    """Return the default number of positions in a chunk."""
     return 32 if target.platform == "cpu" else 128
 
 
@@ -65,15 +70,15 @@ def state_space_scan(
 ) -> ScanResult:
     """Scan rows of any length; differentiable by everything but the segments.
 
-    Products are computed in the dtype of x, and summed in float32; decays and states are float32.
+    Matmuls are computed in the dtype of x, and summed in float32; decays and states are float32.
 
     Args:
-        dt: The step, positive; float32.
-        a: The rate of decay, negative; float32.
-        b: What is written to the state, and c what reads it; adjacent heads share one of the groups.
-        state: Before the first position, of the same document as that position; None is zero.
-        segments: The document of each position; 0 is padding.
-        chunk: Positions in a chunk; by default `chunk_of(target)`.
+        dt: Step size, positive; float32.
+        a: Decay rate, negative; float32.
+        b: Vectors written to the state; c reads it. Adjacent heads share a group.
+        state: State before the first position, of the same document as that position; None: zero.
+        segments: Document id of each position; 0 is padding.
+        chunk: Positions in a chunk; by default `default_chunk(target)`.
 
     Raises:
         ValueError: The heads are not a multiple of the groups, or the chunk is below 1.
@@ -89,7 +94,7 @@ def state_space_scan(
     wide = accumulation_dtype(x.dtype)
     rows = _Rows.of(dt.astype(wide), a.astype(wide), segments)
     grouped = (batch, groups, heads // groups)
-    # State as [batch, groups, state, heads of the group, head_dim]: the columns of one product.
+    # State as [batch, groups, state, heads of the group, head_dim]: the columns of one matmul.
     before = jnp.zeros((batch, groups, width, heads // groups, head_dim), wide)
     before = vary_like(before, x, dt, b)
     if state is not None:
@@ -100,7 +105,8 @@ def state_space_scan(
     count = -(-seq // size)
 
     def chunked(array: Array, mode: str = "constant") -> Array:
-        """[batch, seq, ...] to [chunk, batch, position, ...]; a step of 0 behind the end leaves the state as it is."""
+        """Convert [batch, seq, ...] to [chunk, batch, position, ...]; a step of 0 in the padding preserves
+        the state."""
         widths = [(0, 0), (0, count * size - seq)] + [(0, 0)] * (array.ndim - 2)
         padded = jnp.pad(array, widths, mode=mode) if count * size > seq else array
         return jnp.moveaxis(padded.reshape(batch, count, size, *array.shape[2:]), 1, 0)
@@ -129,9 +135,10 @@ def initial_state_output(
     state: Float[Array, "batch heads head_dim state"],
     segments: Int[Array, "batch seq"] | None = None,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """What a state before the first position adds to the output of a scan that began with zeros; float32.
+    """Compute the contribution of a state before the first position to the output of a scan that began with
+    zeros; float32.
 
-    Arguments as `state_space_scan`.
+    Arguments as in `state_space_scan`.
     """
     batch, heads, head_dim, width = state.shape
     groups = c.shape[2]
@@ -144,13 +151,13 @@ def initial_state_output(
 
 
 class _Rows(NamedTuple):
-    """Steps and documents of whole rows.
+    """Steps and documents of complete rows.
 
     Attributes:
-        dt: 0 at padding.
+        dt: Step size; 0 at padding.
         step: dt times a: the logarithm of the decay at a position.
-        run: Which run of equal segments a position is in, counted from 0; None where rows are one document.
-        real: The first position is not padding.
+        run: Index of a position's run of equal segments, from 0; None if rows are one document.
+        real: True if the first position is not padding.
     """
 
     dt: Float[Array, "batch seq heads"]
@@ -168,7 +175,7 @@ class _Rows(NamedTuple):
         return cls(dt, dt * a, jnp.cumsum(changes, axis=1, dtype=jnp.int32), segments[:, 0] != 0)
 
     def left(self) -> Float[Array, "batch seq heads"]:
-        """What is left at each position of a state before the first one."""
+        """Return the factor of a state before the first position at each position."""
         left = jnp.exp(jnp.cumsum(self.step, axis=1))
         if self.run is None or self.real is None:
             return left
@@ -176,7 +183,7 @@ class _Rows(NamedTuple):
 
 
 def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array, Array | None], Array]:
-    """One chunk: the state and the run before it to those after it, and its output."""
+    """Process one chunk: from the state and the run before it to those after it, and its output."""
     state, run_before = carry
     x, dt, decay, b, c, run = piece
     wide, size = state.dtype, x.shape[1]
@@ -190,8 +197,8 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
         begun, ended = (run == run_before[:, None])[..., None, None], (run == last[:, None])[..., None, None]
         kept, run_before = (run_before == last)[:, None, None], last
     heads_first = jnp.moveaxis(decay, 1, -1)
-    # What a position leaves of itself is 1 by definition: taken from the difference it would have two gradients that cancel, and
-    # where decays are strong the rest is lost in their rounding.
+    # A position's decay to itself is 1 by definition: computed from the difference it would have two
+    # gradients that cancel, and with strong decays the result would be lost in their rounding.
     apart = jnp.where(jnp.eye(size, dtype=bool), jnp.zeros((), wide), MASKED)[None, None, None]
     between = jnp.where(together[:, None, None], heads_first[..., :, None] - heads_first[..., None, :], apart)
     scores = product("bign,bjgn->bgij", c, b)[:, :, None] * jnp.exp(between) * jnp.moveaxis(dt, 1, -1)[..., None, :]

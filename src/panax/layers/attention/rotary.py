@@ -180,7 +180,7 @@ class Rotary(Validated):
     def num_rotated(self, head_dim: int) -> int:
         """Return the number of rotated features of a head.
 
-        >>> Rotary(fraction=0.5).turned(128)
+        >>> Rotary(fraction=0.5).num_rotated(128)
         64
         """
         return int(head_dim * self.fraction)

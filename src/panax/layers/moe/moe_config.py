@@ -102,7 +102,7 @@ class MoE(Validated):
         require(self.experts > 0, f"experts={self.experts}; expected a positive number")
         require(
             0 < self.active <= self.experts,
-            f"active={self.active}; expected 1 to experts={self.experts}, of which each token takes so many",
+            f"active={self.active} experts for each token; expected 1 to experts={self.experts}",
         )
         for name in ("ffn", "shared", "first_dense", "balance", "z_loss", "bias_rate"):
             require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name)}; expected 0 or more")

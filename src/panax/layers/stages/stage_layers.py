@@ -116,7 +116,7 @@ class StageRun:
         order: [stage, chunk, slot] to unit; -1 for an empty slot.
         weights: The leaves of a unit, each with the leading axes [chunk, slot].
         treedefs: The distinct units by static settings (such as windows).
-        kind_of_unit: For each unit, the index of its treedef.
+        unit_kinds: For each unit, the index of its treedef.
         rows: For each unit, the rows of its reporting layers among all of the model.
         axes: The logical axes of each leaf, `layer` first.
         alone: True if it is the only run. Running an empty slot then costs no time, since other stages fill

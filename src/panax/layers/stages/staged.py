@@ -84,8 +84,8 @@ class StagedTask(Task):
         """
         if self.matmul_precision is not None and self.compute_dtype != "float32":
             raise RecipeError(
-                f'task.matmul_precision="{self.matmul_precision}" has no effect: products are of {self.compute_dtype} '
-                f'(task.compute_dtype); leave it out, or set task.compute_dtype to "float32"'
+                f'task.matmul_precision="{self.matmul_precision}" has no effect: matmuls are in {self.compute_dtype} '
+                f'(task.compute_dtype); remove it, or set task.compute_dtype to "float32"'
             )
 
     def check_mesh(self, placement: Placement) -> None:
@@ -137,8 +137,9 @@ class StagedTask(Task):
         """
         if type(self).layer_metrics is not StagedTask.layer_metrics:
             raise RecipeError(
-                f"{type(self).__name__} has `reported`, and no `count`, so what its layers report would weigh nothing; write "
-                f"`count(self, batch)`: how many positions of this device count"
+                f"{type(self).__name__} has `layer_metrics` and no `count_tokens`, so what its layers report would "
+                "weigh nothing; write "
+                f"`count_tokens(self, batch)`: how many positions of this device count"
             )
         return jnp.float32(0.0)
 

@@ -50,7 +50,7 @@ def embedding_bag(
     [[2.5], [4.0], [0.0]]
     """
     if pooling == "max" and weights is not None:
-        raise RecipeError('pooling="max" takes no weights; leave them out, or set pooling to "sum" or "mean"')
+        raise RecipeError('pooling="max" takes no weights; remove them, or set pooling to "sum" or "mean"')
     return pool_rows(embedding_rows(table, ids), ids, pooling=pooling, weights=weights)
 
 

@@ -37,7 +37,7 @@ class FeatureConfig(Validated):
         if self.pooling == "max" and self.weights_leaf:
             raise RecipeError(
                 f'the feature {self.leaf!r} has pooling="max" and weights_leaf={self.weights_leaf!r}, which has no effect there; '
-                f"leave it out, or take the sum or mean"
+                f"remove it, or use the sum or mean"
             )
 
 
@@ -91,9 +91,7 @@ class TableConfig(Validated):
 
     def __post_init__(self) -> None:
         if not self.features:
-            raise RecipeError(
-                f"no feature uses the table {self.name!r}; add one to its features, or leave the table out"
-            )
+            raise RecipeError(f"no feature uses the table {self.name!r}; add one to its features, or remove the table")
         if self.growth is not None:
             self._check_growth(self.growth)
         if self.hot_rows < 0 or (0 < self.rows <= self.hot_rows):
@@ -102,10 +100,12 @@ class TableConfig(Validated):
                 f'placement="everywhere"'
             )
         if self.hot_rows and (self.placement == "everywhere" or self.growth is not None):
-            why = 'lies on every device whole (placement="everywhere")' if self.growth is None else "gives its rows out"
-            raise RecipeError(
-                f"the table {self.name!r} has hot_rows={self.hot_rows:,}, and {why}; leave one of them out"
+            why = (
+                'is replicated on every device (placement="everywhere")'
+                if self.growth is None
+                else "assigns rows to ids"
             )
+            raise RecipeError(f"the table {self.name!r} has hot_rows={self.hot_rows:,}, and {why}; remove one of them")
         if self.rows < 0 or self.width < 1:
             raise RecipeError(f"the table {self.name!r} has rows={self.rows}, width={self.width}; expected 1 or more")
         if self.rows > MAX_ROWS:
@@ -117,13 +117,13 @@ class TableConfig(Validated):
     def _check_growth(self, growth: Growth) -> None:
         if self.rows < growth.ways:
             raise RecipeError(
-                f"the table {self.name!r} grows, and has rows={self.rows}; expected as many as it may come to have, at least one "
+                f"the table {self.name!r} grows, and has rows={self.rows}; expected the most rows that it may have, at least one "
                 f"block of ways={growth.ways}"
             )
         if self.placement == "columns":
             raise RecipeError(
-                f'the table {self.name!r} grows, and has placement="columns"; a row is given out by the device that holds all of '
-                f'it: take "rows" or "everywhere"'
+                f'the table {self.name!r} grows, and has placement="columns"; a row is assigned by the device that holds all of '
+                f'it: use "rows" or "everywhere"'
             )
 
     @property

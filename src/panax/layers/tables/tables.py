@@ -73,7 +73,7 @@ class TablesConfig(Validated):
                 widths = f" of width {other.width} and of width {table.width}" if other.width != table.width else ""
                 raise RecipeError(
                     f"two tables are named {table.name!r}{widths}; features that share a table are listed in one, which has one "
-                    f"width: for two widths take two names"
+                    f"width: for two widths use two names"
                 )
             for feature in table.features:
                 if feature.leaf in read:
@@ -107,8 +107,8 @@ class TablesConfig(Validated):
             if hot and table.rows:
                 if placement == "everywhere":
                     raise RecipeError(
-                        f"the table {table.name!r} has hot_rows={hot:,}, and lies on every device whole, since its "
-                        f"{table.bytes:,} bytes are at most small_bytes={self.small_bytes:,}; leave hot_rows out"
+                        f"the table {table.name!r} has hot_rows={hot:,}, and is replicated on every device, since its "
+                        f"{table.bytes:,} bytes are at most small_bytes={self.small_bytes:,}; remove hot_rows"
                     )
                 yield "everywhere", TablePart(table, 0, hot)
                 yield placement, TablePart(table, hot, table.rows - hot)
@@ -296,7 +296,7 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
     wanted = max((num_ids.get(leaf, 0) for leaf in leaves), default=0)
     if table.rows == 0 and not wanted:
         raise RecipeError(
-            f"the table {table.name!r} has rows=0, which takes the data's number of ids, and the data does not say how many "
+            f"the table {table.name!r} has rows=0, which takes the data's number of ids, but the data does not state how many "
             f"{' and '.join(map(repr, leaves))} may hold; give a number"
         )
     if wanted and table.hot_rows >= wanted:
@@ -306,6 +306,6 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
     if 0 < table.rows < wanted:
         raise RecipeError(
             f"the table {table.name!r} has rows={table.rows:,}, and the data's {' and '.join(map(repr, leaves))} may hold "
-            f"{wanted:,} ids; raise rows, or set it to 0 to take the data's"
+            f"{wanted:,} ids; raise rows, or set it to 0 to use the data's"
         )
     return table if table.rows else dataclasses.replace(table, rows=wanted)

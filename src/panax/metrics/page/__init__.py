@@ -1,1 +1,2 @@
-"""One page builder for every page that Panax writes: blocks of content, and what makes HTML, Markdown and SVG of them."""
+"""Page builder for every page that Panax writes: blocks of content, and their conversion to HTML, Markdown
+and SVG."""

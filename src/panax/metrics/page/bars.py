@@ -1,4 +1,4 @@
-"""Bars with their spread as SVG."""
+"""Bar charts with the spread of values, as SVG."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ WIDTH, LEFT, RIGHT, ROW = 760, 150, 96, 34
 
 
 class Bar(NamedTuple):
-    """A value with its spread.
+    """One value with its spread.
 
     Attributes:
-        text: What stands behind it.
-        faint: It can't be compared with the others.
+        text: Text after the bar.
+        faint: True if it can't be compared with the others.
     """
 
     title: str
@@ -28,11 +28,13 @@ class Bar(NamedTuple):
 
 
 WIDE = 30
-"""Bars of which the longest is so many times the shortest count by powers of ten, from the one below the shortest."""
+"""Ratio of the longest to the shortest bar from which the axis is logarithmic, starting at the power of ten
+below the shortest."""
 
 
 def bar_chart(bars: Sequence[Bar], axis: str) -> str:
-    """Horizontal bars from zero, or by powers of ten where they differ widely, with a line from the least to the most."""
+    """Draw horizontal bars from zero, or on a logarithmic axis if they differ widely, with a line from the
+    minimum to the maximum."""
     height = ROW * len(bars) + 40
     most = max((bar.high for bar in bars), default=1.0) or 1.0
     shortest = min((bar.low for bar in bars), default=0.0)
@@ -83,7 +85,7 @@ def _ticks(marks: Sequence[tuple[float, float]], bottom: int) -> str:
 
 
 def _round_up(value: float | int) -> float | int:
-    """The next of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8 times a power of ten."""
+    """Return the next of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8 times a power of ten."""
     power = 10 ** math.floor(math.log10(value))
     return next(
         (n * power for n in (1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0) if n * power >= value * 0.999), value

@@ -1,4 +1,4 @@
-"""What a page is made of, before it is HTML or Markdown."""
+"""Content of a page, before it is HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Paragraph:
-    """Sentences; a lead is larger, a faint one says what is missing."""
+    """Sentences; a lead is larger, a faint one explains missing content."""
 
     text: str
     lead: bool = False
@@ -16,17 +16,17 @@ class Paragraph:
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """A list."""
+    """A bulleted list."""
 
     items: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTable:
-    """Cells as text; the first row heads the columns, and is left out where it is empty.
+    """Cells as text; the first row is the header, omitted if it is empty.
 
     Attributes:
-        marked: The row, counted from the first below the heading, that stands out.
+        marked: The highlighted row, counted from the first one below the header.
         faint: Rows without figures.
     """
 
@@ -37,11 +37,11 @@ class TextTable:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """An SVG, with what it shows in words.
+    """An SVG, with a caption.
 
     Attributes:
-        name: Of its file, where the page is Markdown.
-        title: Above the picture.
+        name: Name of its file, if the page is Markdown.
+        title: Title above the picture.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Text as it is; folded away under a title where it has one."""
+    """Preformatted text; collapsed under a title if it has one."""
 
     text: str
     language: str = ""
@@ -61,7 +61,7 @@ class Code:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """One figure that is seen at once.
+    """One prominent figure.
 
     Attributes:
         tone: "good", "bad", "busy" or empty; colours the value.
@@ -75,19 +75,19 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class FigureTiles:
-    """Figures beside each other."""
+    """Figures side by side."""
 
     items: tuple[Tile, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class StripSegment:
-    """A piece of a strip.
+    """A segment of a strip.
 
     Attributes:
-        share: Of the strip's whole length, from 0 to 1.
-        colour: Number of a colour of the page (`svg.COLOURS`), or -1 for grey.
-        text: What is said of it where the reader points at it.
+        share: Share of the strip's whole length, from 0 to 1.
+        colour: Index of a colour of the page (`svg.COLOURS`), or -1 for grey.
+        text: Tooltip.
     """
 
     share: float | int
@@ -97,11 +97,11 @@ class StripSegment:
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """A place on a strip or a curve that a card on the page tells of.
+    """A mark on a strip or a curve that is explained by a card on the page.
 
     Attributes:
-        at: From 0 to 1 on a strip; in the unit of the x axis on a curve.
-        anchor: The card's.
+        at: Position, from 0 to 1 on a strip; in the unit of the x axis on a curve.
+        anchor: Anchor of the card.
     """
 
     at: float | int
@@ -112,11 +112,11 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class Strip:
-    """A bar of parts, one after the other.
+    """A bar of consecutive segments.
 
     Attributes:
-        length: Of the whole bar beside the longest one, from 0 to 1.
-        scale: (place from 0 to 1, what stands there) below the bar.
+        length: Length of the whole bar relative to the longest one, from 0 to 1.
+        scale: (position from 0 to 1, label) below the bar.
     """
 
     title: str
@@ -129,10 +129,10 @@ class Strip:
 
 @dataclasses.dataclass(frozen=True)
 class Strips:
-    """Bars below each other with one legend.
+    """Bars stacked vertically with one legend.
 
     Attributes:
-        legend: (colour, what it stands for, figure) for each kind of part.
+        legend: (colour, meaning, figure) for each kind of segment.
     """
 
     items: tuple[Strip, ...]
@@ -141,10 +141,10 @@ class Strips:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A thing that happened, with its figures.
+    """An event, with its figures.
 
     Attributes:
-        anchor: What links to it say after the `#`: letters, digits and hyphens.
+        anchor: Fragment of links to it: letters, digits and hyphens.
         facts: (label, value) pairs.
     """
 
@@ -156,14 +156,14 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Blocks beside each other where the page is wide enough."""
+    """Blocks side by side if the page is wide enough."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """Blocks that are folded away under a title."""
+    """Blocks that are collapsed under a title."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -171,10 +171,10 @@ class Fold:
 
 @dataclasses.dataclass(frozen=True)
 class Tabs:
-    """The same content in several ways, of which the reader picks one; the first is shown.
+    """Alternative views of the same content to choose from; the first is shown.
 
     Attributes:
-        name: Tells it from the page's other choices: letters, digits and hyphens.
+        name: Distinguishes it from the page's other tabs: letters, digits and hyphens.
         ways: (title, blocks) pairs.
     """
 
@@ -187,7 +187,7 @@ Block = Paragraph | Points | TextTable | Picture | Code | FigureTiles | Strips |
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it; without a title it stands at the top of the page."""
+    """A heading and its content; without a title, at the top of the page."""
 
     title: str
     blocks: tuple[Block, ...]

@@ -1,4 +1,4 @@
-"""A page that needs nothing else: styles, pictures and the script for its curves are inside."""
+"""Self-contained HTML pages: styles, pictures and the script for the curves are included."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ from .style import SCRIPT, STYLE
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The whole page, styles and pictures inside. It is complete without its script, which reads figures out of curves."""
+    """Return the complete page, with styles and pictures. Its script, which reads values out of curves, is
+    optional."""
     body = "".join(
         f"<section>{f'<h2>{escape(section.title)}</h2>' if section.title else ''}{_blocks(section.blocks)}</section>"
         for section in sections
@@ -85,7 +86,7 @@ def _tile(tile: Tile) -> str:
 
 
 def _strip(strip: Strip) -> str:
-    """Widths are percentages: the bar is as wide as the page, whatever that is."""
+    """Draw a strip. Widths are percentages, so that the bar is as wide as the page."""
     drawn, at = [], 0.0
     for part in strip.parts:
         wide = part.share * strip.length * 100
@@ -154,6 +155,6 @@ def _table(block: TextTable) -> str:
 
 
 def _words(text: str) -> str:
-    """Escaped, with `code` and **strong** words."""
+    """Escape a text, with `code` and **strong** words."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)

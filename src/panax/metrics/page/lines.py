@@ -1,4 +1,4 @@
-"""A chart of lines as SVG, for a notebook, a file or a page. Text takes the colour of the page."""
+"""Line charts as SVG, for a notebook, a file or a page. Text has the colour of the page."""
 
 import dataclasses
 import math
@@ -15,16 +15,17 @@ from .svg import COLORS, logarithmic_ticks, number, svg, text, ticks
 
 WIDTH, HEIGHT = 760, 300
 MARK_PIXELS = 19
-"""A line has circles on its points where each has so much of the picture's width."""
+"""Width in pixels per point from which a line has circles on its points."""
 
 MOST_POINTS = 800
-"""A line of more points is thinned out: of each stretch its least and its greatest value are drawn."""
+"""Number of points from which a line is thinned out: of each stretch its minimum and its maximum are
+drawn."""
 
 MIN_SPAN = 0.04
-"""Of a curve's greatest value, what the y axis spans at least."""
+"""Minimum span of the y axis, relative to a curve's maximum."""
 
 MAX_VALUE = 1e300
-"""Of two values beyond it, not even the difference can be told."""
+"""Limit beyond which even the difference of two values overflows."""
 
 Points = Float64[np.ndarray, "point 2"]
 Values = Sequence[float | int] | Float64[np.ndarray, " point"]
@@ -34,10 +35,11 @@ class Line(NamedTuple):
     """One line of a chart.
 
     Attributes:
-        x: Where its points are, in rising order; as many as of `y`. A point that is not finite leaves a gap.
-        colour: Empty takes the next one of the page's; a page in the dark changes those alone.
-        dashes: As SVG's `stroke-dasharray`; empty for none.
-        marked: Whether few points have circles.
+        x: Its points' positions, ascending, of the same number as `y`. A point that is not finite leaves a
+            gap.
+        colour: Empty for the page's next colour; only those change in dark mode.
+        dashes: SVG's `stroke-dasharray`; empty for none.
+        marked: True if a line with few points has circles.
     """
 
     title: str
@@ -49,7 +51,7 @@ class Line(NamedTuple):
 
 
 class Chart:
-    """A picture as SVG; a notebook shows it.
+    """A picture as SVG, displayed by notebooks.
 
     Attributes:
         svg: Its source.
@@ -65,13 +67,13 @@ class Chart:
         return "Chart: a notebook shows it; chart.save('loss.svg') writes it"
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file."""
+        """Write the chart to a file."""
         Path(path).write_text(self.svg, encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plane:
-    """Where values lie in the picture."""
+    """Mapping of values to positions in the picture."""
 
     x: tuple[float | int, float | int]
     y: tuple[float | int, float | int]
@@ -106,15 +108,15 @@ def line_chart(
     readable: bool = False,
     most_points: int = MOST_POINTS,
 ) -> Chart:
-    """Lines with their titles beside them.
+    """Draw lines with their titles next to them.
 
     Args:
-        logarithmic: Of the y axis; values that are not above 0 leave a gap.
-        logarithmic_x: Of the x axis; all of its values are above 0.
-        titles_above: The titles stand above the lines, and a single one is left out.
-        marks: Places on the x axis, drawn as upright lines.
-        readable: The picture holds its figures, which a page reads out where the reader points.
-        most_points: That a line keeps; a longer one is thinned out.
+        logarithmic: Logarithmic y axis; values not above 0 leave a gap.
+        logarithmic_x: Logarithmic x axis; all of its values must be above 0.
+        titles_above: Put the titles above the lines, and omit a single one.
+        marks: Positions on the x axis, drawn as vertical lines.
+        readable: Include the values, which a page shows at the pointer.
+        most_points: Maximum number of points of a line; a longer one is thinned out.
     """
     kept = [thin_points(_points(line, logarithmic), most_points) for line in lines]
     finite = [found[np.isfinite(found[:, 1])] for found in kept]
@@ -138,7 +140,8 @@ def line_chart(
 
 
 def thin_points(points: Points, most: int) -> Float64[np.ndarray, "kept 2"]:
-    """At most about `most` points of a line: of each stretch the least and the greatest value, and a gap where it has one."""
+    """Thin a line out to about `most` points: of each stretch the minimum and the maximum, and a gap if it
+    has one."""
     if len(points) <= most:
         return points
     keep = {0, len(points) - 1}
@@ -176,7 +179,7 @@ def _plane(
     low, high = float(values.min()), float(values.max())
     margin = (high - low) * 0.08
     if not logarithmic:
-        # What hardly changes is drawn flat.
+        # A curve that hardly changes is drawn flat.
         margin = max(margin, (MIN_SPAN * max(abs(low), abs(high)) - (high - low)) / 2)
     margin = margin or 1e-3
     low, high = (0.0 if 0 <= low < margin * 2 and not logarithmic else low - margin), high + margin
@@ -205,7 +208,7 @@ def _colour(line: Line, row: int) -> str:
 
 
 def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) -> str:
-    """A path with its gaps; points that stand alone between them, and those of a short line, are circles."""
+    """Draw a path with its gaps; isolated points, and those of a short line, are circles."""
     colour = _colour(line, row)
     path, circles, run = [], [], []
     alone_too = line.marked and np.isfinite(found[:, 1]).sum() * MARK_PIXELS <= plane.right - plane.left
@@ -242,11 +245,11 @@ def _title(x: float | int, y: float | int, line: Line, row: int, points: int) ->
 
 
 CHARACTER_WIDTH = 6.9
-"""How wide a letter is on average, in pixels."""
+"""Average width of a letter in pixels."""
 
 
 def _titles_above(lines: Sequence[Line], width: int) -> list[list[tuple[int, float | int]]]:
-    """Rows of (number of a line, where its title begins); none where one line speaks for itself."""
+    """Return rows of (index of a line, beginning of its title); none if there is only one line."""
     if len(lines) < 2:
         return []
     rows: list[list[tuple[int, float | int]]] = [[]]
@@ -275,7 +278,7 @@ def _mark(plane: _Plane, mark: Annotation) -> str:
 
 
 def _scale(plane: _Plane) -> str:
-    """What a page needs to find the figures below a pointer."""
+    """Return the attributes that a page needs to find the values below a pointer."""
     of_x = f"{plane.x[0]:.9g},{plane.x[1]:.9g},{plane.left:.1f},{plane.right:.1f}"
     of_y = f"{plane.y[0]:.9g},{plane.y[1]:.9g},{plane.bottom:.1f},{plane.top:.1f}"
     ways = (" data-logarithmic=1" if plane.logarithmic else "") + (

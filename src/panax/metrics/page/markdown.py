@@ -1,4 +1,4 @@
-"""A page as Markdown: pictures are files beside it."""
+"""Pages as Markdown: pictures are files in the same folder."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from .blocks import (
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """The whole page. What is folded away on the HTML page is left out."""
+    """Return the complete page, without content that is collapsed on the HTML page."""
     parts = [f"# {title}"]
     for section in sections:
         parts += [f"## {section.title}"] if section.title else []
@@ -29,7 +29,7 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def table(block: TextTable) -> str:
-    """Rows of a Markdown table."""
+    """Return a Markdown table."""
     head, *rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in block.rows]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""How every page looks, in the light and in the dark, and the few lines that read figures out of its curves."""
+"""Style of all pages, in light and dark mode, and the script that reads values out of their curves."""
 
 STYLE = (
     """

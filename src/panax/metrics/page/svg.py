@@ -1,15 +1,15 @@
-"""What every drawing has in common: the picture, words in it, colours, and round numbers along an axis."""
+"""Common parts of all drawings: the picture, its texts, colours, and round numbers along an axis."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#b58900", "#4a9fd8", "#7a6a58", "#5f5fd3")
-"""Told apart with any of the common kinds of colour blindness, on white; a page in the dark has lighter ones of its own."""
+"""Distinguishable with any of the common kinds of colour blindness, on white; dark mode has lighter ones."""
 
 
 def svg(height: float | int, parts: Sequence[str], width: float | int = 760, attributes: str = "") -> str:
-    """A picture of these parts."""
+    """Return a picture of these parts."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" font-family="system-ui, sans-serif" font-size="13" role="img"{attributes}>{"".join(parts)}</svg>'
@@ -19,14 +19,14 @@ def svg(height: float | int, parts: Sequence[str], width: float | int = 760, att
 def text(
     x: float | int, y: float | int, words: str, *, anchor: str = "start", bold: bool = False, faint: bool = False
 ) -> str:
-    """Words in a picture, in the colour of the page's text."""
+    """Return a text in a picture, in the colour of the page's text."""
     weight = ' font-weight="600"' if bold else ""
     opacity = ' fill-opacity="0.65"' if faint else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor"{weight}{opacity}>{escape(words)}</text>'
 
 
 def ticks(first: float | int, last: float | int, most: int = 10) -> list[float | int]:
-    """Round numbers from `first` to `last`, at most `most + 1` of them.
+    """Return round numbers from `first` to `last`, at most `most + 1` of them.
 
     >>> ticks(1, 8), ticks(0, 300), ticks(0.0, 1.0, 4)
     ([1, 2, 3, 4, 5, 6, 7, 8], [0, 50, 100, 150, 200, 250, 300], [0.0, 0.5, 1.0])
@@ -39,7 +39,8 @@ def ticks(first: float | int, last: float | int, most: int = 10) -> list[float |
 
 
 def logarithmic_ticks(low: float | int, high: float | int) -> list[float | int]:
-    """Powers of ten from `low` to `high`, thinned out where there are many; steps of 2 and 5 between them where there are few.
+    """Return powers of ten from `low` to `high`, thinned out if there are many, with steps of 2 and 5 between
+    them if there are few.
 
     >>> logarithmic_ticks(0.5, 30.0), logarithmic_ticks(1e-3, 20.0)
     ([0.5, 1.0, 2.0, 5.0, 10.0, 20.0], [0.001, 0.01, 0.1, 1.0, 10.0])
@@ -55,7 +56,7 @@ def logarithmic_ticks(low: float | int, high: float | int) -> list[float | int]:
 
 
 def number(value: float | int) -> str:
-    """A figure in a few letters.
+    """Format a number in few characters.
 
     >>> [number(value) for value in (0, 0.00025, 0.000141, 0.5, 12, 3456.7, 12000, 2.5e6, 3e12, 1e-7)]
     ['0', '0.00025', '1.41e-4', '0.5', '12', '3,457', '12k', '2.5M', '3T', '1e-7']

@@ -1,4 +1,5 @@
-"""A run, or several side by side, as one page, from the files in their folders: no jax, no device, no network."""
+"""Report on one run, or several side by side, as one page, from the files in their folders: no jax, no
+device, no network."""
 
 from .until import LossTarget, time_to_loss
 from .writing import report

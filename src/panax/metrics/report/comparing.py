@@ -1,4 +1,4 @@
-"""The page of several runs: figures, bars and curves side by side, and what differs between them."""
+"""Comparison page of several runs: figures, bars and curves side by side, and their differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from .wording import format_duration, format_energy, format_hours, format_loss, 
 
 
 def comparison_sections(runs: Sequence[RunFiles], rate: Rate) -> list[Section]:
-    """All of the page, in order."""
+    """Return all sections of the page, in order."""
     found = [compute_figures(run) for run in runs]
     return [
         Section("", (_figures(found, rate), *_bars(found))),
@@ -41,7 +41,7 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> TextTable:
     row("steps", ["" if each.run.last_step is None else f"{each.run.last_step:,}" for each in found])
     for title, name in (("loss, held out", HELD_OUT), ("loss, training", LOSS)):
         values = [each.last(name) for each in found]
-        # Of runs that have come as far.
+        # Only for runs with the same last step.
         same = len({each.run.last_step for each in found}) == 1
         row(title, _best(values) if same else [format_loss(value) for value in values])
     row("accuracy, held out", [format_percent(each.last("evaluation/accuracy")) for each in found])
@@ -62,7 +62,7 @@ def _figures(found: Sequence[RunFigures], rate: Rate) -> TextTable:
 
 
 def _best(values: Sequence[float | int | None]) -> list[str]:
-    """The least of them in bold."""
+    """Format losses, with the lowest in bold."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     least = min(known) if len(known) > 1 else None
     return [
@@ -84,7 +84,7 @@ def _bars(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     blocks: list[Block] = [Strips(tuple(drawn), legend)]
     lacking = [each.run.name for each, strip in zip(found, strips) if strip is None]
     if lacking:
-        blocks.append(Paragraph(f"Without a bar, for want of goodput.jsonl: {', '.join(lacking)}.", faint=True))
+        blocks.append(Paragraph(f"Without a bar, since goodput.jsonl is missing: {', '.join(lacking)}.", faint=True))
     whole = tuple(life for life in lives if life is not None)
     blocks.append(Fold("When: each run from its begin to its end", (Strips(whole, legend),)))
     return tuple(blocks)
@@ -123,12 +123,12 @@ def _of_times(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
             f"Time is that of the steps alone, by seconds/step, for {', '.join(estimated)}: there is no goodput.jsonl."
         )
     if lacking:
-        said.append(f"Not drawn, since nothing tells their times: {', '.join(lacking)}.")
+        said.append(f"Not drawn, since their times are unknown: {', '.join(lacking)}.")
     return (Paragraph(" ".join(said), faint=True),) if said else ()
 
 
 def list_differences(found: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
-    """Rows of a name and its value in each mapping, where they differ."""
+    """Return rows of a name and its value in each mapping, if they differ."""
     names = dict.fromkeys(name for one in found for name in one)
     rows = [(name, *(one.get(name, "—") for one in found)) for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -147,7 +147,7 @@ def _settings(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
 
 def _without_sessions(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     lacking = [run.name for run in runs if not run.facts]
-    return (Paragraph(f"Not known without sessions.jsonl: {', '.join(lacking)}.", faint=True),) if lacking else ()
+    return (Paragraph(f"Unknown without sessions.jsonl: {', '.join(lacking)}.", faint=True),) if lacking else ()
 
 
 def _environments(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
@@ -174,7 +174,7 @@ def _incidents(found: Sequence[RunFigures], rate: Rate) -> tuple[Block, ...]:
     if free:
         blocks.append(Paragraph(f"There was none in {', '.join(free)}."))
     if untold:
-        blocks.append(Paragraph(f"Not known without goodput.jsonl and job/: {', '.join(untold)}.", faint=True))
+        blocks.append(Paragraph(f"Unknown without goodput.jsonl and job/: {', '.join(untold)}.", faint=True))
     return tuple(blocks)
 
 

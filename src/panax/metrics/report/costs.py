@@ -1,4 +1,4 @@
-"""Device-hours by what they went into, and their price at a rate."""
+"""Device-hours by use, and their price at a rate."""
 
 import bisect
 import dataclasses
@@ -12,10 +12,10 @@ from .wording import format_money
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """What an hour of a device costs.
+    """Price of an hour of a device.
 
     Attributes:
-        per_hour: None where none was given: there are no prices then.
+        per_hour: None if none was given: then there are no prices.
     """
 
     per_hour: float | int | None
@@ -23,10 +23,10 @@ class Rate:
 
     @classmethod
     def of(cls, rate: float | int | None, currency: str) -> "Rate":
-        """A rate that was given by a person.
+        """Create a rate from the user's settings.
 
         Raises:
-            RecipeError: It is not a price.
+            RecipeError: The rate is not a price, or the currency is invalid.
         """
         if rate is not None and (isinstance(rate, bool) or not math.isfinite(rate) or rate < 0):
             raise RecipeError(f"rate={rate}; expected the price of a device-hour: a number from 0 up, as in --rate 2.5")
@@ -35,7 +35,7 @@ class Rate:
         return cls(rate, currency.strip())
 
     def price(self, device_hours: float | int | None) -> str:
-        """Of device-hours; empty where it is not known."""
+        """Return the price of device-hours; empty if unknown."""
         if self.per_hour is None or device_hours is None:
             return ""
         return format_money(device_hours * self.per_hour, self.currency)
@@ -43,10 +43,10 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceHours:
-    """What devices were held for.
+    """Use of device-hours.
 
     Attributes:
-        by_kind: Of the ledger's kinds, idle time left out: no device was held then.
+        by_kind: Device-hours by the ledger's kinds, without idle time, when no device was held.
     """
 
     by_kind: Mapping[str, float | int]
@@ -57,12 +57,12 @@ class DeviceHours:
 
     @property
     def training(self) -> float | int:
-        """Into steps that count."""
+        """Return the device-hours of steps that count."""
         return self.by_kind.get("training", 0.0)
 
 
 def compute_device_hours(run: RunFiles) -> DeviceHours | None:
-    """A run's device-hours; None where the ledger or the number of devices is lacking.
+    """Compute a run's device-hours; None if the ledger or the number of devices is missing.
 
     The time between a session that failed and the next counts with the devices of the former: they waited.
     """
@@ -77,7 +77,7 @@ def compute_device_hours(run: RunFiles) -> DeviceHours | None:
     for kind, begin, end in run.life.spans:
         if kind == "idle":
             continue
-        # A span may reach over sessions: what lies between two of them is the former's.
+        # A span may cover several sessions: time between two of them belongs to the former.
         n = max(bisect.bisect_right(begins, begin) - 1, 0)
         while begin < end:
             until = min(end, begins[n + 1]) if n + 1 < len(begins) else end

@@ -1,4 +1,4 @@
-"""What a run has logged, by name: read in one pass, a line that was cut short left out."""
+"""Logged values of a run by name: read in one pass, without truncated lines."""
 
 import bisect
 from array import array
@@ -15,26 +15,27 @@ LARGEST_STEP = 2**53
 
 
 class Curve(NamedTuple):
-    """The values of one name, as they went the last time that each step was taken; `y` is NaN where one was not finite."""
+    """Values of one name, each from the last time that its step was taken; `y` is NaN for values that are not
+    finite."""
 
     x: array
     y: array
 
     @property
     def last(self) -> float | int | None:
-        """The last finite value."""
+        """Return the last finite value."""
         return next((value for value in reversed(self.y) if np.isfinite(value)), None)
 
     @property
     def median(self) -> float | int | None:
-        """Of the finite values."""
+        """Return the median of the finite values."""
         values = np.frombuffer(self.y, np.float64)
         values = values[np.isfinite(values)]
         return float(np.median(values)) if len(values) else None
 
 
 def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
-    """(curves by name, how many lines could not be read) of a run's log, which may be one that is being written."""
+    """Read (curves by name, number of unreadable lines) from a run's log, which may still be written."""
     curves: dict[str, Curve] = {}
     unread = last = 0
     with open(path, "rb") as file:
@@ -47,7 +48,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
                 continue
             step = row.pop("step")
             if step < last:
-                # These steps were taken again.
+                # These steps were repeated.
                 for curve in curves.values():
                     keep = bisect.bisect_right(curve.x, step)
                     del curve.x[keep:], curve.y[keep:]
@@ -85,10 +86,10 @@ def _float(value: float | int) -> float | int:
 
 
 class StepTimes(NamedTuple):
-    """When steps were taken, in seconds since the run began.
+    """Times of steps, in seconds since the run began.
 
     Attributes:
-        measured: By the run's ledger of time; else it is the sum of the steps' own seconds.
+        measured: True if from the run's ledger; otherwise the sum of the steps' seconds.
     """
 
     steps: Float64[np.ndarray, " anchor"]
@@ -96,12 +97,12 @@ class StepTimes(NamedTuple):
     measured: bool
 
     def at(self, steps: Any) -> Float64[np.ndarray, " step"]:
-        """The times of these steps."""
+        """Return the times of these steps."""
         return np.interp(np.asarray(steps, np.float64), self.steps, self.seconds)
 
 
 def infer_step_times(curves: Mapping[str, Curve]) -> StepTimes | None:
-    """A clock from `seconds/step`, which is the mean of the steps since the line before."""
+    """Compute times from `seconds/step`, which is the mean of the steps since the previous line."""
     curve = curves.get("seconds/step")
     if curve is None:
         return None

@@ -1,4 +1,4 @@
-"""The drawings of a run's page: strips of where time went, and curves."""
+"""Drawings of a run's page: strips of the use of time, and curves."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,18 +26,18 @@ KINDS = {
     "restart": 6,
     "idle": -1,
 }
-"""What a run's time goes into, in the order of the bar, each with the number of its colour."""
+"""Kinds of a run's time, in the order of the bar, each with the index of its colour."""
 
 OTHER_COLOR = 6
 WIDTH, HEIGHT = 460, 240
 MAX_TOTAL_POINTS = 900
-"""That the lines of one chart share."""
+"""Number of points shared by the lines of one chart."""
 
 UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 class ChartSpec(NamedTuple):
-    """A chart: the names of its curves with what they are called, and what its values are multiplied by."""
+    """A chart: the names of its curves with their labels, and the factor of its values."""
 
     title: str
     names: tuple[tuple[str, str], ...]
@@ -47,10 +47,10 @@ class ChartSpec(NamedTuple):
 
 
 def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
-    """The charts for what these runs have logged.
+    """Return the charts for the logged values of these runs.
 
     Args:
-        apart: Training and evaluation are charts of their own, so that a line is a run.
+        apart: Training and evaluation are separate charts, so that each line is a run.
     """
     known = {name for run in runs for name in run.curves}
     units = list(dict.fromkeys(unit for run in runs for unit, _ in speed_curves(run)))
@@ -64,7 +64,7 @@ def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
             found.append(ChartSpec(title, tuple(called), 1.0, beyond))
     alike = len(units) == 1 and all(_in_proportion(run, f"speed/{units[0]}_per_second", MFU) for run in runs)
     for unit in units:
-        title = f"{unit.capitalize()} per second{', to which MFU is in proportion' if alike and MFU in known else ''}"
+        title = f"{unit.capitalize()} per second{', which MFU is proportional to' if alike and MFU in known else ''}"
         found.append(ChartSpec(title, ((f"speed/{unit}_per_second", ""),)))
     for title, name, scale, beyond in (
         ("MFU, %", MFU, 100.0, None),
@@ -78,7 +78,7 @@ def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
 
 
 def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
-    """True if two curves are proportional, or one is missing."""
+    """Return True if two curves are proportional, or one is missing."""
     a, b = run.curves.get(one), run.curves.get(other)
     if a is None or b is None:
         return True
@@ -90,7 +90,7 @@ def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
 
 
 def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int = 24) -> list[ChartSpec]:
-    """Charts of whatever else has more than one value, each alone."""
+    """Return charts of all other curves with more than one value, each alone."""
     done = {name for chart in drawn for name, _ in chart.names}
     names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve.x) > 1)
     return [ChartSpec(name, ((name, ""),)) for name in names if name not in done][:most]
@@ -99,7 +99,7 @@ def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int
 def curve_picture(
     chart: ChartSpec, found: Sequence[RunFigures], *, by_time: bool = False, points: int = MAX_TOTAL_POINTS
 ) -> Picture:
-    """One chart of one run or several, by step or by the time since each run began."""
+    """Draw one chart of one run or several, by step or by the time since each run began."""
     lines: list[Line] = []
     several = len(found) > 1
     unit, divisor = "step", 1.0
@@ -112,7 +112,7 @@ def curve_picture(
             curve = figures.run.curves.get(name)
             times = figures.run.times
             if curve is None or (by_time and times is None):
-                # An empty line keeps the colours of the others.
+                # An empty line preserves the colours of the others.
                 lines.append(Line(figures.run.name if several else word, (), ()))
                 continue
             steps = np.frombuffer(curve.x, np.float64)
@@ -136,7 +136,7 @@ def curve_picture(
 
 
 def _seconds(figures: RunFigures) -> float | int:
-    """How long a run's steps took from first to last; 0 where nothing tells."""
+    """Return the duration of a run's steps from first to last; 0 if unknown."""
     times = figures.run.times
     return float(times.seconds[-1]) if times is not None and len(times.seconds) else 0.0
 
@@ -162,23 +162,23 @@ def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Ann
 
 
 def incident_label(n: int, mishap: RunIncident) -> str:
-    """What a mark of an incident says."""
+    """Return the label of an incident's mark."""
     step = "" if mishap.step is None else f" at step {mishap.step:,}"
     return f"incident {n}{step}: {mishap.cause}"
 
 
 def incident_anchor(n: int, row: int = 0) -> str:
-    """The address of an incident's card on its page."""
+    """Return the anchor of an incident's card on its page."""
     return f"incident-{row}-{n}"
 
 
 def kind_color(kind: str) -> int:
-    """The colour of a kind of time."""
+    """Return the colour of a kind of time."""
     return KINDS.get(kind, OTHER_COLOR)
 
 
 def list_kinds(figures: RunFigures) -> list[str]:
-    """The kinds of time that a run has spent, in the order of the bar."""
+    """Return the kinds of time that a run has spent, in the order of the bar."""
     life = figures.run.life
     if life is None:
         return []
@@ -187,7 +187,7 @@ def list_kinds(figures: RunFigures) -> list[str]:
 
 
 def goodput_strip(figures: RunFigures, title: str, longest: float | int | None = None) -> Strip | None:
-    """Where a run's time went, idle time left out; None where no ledger tells."""
+    """Draw the use of a run's time, without idle time; None without a ledger."""
     life = figures.run.life
     if life is None:
         return None
@@ -208,7 +208,7 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
 
 
 def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
-    """A run's life from its begin to its end, with its incidents; None where no ledger tells."""
+    """Draw a run's life from its beginning to its end, with its incidents; None without a ledger."""
     life = figures.run.life
     if life is None or not life.spans:
         return None
@@ -241,7 +241,8 @@ MAX_SPANS = 400
 def _merged(
     spans: Sequence[tuple[str, float | int, float | int]], whole: float | int
 ) -> list[tuple[str, float | int, float | int]]:
-    """Neighbours of one kind as one; where there are very many, a slice of time takes the kind that fills most of it."""
+    """Merge neighbours of one kind; if there are very many, each slice of time has the kind that fills most
+    of it."""
     joined: list[tuple[str, float | int, float | int]] = []
     for kind, since, until in spans:
         if joined and joined[-1][0] == kind:

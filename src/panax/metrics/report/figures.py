@@ -1,4 +1,4 @@
-"""The figures of a run that stand at the top: its state, losses, speed, time, cost."""
+"""Main figures of a run: its state, losses, speed, time, cost."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ PER_SECOND = "_per_second"
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """How a run is.
+    """State of a run.
 
     Attributes:
         word: "done", "running", "stopped", "failed", "died" or "unknown".
-        detail: In a few words, why it is thought so.
-        tone: As of `Tile`.
+        detail: The reason, in a few words.
+        tone: As for `Tile`.
     """
 
     word: str
@@ -30,12 +30,12 @@ class RunStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunFigures:
-    """What was found out of one run; computed once, shown in several places.
+    """Results for one run; computed once, shown in several places.
 
     Attributes:
-        goodput: The share of the time, idle time left out, that went into steps that count; None where no ledger tells.
-        wall_seconds: From the first session's begin to the last one's end.
-        speed: (what is counted, how many a second): the median.
+        goodput: Share of the time, without idle time, spent on steps that count; None without a ledger.
+        wall_seconds: From the first session's beginning to the last one's end.
+        speed: (unit, median number per second).
     """
 
     run: RunFiles
@@ -47,22 +47,22 @@ class RunFigures:
     speed: tuple[str, float | int] | None
 
     def last(self, name: str) -> float | int | None:
-        """The last finite value of a curve."""
+        """Return the last finite value of a curve."""
         curve = self.run.curves.get(name)
         return None if curve is None else curve.last
 
     def median(self, name: str) -> float | int | None:
-        """The median of a curve."""
+        """Return the median of a curve."""
         curve = self.run.curves.get(name)
         return None if curve is None else curve.median
 
     def price(self, rate: Rate) -> str:
-        """Of all device-hours."""
+        """Return the price of all device-hours."""
         return "" if self.device_hours is None else rate.price(self.device_hours.total)
 
 
 def compute_figures(run: RunFiles) -> RunFigures:
-    """A run's figures."""
+    """Compute a run's figures."""
     life = run.life
     speeds = speed_curves(run)
     speed = next(((unit, median) for unit, curve in speeds if (median := curve.median) is not None), None)
@@ -78,7 +78,7 @@ def compute_figures(run: RunFiles) -> RunFigures:
 
 
 def speed_curves(run: RunFiles) -> list[tuple[str, Curve]]:
-    """(what is counted, the curve of how many a second)."""
+    """Return (unit, curve of the number per second) pairs."""
     return [
         (name.removeprefix("speed/").removesuffix(PER_SECOND), curve)
         for name, curve in run.curves.items()
@@ -96,7 +96,7 @@ def _wall(run: RunFiles) -> float | int | None:
 
 
 def run_status(run: RunFiles) -> RunStatus:
-    """How a run is: by what holds it, by its newest session, else by its supervisor."""
+    """Determine a run's state: by its lock, by its newest session, else by its supervisor."""
     if run.alive:
         return RunStatus("running", "it is still training; this page shows its state when it was written", "busy")
     if run.life is not None and run.life.sessions[-1].end:
@@ -105,7 +105,7 @@ def run_status(run: RunFiles) -> RunStatus:
     if isinstance(end, Mapping):
         code, message = number(end, "exit_code"), text(end, "message")
         if code == 0:
-            return RunStatus("done", "its supervisor says so", "good")
+            return RunStatus("done", "as reported by its supervisor", "good")
         stopped = code in (129, 130, 143)
         return RunStatus(
             "stopped" if stopped else "failed",
@@ -115,7 +115,7 @@ def run_status(run: RunFiles) -> RunStatus:
     if run.life is not None or run.status:
         return RunStatus("died", "its last session ended without a word", "bad")
     said = "" if run.last_step is None else f"; its log ends at step {run.last_step:,}"
-    return RunStatus("unknown", f"there is no goodput.jsonl, which tells how a session ended{said}", "")
+    return RunStatus("unknown", f"goodput.jsonl, which records the end of a session, is missing{said}", "")
 
 
 def _ended(end: str) -> RunStatus:

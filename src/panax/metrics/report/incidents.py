@@ -1,4 +1,5 @@
-"""What went wrong in a run: the supervisor's incidents, the run's own rewinds, and the ledger's sessions, told once."""
+"""Incidents of a run: the supervisor's, the run's own rewinds, and the ledger's sessions, without
+duplicates."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,21 +15,22 @@ NO_REASON = "no word"
 TAIL_LINES = 40
 
 STEP_KINDS = ("training", "lost work")
-"""On what time is spent while steps are taken."""
+"""Kinds of time while steps are taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunIncident:
-    """A session that did not end as it should, or in which the run went back to an earlier step.
+    """A session that ended abnormally, or in which the run returned to an earlier step.
 
     Attributes:
-        at: When, in seconds since the epoch.
-        step: The last one taken before.
-        lost_steps, lost_seconds: That were taken again later, and what they had taken; None where no ledger tells.
-        restart_seconds: From its end to the first step of the next session; None where there was no next one.
-        idle_seconds: Of the time after it, those in which nobody was at the run.
-        phases: Seconds of each part of going on, as the supervisor measured them.
-        device_hours: Of the devices, in work that was lost and in going on; None where it is not known.
+        at: Time, in seconds since the epoch.
+        step: The last step before it.
+        lost_steps, lost_seconds: Number of steps that were repeated later, and their time; None without a
+        ledger.
+        restart_seconds: From its end to the first step of the next session; None if there was none.
+        idle_seconds: Idle time after it.
+        phases: Seconds of each part of the recovery, as measured by the supervisor.
+        device_hours: Device-hours of lost work and recovery; None if unknown.
         tail: The last lines of the process that failed first.
     """
 
@@ -47,15 +49,16 @@ class RunIncident:
 
 
 def list_incidents(run: RunFiles) -> list[RunIncident]:
-    """Every incident of a run, oldest first."""
+    """List every incident of a run, oldest first."""
     sessions = list(run.life.sessions) if run.life is not None else []
-    # One that ended well to get a new layout is an incident where the supervisor says so.
+    # One that ended in order to get a new layout is an incident if the supervisor recorded it.
     left = {each.number: each for each in sessions if not _ended_well(each) or each.restart_seconds > 0}
     found = []
     for one in run.incidents:
         at = number(one, "at") or 0.0
         before = [session for session in left.values() if session.began <= at]
-        # The next session may count from the very moment of the failure: the one that ended nearest to it is meant.
+        # The next session may count from the very moment of the failure: the session that ended nearest to it
+        # is used.
         session = min_finite(before, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             del left[session.number]
@@ -81,7 +84,8 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
 
 
 def _found_slow(one: Facts) -> RunIncident:
-    """A host or a link that was slow, or well again: nothing failed, and no work was lost."""
+    """Convert a finding on a host or link that was slow, or well again: nothing failed, and no work was
+    lost."""
     step = number(one, "step")
     return RunIncident(
         at=number(one, "at") or 0.0,
@@ -95,7 +99,7 @@ def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None
     step, to = number(one, "step"), number(one, "to")
     batches = one.get("batches")
     left_out = ", ".join(str(each) for each in batches) if isinstance(batches, list) else "unknown"
-    without = f" and left out batches {left_out}" if left_out else ""
+    without = f" and skipped batches {left_out}" if left_out else ""
     return RunIncident(
         at=at,
         step=None if step is None else int(step),
@@ -149,7 +153,7 @@ def _cost(run: RunFiles, session: Session | None, step: int | float | None) -> d
         hours = ((session.lost_seconds + gap) * devices + (session.restart_seconds - gap) * (later or 0)) / 3600
     lost = session.lost_steps
     if step is not None and after is not None and after.first_step is not None:
-        # A supervisor hears of steps of the last second, which the ledger of a killed process lacks.
+        # A supervisor receives the steps of the last second, which the ledger of a killed process lacks.
         lost = max(lost, int(step) - after.first_step)
     return {
         "lost_steps": lost,
@@ -161,7 +165,8 @@ def _cost(run: RunFiles, session: Session | None, step: int | float | None) -> d
 
 
 def _cost_of_start(run: RunFiles, at: float | int) -> dict[str, Any]:
-    """Of a failure before the process had begun its part of the ledger: from there until a step was taken."""
+    """Compute the cost of a failure before the process began its part of the ledger: from there until a step
+    was taken."""
     assert run.life is not None
     after = next((session for session in run.life.sessions if session.began > at), None)
     again = next((begin for kind, begin, _ in run.life.spans if kind in STEP_KINDS and begin >= at), None)
@@ -172,7 +177,8 @@ def _cost_of_start(run: RunFiles, at: float | int) -> dict[str, Any]:
 
 
 def _share(found: list[RunIncident]) -> None:
-    """Book what lies after the last failure with it alone, where the run had not yet recovered from the one before."""
+    """Attribute the time after the last failure to it alone, if the run had not yet recovered from the
+    previous one."""
     if len(found) > 1:
         before, last = found[-2:]
         trains = before.at + (before.restart_seconds or 0.0)

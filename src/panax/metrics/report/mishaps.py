@@ -19,28 +19,30 @@ PHASE_WORDS = {
 
 
 MAX_EXPANDED = 3
-"""More incidents than that are a table first, and their cards are folded away."""
+"""Maximum number of cards shown; more incidents are a table first, with their cards collapsed."""
 
 
 def has_incident_records(found: RunFigures) -> bool:
-    """Whether the run's files tell of incidents at all."""
+    """Return True if the run's files contain information on incidents at all."""
     return bool(found.mishaps) or found.run.life is not None or bool(found.run.job)
 
 
 def incident_blocks(found: RunFigures, rate: Rate, *, row: int = 0, of: str = "") -> Iterator[Block]:
-    """A card for each incident; or one line that says why there is none.
+    """Yield a card for each incident; or one line on why there is none.
 
     Args:
-        row: The run's number on a page of several.
+        row: The run's index on a page of several.
         of: The run's name on a page of several.
     """
     if not found.mishaps:
         known = has_incident_records(found)
-        said = "There was none." if known else "None is known: without goodput.jsonl and job/, a run does not tell."
+        said = (
+            "There was none." if known else "None is known: a run without goodput.jsonl and job/ has no record of them."
+        )
         yield Paragraph(said, faint=not known)
         return
     if found.run.life is None:
-        yield Paragraph("What was lost is not known: there is no goodput.jsonl.", faint=True)
+        yield Paragraph("The loss is unknown: there is no goodput.jsonl.", faint=True)
     cards = tuple(_card(mishap, n, rate, row, of) for n, mishap in enumerate(found.mishaps, start=1))
     if len(cards) <= MAX_EXPANDED:
         yield from cards
@@ -84,7 +86,7 @@ def _card(mishap: RunIncident, n: int, rate: Rate, row: int, of: str) -> Card:
         price = rate.price(hours_lost)
         facts.append(("cost", f"{format_hours(hours_lost)} device-hours" + (f", {price}" if price else "")))
     elif mishap.lost_steps is not None:
-        facts.append(("cost", "not known without sessions.jsonl"))
+        facts.append(("cost", "unknown without sessions.jsonl"))
     blocks: list[Block] = []
     if mishap.phases:
         parts = [f"{PHASE_WORDS[name]} {format_duration(seconds)}" for name, seconds in mishap.phases.items()]

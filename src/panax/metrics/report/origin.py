@@ -1,4 +1,4 @@
-"""Where a run comes from: its layout, its environment, and what it takes to run it again."""
+"""Origin of a run: its layout, its environment, and how to reproduce it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from ..page.blocks import Block, Code, Fold, Paragraph, TextTable
 from .reading import Facts, RunFiles, mapping, number, text
 from .wording import format_value
 
-NO_SESSIONS = "is not known: the run's folder has no sessions.jsonl, which a run of an older Panax has not written"
+NO_SESSIONS = "is unknown: the run's folder has no sessions.jsonl, which older versions of Panax did not write"
 
 
 def layout_blocks(run: RunFiles) -> Iterator[Block]:
-    """The mesh, and how parameters lie on it."""
+    """Yield the mesh, and the layout of parameters on it."""
     facts = run.facts
     if not facts:
         yield Paragraph(f"The layout {NO_SESSIONS}.", faint=True)
@@ -31,11 +31,11 @@ def layout_blocks(run: RunFiles) -> Iterator[Block]:
     yield TextTable(tuple(rows))
     lines = facts.get("layout")
     if isinstance(lines, list) and lines:
-        yield Code("\n".join(str(line) for line in lines), title=f"How {len(lines):,} arrays lie on the mesh")
+        yield Code("\n".join(str(line) for line in lines), title=f"Sharding of {len(lines):,} arrays on the mesh")
 
 
 def read_environment(run: RunFiles) -> dict[str, str]:
-    """What a run ran on and with, by name."""
+    """Return a run's environment, by name."""
     facts = run.facts
     devices = mapping(facts, "devices")
     found = {
@@ -53,7 +53,7 @@ def read_environment(run: RunFiles) -> dict[str, str]:
 
 
 def environment_blocks(run: RunFiles) -> Iterator[Block]:
-    """Devices, hosts, versions."""
+    """Yield devices, hosts, versions."""
     found = read_environment(run)
     if run.facts:
         yield TextTable((("", ""), *found.items()))
@@ -68,7 +68,7 @@ def environment_blocks(run: RunFiles) -> Iterator[Block]:
 
 
 def read_settings(run: RunFiles) -> dict[str, str]:
-    """The newest session's settings by their dotted names, as the command line takes them."""
+    """Return the newest session's settings by their dotted names, as on the command line."""
     settings = mapping(run.facts, "settings")
     try:
         flat = RunFacts(run.name, "", str(run.folder), settings).flat()
@@ -78,7 +78,8 @@ def read_settings(run: RunFiles) -> dict[str, str]:
 
 
 def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
-    """The command, the settings with those of the command line first, the commit, the seed, the data."""
+    """Yield the command, the settings with those of the command line first, the commit, the seed, the
+    data."""
     facts = run.facts
     command = facts.get("command")
     if isinstance(command, list) and command:
@@ -114,7 +115,7 @@ def _commit(facts: Facts) -> str:
     git = mapping(facts, "git")
     commit = text(git, "commit")
     if not commit:
-        return "not known: the program was not run from a git checkout"
+        return "unknown: the program was not run from a git checkout"
     return f"`{commit}`" + (", with changes that were not committed" if git.get("dirty") else "")
 
 
@@ -133,7 +134,7 @@ def _data(account: Mapping[str, Any]) -> str:
 
 
 def _given(command: list[Any]) -> set[str]:
-    """The dotted names of the settings that a command line gives."""
+    """Return the dotted names of the settings on a command line."""
     return {
         str(word)[2:].partition("=")[0].replace("-", "_")
         for word in command

@@ -1,4 +1,5 @@
-"""A run's folder: what its files tell, and why something is lacking. They are another program's output, perhaps cut short."""
+"""Reader of a run's folder: the content of its files, and reasons for missing ones. Files come from other
+programs and may be truncated."""
 
 import bisect
 import dataclasses
@@ -20,38 +21,38 @@ REWINDS = "rewinds.jsonl"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
 FINDINGS = "job/findings.jsonl"
 RUN_MARKER_FILES = (LOG, LEDGER, SESSIONS, JOB)
-"""A folder that has none of them is not a run's."""
+"""A folder without any of them is not a run's."""
 
 LOCK_FILE = ".lock"
-"""Locked by the process that trains, for as long as it lives."""
+"""Locked by the training process as long as it lives."""
 
 FRESH_SECONDS, FRESH_STEPS = 90.0, 5
-"""Files that have not changed for so long, and for so many steps, are not those of a run that goes on."""
+"""Age, in seconds and in steps, from which unchanged files are not those of a continuing run."""
 
 SUPERVISED_SECONDS = 20.0
-"""A supervisor writes more often than that."""
+"""Maximum time between two writes of a supervisor."""
 
 Facts = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """What a run's files tell.
+    """Content of a run's files.
 
     Attributes:
-        name: The run's, made distinct where several runs of a report share it.
-        sessions: Of `sessions.jsonl`, oldest first.
-        said: Of them, those of the ledger's sessions, by number.
-        counts: How many devices the ledger's sessions had, by number; where that is not known, it is missing.
-        life: Of the ledger of time; None where the run has kept none.
-        times: When steps were taken; None where nothing tells.
-        energy: (joules, what was measured); None where the devices don't tell.
-        job, status: Of the supervisor; empty where the run was not launched by one.
-        incidents: That the supervisor has recorded, oldest first.
-        findings: Hosts and links that it has found to be slow, or well again.
-        rewinds: The times that the run went back to an earlier step, oldest first.
-        alive: Whether the run goes on.
-        unread: For each file with lines that could not be read, how many.
+        name: Name of the run, made distinct if several runs of a report share it.
+        sessions: Lines of `sessions.jsonl`, oldest first.
+        said: Those of the ledger's sessions, by number.
+        counts: Number of devices of the ledger's sessions, by session number; unknown ones are missing.
+        life: Life according to the ledger; None if the run has none.
+        times: Times of steps; None if unknown.
+        energy: (joules, their source); None if the devices don't report energy.
+        job, status: The supervisor's files; empty if the run was not launched by one.
+        incidents: Incidents recorded by the supervisor, oldest first.
+        findings: Hosts and links found to be slow, or well again.
+        rewinds: Returns of the run to an earlier step, oldest first.
+        alive: True if the run continues.
+        unread: Number of unreadable lines of each file that has any.
     """
 
     folder: Path
@@ -74,12 +75,12 @@ class RunFiles:
 
     @property
     def facts(self) -> Facts:
-        """What the newest session says of itself."""
+        """Return the facts of the newest session."""
         return self.sessions[-1] if self.sessions else {}
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is known to have been taken."""
+        """Return the last step that is known to have been taken."""
         found = [int(curve.x[-1]) for curve in self.curves.values()]
         if self.life is not None and self.life.sessions:
             found += [session.last_step for session in self.life.sessions[-1:] if session.last_step is not None]
@@ -89,16 +90,16 @@ class RunFiles:
 
     @property
     def num_steps(self) -> int | None:
-        """The steps that the run is to take."""
+        """Return the number of steps that the run is to take."""
         found = number(self.facts, "num_steps") or number(self.status, "num_steps")
         return None if found is None else int(found)
 
     def session(self, session: Session) -> Facts:
-        """What a session says of itself; empty where it ended before it had said anything."""
+        """Return the facts of a session; empty if it ended before it wrote any."""
         return self.said.get(session.number, {})
 
     def devices(self, session: Session) -> int | None:
-        """How many devices a session had; where it has not said so, as many as the one before it."""
+        """Return the number of devices of a session; if it wrote none, that of the previous session."""
         return self.counts.get(session.number)
 
 
@@ -106,7 +107,7 @@ def read_run(folder: str | Path) -> RunFiles:
     """Read a run's folder.
 
     Raises:
-        DataError: It is not a run's; or a file can't be read.
+        DataError: The folder is not a run's; or a file can't be read.
     """
     path = Path(folder)
     _check(path)
@@ -122,7 +123,7 @@ def read_run(folder: str | Path) -> RunFiles:
         rewinds, unread[REWINDS] = _lines(path / REWINDS)
         life = read_life(path) if ledger else None
     except OSError as error:
-        raise DataError(f"can't read the run in {path}: {error}; see that its files may be read") from error
+        raise DataError(f"can't read the run in {path}: {error}; check that its files are readable") from error
     if life is not None and not life.sessions:
         life = None
     job, status = _object(path / JOB), _object(path / STATUS)
@@ -151,7 +152,7 @@ def read_run(folder: str | Path) -> RunFiles:
 
 
 def number(facts: Facts, name: str) -> float | int | None:
-    """A finite number of a file; None where there is none."""
+    """Return a finite number of a file; None if there is none."""
     value = facts.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
@@ -159,19 +160,20 @@ def number(facts: Facts, name: str) -> float | int | None:
 
 
 def text(facts: Facts, name: str) -> str:
-    """A text of a file; empty where there is none."""
+    """Return a text of a file; empty if there is none."""
     value = facts.get(name)
     return value if isinstance(value, str) else ""
 
 
 def mapping(facts: Facts, name: str) -> Facts:
-    """An object of a file; empty where there is none."""
+    """Return an object of a file; empty if there is none."""
     value = facts.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Facts, status: Facts) -> bool:
-    """Whether a run goes on, by its lock; by its supervisor; where the lock may be another host's, by its files' age."""
+    """Return True if a run continues, by its lock; by its supervisor; if the lock may be another host's, by
+    its files' age."""
     if _held(path / LOCK_FILE):
         return True
     written = number(status, "at") or 0.0
@@ -186,14 +188,14 @@ def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Fa
 
 
 def _held(path: Path) -> bool:
-    """Whether a process on this host has a file locked."""
+    """Return True if a process on this host has a file locked."""
     try:
         import fcntl
     except ImportError:
         return False
     try:
         with open(path, "rb") as file:
-            # Shared, for the moment of asking: two readers don't hinder each other.
+            # Shared, for the moment of the test: two readers don't block each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -208,13 +210,14 @@ def _check(path: Path) -> None:
         raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
     if not any((path / name).is_file() for name in RUN_MARKER_FILES):
         raise DataError(
-            f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; give the folder that `panax train` or `panax "
+            f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; give the folder that "
+            "`panax train` or `panax "
             f"launch` has written, as runs/NAME{_runs_in(path)}"
         )
 
 
 def _runs_in(path: Path) -> str:
-    """A clause that names runs that are near."""
+    """Return a clause that names runs nearby."""
     try:
         found = sorted(
             str(each)
@@ -227,7 +230,8 @@ def _runs_in(path: Path) -> str:
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(the objects in a file's lines, how many whole lines could not be read); a last line that is cut short is left out."""
+    """Return (the objects in a file's lines, number of complete lines that could not be read); a truncated
+    last line is skipped."""
     found: list[dict[str, Any]] = []
     unread = 0
     if not path.is_file():
@@ -254,7 +258,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _last_of_each(incidents: Sequence[Facts]) -> list[Facts]:
-    """The newest line of each incident: the supervisor writes a second one when it knows what going on took."""
+    """Return the newest line of each incident: the supervisor writes a second one when it knows the cost of
+    the recovery."""
     found: dict[tuple[float | int, float | int], Facts] = {}
     for one in incidents:
         at = number(one, "at")
@@ -264,7 +269,7 @@ def _last_of_each(incidents: Sequence[Facts]) -> list[Facts]:
 
 
 def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
-    """What each session says of itself, found by its number, or by its time."""
+    """Find the facts of each session, by its number or by its time."""
     sessions = life.sessions if life is not None else ()
     begins = [session.began for session in sessions]
     found: dict[int, Facts] = {}
@@ -277,9 +282,10 @@ def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
 
 
 def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
-    """The number of devices of each session; one that has not said so had as many as the one before it.
+    """Return the number of devices of each session; one without it had as many as the previous one.
 
-    The first ones, which may have been killed before they could, had as many as the first that has.
+    Initial sessions without it, which may have been killed before they wrote it, had as many as the first
+    session with it.
     """
     found: dict[int, int] = {}
     last: int | None = None
@@ -296,7 +302,7 @@ def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
 
 
 def _anchors(ledger: Sequence[Facts], life: Life) -> Iterator[tuple[float | int, float | int]]:
-    """(step, when it had been taken), session by session."""
+    """Yield (step, time at which it had been taken), session by session."""
     lines: dict[int, list[tuple[float | int, float | int]]] = {session.number: [] for session in life.sessions}
     for line in ledger:
         of, step, until = (number(line, name) for name in ("session", "step", "to"))
@@ -314,7 +320,7 @@ def _times(ledger: Sequence[Facts], life: Life) -> StepTimes | None:
     began = life.sessions[0].began
     for step, at in _anchors(ledger, life):
         while steps and steps[-1] > step:
-            # Taken again: the last time counts.
+            # Repeated: the last time counts.
             steps.pop()
             seconds.pop()
         steps.append(step)

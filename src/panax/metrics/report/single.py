@@ -1,4 +1,4 @@
-"""The page of one run: what is seen in twenty seconds first, then all that is known."""
+"""Page of one run: a summary first, then all details."""
 
 from ..goodput import Session
 from ..page.blocks import Block, FigureTiles, Fold, Grid, Paragraph, Section, Strips, TextTable, Tile
@@ -20,13 +20,13 @@ from .wording import (
 
 RATE_ADVICE = "give --rate for a price"
 NO_LEDGER = (
-    "Where the time went is not known: this run's folder has no goodput.jsonl; a run keeps one from the version of Panax that "
-    "has `panax report` on."
+    "Where the time went is unknown: this run's folder has no goodput.jsonl, which versions of Panax with `panax report` "
+    "write."
 )
 
 
 def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
-    """All of the page, in order."""
+    """Return all sections of the page, in order."""
     found = compute_figures(run)
     return [
         Section("", (*_lead(found), tiles(found, rate), *_time_bars(found))),
@@ -46,12 +46,12 @@ def _lead(found: RunFigures) -> tuple[Block, ...]:
     blocks: list[Block] = [Paragraph(" ".join(filter(None, said)))]
     if run.unread:
         lines = ", ".join(f"{count:,} of {name}" for name, count in run.unread.items())
-        blocks.append(Paragraph(f"Lines that could not be read are left out: {lines}.", faint=True))
+        blocks.append(Paragraph(f"Lines that could not be read are skipped: {lines}.", faint=True))
     return tuple(blocks)
 
 
 def describe_hardware(run: RunFiles) -> str:
-    """The devices and processes of the newest session, in a sentence."""
+    """Describe the devices and processes of the newest session, in a sentence."""
     devices = mapping(run.facts, "devices")
     count, kind = devices.get("count"), devices.get("kind")
     if count is None:
@@ -62,7 +62,7 @@ def describe_hardware(run: RunFiles) -> str:
 
 
 def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
-    """The figures that are looked for first."""
+    """Return the main figures as tiles."""
     run = found.run
     step, of = run.last_step, run.num_steps
     steps = "no step yet" if step is None else f"step {step:,}" + (f" of {of:,}" if of else "")
@@ -117,7 +117,7 @@ def _time_note(found: RunFigures) -> str:
 
 
 def build_legend(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
-    """The kinds of time that a run has spent."""
+    """Return the legend of the kinds of time that a run has spent."""
     life = found.run.life
     if life is None:
         return ()
@@ -183,7 +183,7 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
     if cost is None:
         blocks.append(
             Paragraph(
-                "Device-hours are not known: sessions.jsonl does not tell how many devices each session had.",
+                "Device-hours are unknown: sessions.jsonl does not state how many devices each session had.",
                 faint=True,
             )
         )
@@ -205,7 +205,7 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
 
 def _energy(found: RunFigures) -> Block:
     if found.run.energy is None:
-        return Paragraph("Energy is not known: no device has told it.", faint=True)
+        return Paragraph("Energy is unknown: no device has reported it.", faint=True)
     joules, of = found.run.energy
     return Paragraph(f"**Energy:** {format_energy(joules)}, of {of}.")
 
@@ -213,7 +213,7 @@ def _energy(found: RunFigures) -> Block:
 def _sessions(found: RunFigures) -> tuple[Block, ...]:
     life = found.run.life
     if life is None:
-        return (Paragraph("How often the run was begun is not known without goodput.jsonl.", faint=True),)
+        return (Paragraph("The number of the run's starts is unknown without goodput.jsonl.", faint=True),)
     rows = [
         ("session", "began", "for", "steps", "devices", "ended", "steps lost", "work lost", "until it trained again")
     ]

@@ -1,4 +1,4 @@
-"""What runs took to reach the same held-out loss: steps, samples, time and cost."""
+"""Cost of reaching the same held-out loss: steps, samples, time and price of each run."""
 
 import dataclasses
 import math
@@ -18,19 +18,19 @@ SECONDS_PER_STEP = "seconds/step"
 
 @dataclasses.dataclass(frozen=True)
 class LossTarget:
-    """A run on its way to a loss.
+    """Progress of a run to a loss.
 
     Attributes:
-        step: Steps to the first evaluation at or below the loss, or between two of them where that was asked for; None where the
-            run never came there.
-        loss: Of that evaluation; else the lowest of the run, None where it was never evaluated.
-        unit: What is counted: "tokens", "images", "examples".
-        units: Of them, in these steps.
-        seconds: From the run's beginning until then, with starts, evaluations, saves and steps that were lost; without time in
-            which nobody was at it. Of a run without a ledger of time, its steps alone.
-        device_hours: Devices times that time; None where it is not known how many there were.
-        cost: Of the device-hours, where a price was given.
-        note: What a reader has to know.
+        step: Steps to the first evaluation at or below the loss, or between two of them if interpolated; None
+            if the run never reached it.
+        loss: Loss of that evaluation; otherwise the lowest of the run, None if it was never evaluated.
+        unit: Unit of samples: "tokens", "images", "examples".
+        units: Number of samples in these steps.
+        seconds: From the run's beginning until then, with starts, evaluations, saves and lost steps; without
+            idle time. For a run without a ledger, its steps alone.
+        device_hours: Devices times that time; None if their number is unknown.
+        cost: Cost of the device-hours, if a price was given.
+        note: Remark for the reader.
     """
 
     name: str
@@ -48,14 +48,14 @@ class LossTarget:
 def time_to_loss(
     *runs: str | Path, loss: float | int, price_per_hour: float | int | None = None, interpolate: bool = False
 ) -> tuple[LossTarget, ...]:
-    """What each run took to a held-out loss, from the files in its folder.
+    """Compute the cost of each run to a held-out loss, from the files in its folder.
 
     Args:
         runs: Their folders, as `runs/NAME`.
-        loss: Of the held-out data, as the runs report it.
-        price_per_hour: Of one device; None leaves costs out.
-        interpolate: Take the loss to fall linearly between the last evaluation above and the first one at or below; by default
-            that one's step counts.
+        loss: Held-out loss, as the runs report it.
+        price_per_hour: Price of an hour of one device; None: no costs.
+        interpolate: Assume that the loss falls linearly between the last evaluation above and the first one
+            at or below; by default the step of the latter counts.
 
     Raises:
         RecipeError: The loss, the price or the runs that were given can't be used.
@@ -105,10 +105,10 @@ def _curve(run: RunFiles, name: str) -> list[tuple[float | int, float | int]]:
 
 
 def _units_in(run: RunFiles, step: float | int) -> tuple[str, float | int | None]:
-    """(what is counted, how many of them the first steps took)."""
+    """Return (unit, number of samples in the first steps)."""
     seconds = dict(_curve(run, SECONDS_PER_STEP))
     for unit, curve in speed_curves(run):
-        # Their product is the mean number in a step since the line before.
+        # Their product is the mean number in a step since the previous line.
         each = [(x, y * seconds[x]) for x, y in zip(curve.x, curve.y) if math.isfinite(y * seconds.get(x, math.nan))]
         if not each:
             continue
@@ -119,7 +119,7 @@ def _units_in(run: RunFiles, step: float | int) -> tuple[str, float | int | None
 
 
 def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, float | int | None]:
-    """(seconds, device-hours) from a run's beginning until a step was taken."""
+    """Return (seconds, device-hours) from a run's beginning until a step was taken."""
     if run.times is None:
         return None, None
     passed = float(run.times.at([step])[0])
@@ -134,7 +134,7 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
 
 
 def format_time_to_loss(found: Sequence[LossTarget], loss: float | int, currency: str = "USD") -> list[str]:
-    """A row for each run, for a terminal; then what is to be known of some."""
+    """Format a table for a terminal, with a row for each run; then remarks on some."""
     units = {each.unit for each in found if each.unit}
     priced = any(each.cost is not None for each in found)
     rows = [["run", f"steps to {loss:g}", *(units if len(units) == 1 else ["samples"]), "time", "device-hours", "loss"]]

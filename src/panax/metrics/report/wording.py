@@ -1,4 +1,4 @@
-"""Figures as a person reads them."""
+"""Formats of figures for users."""
 
 import math
 import time
@@ -8,11 +8,11 @@ from typing import Any
 from ..page.svg import number
 
 MAX_SHOWN_CHARACTERS = 400
-"""Characters of a value from a file that are shown in a table."""
+"""Maximum number of characters of a value from a file in a table."""
 
 
 def format_duration(seconds: float | int | None, *, brief: bool = False) -> str:
-    """Seconds in words; in fewer where they are to be brief.
+    """Format a duration; in a shorter form if `format_value`.
 
     >>> [format_duration(seconds) for seconds in (None, 0.25, 12.34, 125.0, 7300.0, 200000.0)]
     ['', '0.25 s', '12.3 s', '2 min 5 s', '2 h 2 min', '2 d 8 h']
@@ -36,7 +36,7 @@ def format_duration(seconds: float | int | None, *, brief: bool = False) -> str:
 
 
 def format_hours(device_hours: float | int | None) -> str:
-    """Device-hours.
+    """Format device-hours.
 
     >>> [format_hours(value) for value in (None, 5e-7, 0.00123, 12.345, 12345.6)]
     ['', 'below 0.001', '0.00123', '12.3', '12,346']
@@ -49,7 +49,7 @@ def format_hours(device_hours: float | int | None) -> str:
 
 
 def format_money(amount: float | int | None, currency: str) -> str:
-    """A price.
+    """Format a price.
 
     >>> format_money(1234.5, "USD"), format_money(0.0012, "EUR"), format_money(0.0, "EUR")
     ('1,234.50 USD', '0.0012 EUR', '0.00 EUR')
@@ -60,7 +60,7 @@ def format_money(amount: float | int | None, currency: str) -> str:
 
 
 def format_energy(joules: float | int) -> str:
-    """Energy in the unit that fits it.
+    """Format energy in a suitable unit.
 
     >>> format_energy(500.0), format_energy(90000.0), format_energy(7.2e9)
     ('500 J', '25 Wh', '2,000 kWh')
@@ -71,7 +71,7 @@ def format_energy(joules: float | int) -> str:
 
 
 def format_loss(value: float | int | None) -> str:
-    """A loss.
+    """Format a loss.
 
     >>> format_loss(2.58431), format_loss(1.5e9), format_loss(0.0000123), format_loss(None)
     ('2.5843', '1.5e+09', '1.23e-05', '')
@@ -82,7 +82,7 @@ def format_loss(value: float | int | None) -> str:
 
 
 def format_percent(share: float | int | None) -> str:
-    """A share of one.
+    """Format a fraction as a percentage.
 
     >>> format_percent(0.1234), format_percent(0.0005), format_percent(None)
     ('12.3 %', '0.05 %', '')
@@ -93,14 +93,14 @@ def format_percent(share: float | int | None) -> str:
 
 
 def format_time(seconds: float | int | None) -> str:
-    """A time of day in UTC."""
+    """Format a date and time in UTC."""
     if seconds is None or not 0 < seconds < 2**36:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def format_value(value: Any) -> str:
-    """A value from a file in a few words; long ones are cut.
+    """Format a value from a file as short text; long ones are truncated.
 
     >>> format_value({"fsdp": 8, "tensor": 2}), format_value(["a", "b"]), format_value(None), format_value(True)
     ('fsdp 8, tensor 2', 'a, b', '', 'True')

@@ -14,7 +14,7 @@ from .single import sections_of
 
 PAGE, COMPARISON = "report.html", "comparison.html"
 MAX_RUNS = 16
-"""More lines than that on one chart can't be told apart."""
+"""Maximum number of runs: more lines on one chart can't be told apart."""
 
 
 def report(
@@ -24,13 +24,13 @@ def report(
 
     Args:
         runs: Their folders, as `runs/NAME`.
-        rate: Price of a device-hour; None leaves prices out.
-        currency: In which the rate is.
-        output: The page's file; by default `report.html` in the run's folder, or `comparison.html` in that of the first
-            of several.
+        rate: Price of a device-hour; None: no prices.
+        currency: Currency of the rate.
+        output: The page's file; by default `report.html` in the run's folder, or `comparison.html` in that of
+            the first of several.
 
     Returns:
-        Where the page is.
+        The page's path.
 
     Raises:
         RecipeError: The rate or the runs that were given can't be used.
@@ -61,7 +61,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
     if not folders:
         raise RecipeError("expected the folder of a run, as runs/NAME, and got none")
     if len(folders) > MAX_RUNS:
-        raise RecipeError(f"{len(folders)} runs; expected at most {MAX_RUNS}, or their curves can't be told apart")
+        raise RecipeError(f"{len(folders)} runs; expected at most {MAX_RUNS}, or their curves can't be distinguished")
     places = [Path(folder).resolve() for folder in folders]
     for n, place in enumerate(places):
         if place in places[:n]:
@@ -70,7 +70,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
 
 
 def _named_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Runs of one name are told apart by their folders."""
+    """Distinguish runs of the same name by their folders."""
     names = [run.name for run in runs]
     folders = [run.folder.resolve() for run in runs]
     if len(set(names)) == len(names):

@@ -47,20 +47,20 @@ class BaseWidth(Validated):
         narrow = self.of(model)
         if narrow == model:
             raise RecipeError(
-                "task.base has the model's widths, so it changes nothing; give narrower ones, or leave it out"
+                "task.base has the model's widths, so it changes nothing; give narrower ones, or remove it"
             )
         mixers = {kind.mixer for kind in model.kinds} - {"attention"}
         if mixers:
-            raise RecipeError(f"task.base: muP has no rule for {', '.join(sorted(mixers))}; leave task.base out")
+            raise RecipeError(f"task.base: muP has no rule for {', '.join(sorted(mixers))}; remove task.base")
         if model.tied:
             raise RecipeError(
-                "task.base: a table that is embedding and head has two rules; set task.model.tied to False, or leave task.base "
-                "out"
+                "task.base: a table that is embedding and head has two rules; set task.model.tied to False, or remove "
+                "task.base"
             )
         if model.embed_scale:
             raise RecipeError(
                 "task.base: task.model.embed_scale grows embeddings with the width, which muP does not; set it to False, or "
-                "leave task.base out"
+                "remove task.base"
             )
         if model.head_size != narrow.head_size:
             scale = model.head_size**2 / narrow.head_size

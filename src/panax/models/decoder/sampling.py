@@ -76,7 +76,8 @@ def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
     least, most = int(prompt.min()), int(prompt.max())
     if least < 0 or most >= vocab_size:
         raise DataError(
-            f"the prompt holds the token {least if least < 0 else most}; the model knows 0 to {vocab_size - 1}: encode it with "
+            f"the prompt holds the token {least if least < 0 else most}; the model has tokens 0 to {vocab_size - 1}: "
+            "encode it with "
             f"the model's own tokenizer"
         )
 

@@ -65,7 +65,7 @@ class DecoderTask(Validated, StagedTask):
     base: BaseWidth | None = None
 
     generates = True
-    other_names = LEAF_ALIASES
+    leaf_aliases = LEAF_ALIASES
 
     required_leaves = frozenset({"tokens", "targets", MASK_LEAF})
     batch_axes = MappingProxyType(
@@ -117,7 +117,7 @@ class DecoderTask(Validated, StagedTask):
             elif model.vocab_size < tokens:
                 raise RecipeError(
                     f"task.model.vocab_size={model.vocab_size} is less than the tokenizer's {tokens}; raise it, or set it to 0 "
-                    f"to take the tokenizer's"
+                    f"to use the tokenizer's"
                 )
         if not model.vocab_size:
             raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; give a number")

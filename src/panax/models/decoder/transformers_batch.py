@@ -73,8 +73,8 @@ def to_decoder_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
         position = np.asarray(batch["position_ids"])
         if (np.diff(position, axis=-1) < 0).any():
             raise DataError(
-                "the batch's leaf 'position_ids' begins again within a row, so the row holds several documents; say which "
-                "position belongs to which: give tokens, targets, loss_mask, segment and position"
+                "the batch's leaf 'position_ids' begins again within a row, so the row holds several documents; give their "
+                "segments as well: tokens, targets, loss_mask, segment and position"
             )
         found["position"] = np.broadcast_to(position, tokens.shape)
     return found
@@ -89,7 +89,8 @@ def _check_names(names: Mapping[str, Any]) -> None:
     ours = [name for name in ("tokens", "targets", MASK_LEAF, "segment", "position") if name in names and name in _OURS]
     if ours:
         raise DataError(
-            f"the batch has {', '.join(theirs)} beside {', '.join(ours)}, and only one can be meant; give either input_ids and "
+            f"the batch has {', '.join(theirs)} as well as {', '.join(ours)}, and only one can be meant; give either "
+            "input_ids and "
             f"labels (unshifted, {IGNORED} ignored), or tokens, targets (shifted by one) and {MASK_LEAF}"
         )
     if not {"input_ids", "labels"} <= names.keys():
@@ -109,6 +110,6 @@ def _segments(attention_mask: np.ndarray, counts: np.ndarray) -> np.ndarray:
         row, position = np.argwhere(blind)[0].tolist()
         raise DataError(
             f"the batch's label at {[row, position + 1]} is to be predicted from position {position}, which its attention_mask "
-            f"leaves out; set the labels of filling to {IGNORED}"
+            f"masks; set the labels of padding to {IGNORED}"
         )
     return attention_mask.astype(np.int32)

@@ -63,14 +63,14 @@ class DlrmConfig(Validated):
         widths = sorted({table.width for table in self.tables.tables})
         if self.interaction == "dot" and len(widths) > 1:
             raise RecipeError(
-                f'model.interaction="dot" multiplies vectors of one width, and the tables have {widths}; give them one, or take '
+                f'model.interaction="dot" multiplies vectors of one width, and the tables have {widths}; give them one, or use '
                 f'"cross"'
             )
 
         if self.interaction == "dot" and len(self.leaves) + (self.numeric > 0) < 2:
             raise RecipeError(
                 f'model.interaction="dot" multiplies each two vectors, and there is one, of {self.leaves}; add a feature or '
-                f'columns of numbers (model.numeric), or take "cross"'
+                f'columns of numbers (model.numeric), or use "cross"'
             )
 
     @property

@@ -47,11 +47,11 @@ class DlrmTask(Validated, Task):
     mesh_axes = frozenset({"replica", "fsdp", "expert", "context", "tensor"})
     names_axes = True
     splits_residual = False
-    other_names = LEAF_ALIASES
+    leaf_aliases = LEAF_ALIASES
 
     def __post_init__(self) -> None:
         if self.compute_dtype == "float16":
-            raise RecipeError('task.compute_dtype="float16" would need the loss scaled; take "bfloat16" or "float32"')
+            raise RecipeError('task.compute_dtype="float16" would need the loss scaled; use "bfloat16" or "float32"')
 
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]

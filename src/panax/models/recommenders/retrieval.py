@@ -76,7 +76,7 @@ def write_vectors(directory: str | Path, vectors: Float[np.ndarray, "item width"
     wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(wrong):
         raise DataError(
-            f"the vector of item {ids[int(wrong[0])]!r} is not finite; train the model again, or leave the item out"
+            f"the vector of item {ids[int(wrong[0])]!r} is not finite; train the model again, or remove the item"
         )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ class SequenceTask(Validated, StagedTask):
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
-    other_names = LEAF_ALIASES
+    leaf_aliases = LEAF_ALIASES
     batch_axes = MappingProxyType(
         {**dict.fromkeys(("items", "targets", "times"), ("batch", "seq")), "loss_mask": ("batch",)}
     )
@@ -93,15 +93,15 @@ class SequenceTask(Validated, StagedTask):
             elif model.vocab_size < items:
                 raise RecipeError(
                     f"task.model.vocab_size={model.vocab_size} is less than the data's {items} items; raise it, or set it to 0 "
-                    f"to take the data's"
+                    f"to use the data's"
                 )
         if not model.vocab_size:
             raise RecipeError(
-                "task.model.vocab_size=0 takes the data's items, and it does not say how many; give a number"
+                "task.model.vocab_size=0 takes the data's items, but the data does not state how many; give a number"
             )
         if self.negatives >= model.vocab_size:
             raise RecipeError(
-                f"task.negatives={self.negatives} of {model.vocab_size} items; take fewer, or 0 for the whole softmax"
+                f"task.negatives={self.negatives} of {model.vocab_size} items; use fewer, or 0 for the whole softmax"
             )
         return dataclasses.replace(self, model=model)
 

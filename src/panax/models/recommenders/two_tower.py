@@ -43,8 +43,8 @@ class TwoTowerConfig(Validated):
         shared = set(self.query.batch_axes) & set(self.item.batch_axes)
         if shared:
             raise RecipeError(
-                f"both towers read the batch leaf {min(shared)!r}; what a query and an item have in common says nothing of one "
-                f"of them"
+                f"both towers read the batch leaf {min(shared)!r}; a leaf must belong to either the query or the item, not to "
+                f"both"
             )
 
     def __hash__(self) -> int:

@@ -41,7 +41,7 @@ class TwoTowerTask(Validated, Task):
     names_axes = True
     splits_residual = False
     sums_over_rows = False
-    other_names = LEAF_ALIASES
+    leaf_aliases = LEAF_ALIASES
 
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -57,7 +57,7 @@ class VitTask(Validated, StagedTask):
     mesh_axes = frozenset({"replica", "stage", "fsdp", "expert", "tensor"})
     splits_residual = False
     unit = "images"
-    other_names = LEAF_ALIASES
+    leaf_aliases = LEAF_ALIASES
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
@@ -85,10 +85,10 @@ class VitTask(Validated, StagedTask):
             elif model.num_classes < classes:
                 raise RecipeError(
                     f"task.model.num_classes={model.num_classes} is less than the data's {classes}; raise it, or set it to 0 to "
-                    f"take the data's"
+                    f"use the data's"
                 )
         if not model.num_classes:
-            raise RecipeError("task.model.num_classes=0 takes the data's, which does not say how many; give a number")
+            raise RecipeError("task.model.num_classes=0 takes the data's, which does not state how many; give a number")
         return dataclasses.replace(self, model=model)
 
     def flops_per_example(self) -> float:

@@ -41,7 +41,7 @@ class _Layerwise(ShardedOptimizer):
             what = f"axes {', '.join(self.excluded)}" if self.excluded else "norms and biases"
             raise RecipeError(
                 f"{type(self).__name__} scales no parameter: all {len(axes)} that train are {what}, which are excluded; set "
-                f"optimizer.vectors to True, leave axes out of optimizer.excluded, or take {self.instead}"
+                f"optimizer.vectors to True, shorten optimizer.excluded, or use {self.instead}"
             )
 
     def uses_trust_ratio(self, axes: Axes) -> bool:

@@ -52,8 +52,8 @@ class ScheduleFreeAdamW(ShardedOptimizer):
             raise RecipeError("optimizer.b1=0; expected a share above 0: gradients are taken near the average")
         if isinstance(self.schedule, Schedule) and self.schedule.decay != "constant":
             raise RecipeError(
-                f'optimizer.schedule.decay="{self.schedule.decay}": the average of ScheduleFreeAdamW takes the place of a decay; '
-                f'set optimizer.schedule.decay to "constant", or take AdamW'
+                f'optimizer.schedule.decay="{self.schedule.decay}": the average of ScheduleFreeAdamW replaces a decay; '
+                f'set optimizer.schedule.decay to "constant", or use AdamW'
             )
 
     @property

@@ -46,9 +46,9 @@ class MatrixOptimizer(ShardedOptimizer):
         check_excluded(self.excluded, axes)
         if not any(map(self.is_matrix, axes.values())):
             raise RecipeError(
-                f"{type(self).__name__} has no matrix to work on: of the {len(axes)} parameters that train, those that map one "
-                f"space to another have one of the axes {', '.join(self.excluded)}, which are excluded; take AdamW, or leave "
-                f"axes out of optimizer.excluded"
+                f"{type(self).__name__} found no eligible matrix: of the {len(axes)} parameters that train, all matrices "
+                f"have one of the excluded axes ({', '.join(self.excluded)}); use AdamW, or "
+                f"shorten optimizer.excluded"
             )
 
     def is_matrix(self, axes: Axes) -> bool:

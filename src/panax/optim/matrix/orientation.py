@@ -11,10 +11,10 @@ class TransposedView(NamedTuple):
     """A parameter as a stack of matrices, transposed if needed so that no matrix has more rows than columns.
 
     Attributes:
-        copies: The dimensions merged into the stack.
+        stack_dims: The dimensions merged into the stack.
         rows: The dimensions merged into the rows, in the parameter's order.
         columns: The dimensions merged into the columns, in the parameter's order.
-        flipped: True if the parameter's rows are the columns of this view.
+        transposed: True if the parameter's rows are the columns of this view.
         shape: Shape of one matrix.
     """
 

@@ -35,7 +35,7 @@ class ShardPlacement(NamedTuple):
 
     Attributes:
         sizes: Global size of each dimension.
-        places: For each dimension, the mesh axes that shard it.
+        dim_axes: For each dimension, the mesh axes that shard it.
         shape: Shape seen by an owner: rows and columns, possibly merged from several dimensions.
     """
 
@@ -53,8 +53,8 @@ class OwnedArray(NamedTuple):
     """A parameter, or the state of its matrices, that owners receive as whole matrices.
 
     Attributes:
-        copies: The dimensions merged into the stack of matrices.
-        own: The remaining dimensions, in the order in which an owner receives them.
+        stack_dims: The dimensions merged into the stack of matrices.
+        matrix_dims: The remaining dimensions, in the order in which an owner receives them.
         shape: Shape of one matrix on its owner.
     """
 
@@ -116,9 +116,9 @@ class OwnedMatrices(NamedTuple):
     spread.
 
     Attributes:
-        given: Layouts of the inputs.
-        returned: Layouts of the results.
-        over: All mesh axes of more than one device that hold shards or replicas of the matrices.
+        inputs: Layouts of the inputs.
+        outputs: Layouts of the results.
+        owner_axes: All mesh axes of more than one device that hold shards or replicas of the matrices.
     """
 
     inputs: tuple[ShardPlacement, ...]
@@ -144,7 +144,7 @@ class OwnedMatrices(NamedTuple):
     def num_owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
         """Return how many of `matrices` each owner processes, padding included.
 
-        >>> OwnedMatrices((), (), ("replica", "fsdp")).owned(12, {"replica": 2, "fsdp": 4})
+        >>> OwnedMatrices((), (), ("replica", "fsdp")).num_owned(12, {"replica": 2, "fsdp": 4})
         2
         """
         return -(-matrices // math.prod(sizes[axis] for axis in self.owner_axes))

@@ -29,7 +29,7 @@ class ParameterShard:
     so that they broadcast against the shard.
 
     Attributes:
-        places: For each dimension, the mesh axes that shard it.
+        dim_axes: For each dimension, the mesh axes that shard it.
     """
 
     parameter: Parameter

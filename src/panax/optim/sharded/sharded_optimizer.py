@@ -70,10 +70,10 @@ class UpdateInputs(NamedTuple):
     Attributes:
         gradient: This device's shard, in float32 or wider.
         value: The parameter's shard, in the same dtype.
-        kept: The state, as shards in their stored dtypes; quantized state is decoded to the gradient's dtype.
+        state: The state, as shards in their stored dtypes; quantized state is decoded to the gradient's dtype.
         rate: The learning rate times the factor of this parameter, or of each of its layers.
         decay: Weight decay times its factor; 0 if none applies.
-        before: Number of updates before this one, in the gradient's dtype.
+        num_updates: Number of updates before this one, in the gradient's dtype.
         scheduled: The learning rate without the factor.
     """
 
@@ -128,7 +128,7 @@ class ShardedOptimizer(Optimizer):
 
         if self.decays and not self.weight_decay:
             raise RecipeError(
-                "optimizer.decays has no effect with weight_decay=0; set optimizer.weight_decay, or leave it out"
+                "optimizer.decays has no effect with weight_decay=0; set optimizer.weight_decay, or remove it"
             )
 
     @abc.abstractmethod
@@ -348,18 +348,18 @@ class ShardedOptimizer(Optimizer):
         in_codes = any(isinstance(leaf, QuantizedArray) for leaf in kept)
         if self.moments != "same" and not kept:
             raise RecipeError(
-                f'optimizer.moments="{self.moments}" has no effect: {type(self).__name__} keeps nothing of a parameter as it is '
-                f"set; leave optimizer.moments out"
+                f'optimizer.moments="{self.moments}" has no effect: {type(self).__name__} with these settings has no state for a '
+                f"parameter; remove optimizer.moments"
             )
         if self.moments == "int8" and not in_codes:
             raise RecipeError(
-                f'optimizer.moments="int8" has no effect: nothing that is kept has {LEAST:,} numbers for a layer, in whole '
-                f'blocks of {BLOCK}; set it to "bfloat16", or leave it out'
+                f'optimizer.moments="int8" has no effect: no state has {LEAST:,} elements for a layer, in whole '
+                f'blocks of {BLOCK}; set it to "bfloat16", or remove it'
             )
         if self.rounding == "stochastic" and not in_codes and not any(map(self._rounds, _dtypes((params, state)))):
             raise RecipeError(
-                'optimizer.rounding="stochastic" has no effect: neither parameters nor what is kept of them are in bfloat16 or '
-                'in codes; set optimizer.moments or task.parameter_dtype to "bfloat16", or rounding to "nearest"'
+                'optimizer.rounding="stochastic" has no effect: neither parameters nor the optimizer state are in bfloat16 or '
+                'quantized; set optimizer.moments or task.parameter_dtype to "bfloat16", or rounding to "nearest"'
             )
 
 

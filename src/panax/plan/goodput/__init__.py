@@ -1,4 +1,5 @@
-"""Goodput at any number of devices, from a run's stage times and a failure rate: no jax, no device, no network."""
+"""Goodput at any number of devices, from a run's stage times and a failure rate: no jax, no device, no
+network."""
 
 from .fleet import Fleet
 from .lives import Lives, simulate_lives

@@ -1,4 +1,5 @@
-"""A simulation as a page: what matters first, curves over the interval and over the number of devices, what it rests on."""
+"""A simulation as a page: the main result first, then curves over the interval and over the number of
+devices, and the assumptions."""
 
 import dataclasses
 import math
@@ -37,7 +38,7 @@ def write_page(found: Simulation, output: str | Path) -> Path:
     """Write the page.
 
     Raises:
-        DataError: It can't be written.
+        DataError: The page can't be written.
     """
     place = Path(output)
     beside = place.with_name(f".{place.name}.{os.getpid()}")
@@ -58,7 +59,7 @@ def _title(found: Simulation) -> str:
 
 
 def sections_of(found: Simulation) -> list[Section]:
-    """All of the page, in order."""
+    """Return all sections of the page, in order."""
     return [
         Section("", (Paragraph(advice(found), lead=True), _tiles(found), _strips(found))),
         Section("How often to save, on how many devices", (Grid((*_by_interval(found), _by_devices(found))),)),
@@ -138,7 +139,7 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
     ]
     return (
         _picture("Goodput by interval, %", goodput, below),
-        _picture("What the interval costs, % of the time", lost, below),
+        _picture("Cost of the interval, % of the time", lost, below),
     )
 
 

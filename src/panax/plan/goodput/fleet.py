@@ -1,4 +1,4 @@
-"""`Fleet`: the devices that a run is to use, how often they fail, and what happens then."""
+"""`Fleet`: the devices of a run, their failure rate, and the response to failures."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from ...core.validation import Validated
 from .stages import StageTimes, check_amount
 
 FAILURES_PER_DEVICE_DAY = 4.7e-4
-"""419 unexpected interruptions of 16,384 GPUs in 54 days.
+"""Default failure rate: 419 unexpected interruptions of 16,384 GPUs in 54 days.
 
 Source: The Llama 3 Herd of Models (arXiv:2407.21783), section 3.3.4.
 """
@@ -19,20 +19,21 @@ MOST_DEVICES = 10**8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fleet(Validated):
-    """Devices that fail independently of each other and of their age, and how the run deals with it.
+    """Devices that fail independently of each other and of their age, and the run's response.
 
     Attributes:
-        devices: All of them.
-        failures_per_device_day: Failures that end the run's processes, for each device and day.
-        devices_per_host: A failure takes a whole host away.
-        days: How long the run lasts.
-        planned_stops_per_day: Stops that save first: maintenance, another version of the code.
+        devices: Number of devices.
+        failures_per_device_day: Failures that end the run's processes, per device and day.
+        devices_per_host: Devices per host; a failure removes a whole host.
+        days: Duration of the run.
+        planned_stops_per_day: Planned stops per day, which save first: maintenance, another version of the
+            code.
         planned_stop: Seconds of such a stop; None: teardown, restart, restore and first step.
         replacement: Seconds until a lost host is replaced.
-        shrinks: Whether the run continues on the devices that are left until then, and grows again at the next checkpoint;
-            otherwise it waits.
-        copies_lost: How likely a failure destroys copies in memory; None: as likely as the neighbouring host fails too before
-            the run has recovered.
+        shrinks: True if the run continues on the remaining devices until then, and grows again at the next
+            checkpoint; otherwise it waits.
+        copies_lost: Probability that a failure destroys copies in memory; None: the probability that the
+            neighbouring host also fails before the run has recovered.
     """
 
     devices: int
@@ -69,31 +70,31 @@ class Fleet(Validated):
             )
         if self.shrinks and self.devices == self.devices_per_host:
             raise RecipeError(
-                f"shrinks=True with devices={self.devices}: there is one host, and nothing is left when it fails; leave it out"
+                f"shrinks=True with devices={self.devices}: there is one host, and none remains when it fails; remove it"
             )
         if self.shrinks and not self.replacement:
             raise RecipeError(
-                "shrinks=True has no effect where a lost host is replaced at once; set replacement, in seconds"
+                "shrinks=True has no effect if a lost host is replaced at once; set replacement, in seconds"
             )
 
     @property
     def failures_per_second(self) -> float:
-        """Of all devices together."""
+        """Return the failure rate of all devices together."""
         return self.devices * self.failures_per_device_day / SECONDS_PER_DAY
 
     def recovery(self, stages: StageTimes) -> float:
-        """Seconds from a failure until the first step after it is taken, where nothing else fails."""
+        """Return the seconds from a failure until the first step after it, without further failures."""
         waits = 0.0 if self.shrinks else self.replacement
         return stages.detect + waits + self.planned(stages, of_recovery=True)
 
     def planned(self, stages: StageTimes, *, of_recovery: bool = False) -> float:
-        """Seconds of a stop that saves first."""
+        """Return the seconds of a stop that saves first."""
         if self.planned_stop is not None and not of_recovery:
             return self.planned_stop
         return stages.teardown + stages.restart_at(self.devices) + stages.restore + stages.first_step
 
     def destroys_copies(self, stages: StageTimes) -> float:
-        """How likely a failure destroys copies in memory."""
+        """Return the probability that a failure destroys copies in memory."""
         if self.copies_lost is not None:
             return self.copies_lost
         if self.devices == self.devices_per_host:
@@ -103,7 +104,7 @@ class Fleet(Validated):
 
 
 def check_together(stages: StageTimes, fleet: Fleet) -> None:
-    """Check what neither value can check alone.
+    """Check constraints between stage times and fleet.
 
     Raises:
         RecipeError: No checkpoint is saved within the run, or planned stops take all of it.

@@ -1,6 +1,6 @@
-"""Lives of a run, failure by failure, from a seeded random generator.
+"""Simulated lives of a run, failure by failure, from a seeded random generator.
 
-The closed form is compared with them, and they say how far one run differs from the next.
+They verify the closed form, and show the variation between runs.
 """
 
 import dataclasses
@@ -15,21 +15,21 @@ from .stages import StageTimes
 
 MAX_LIVES = 10_000
 MAX_FAILURES = 30_000
-"""In all lives together: lives with more are shorter than the run."""
+"""Maximum number of failures in all lives together: with more, lives are shorter than the run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lives:
-    """What several simulated lives came to.
+    """Results of several simulated lives.
 
     Attributes:
-        count: How many.
-        days: How long each lasts: as long as the run, but no longer than there are 30,000 failures in all lives together.
-        goodput: Their mean.
-        standard_error: Of the mean.
-        low, high: A life in twenty is below, one in twenty is above.
-        restart: The mean share of the time from failures to the next steps.
-        failures_per_day: The mean.
+        count: Number of lives.
+        days: Duration of each: that of the run, but limited to 30,000 failures in all lives together.
+        goodput: Mean goodput.
+        standard_error: Standard error of the mean.
+        low, high: 5th and 95th percentile of the lives.
+        restart: Mean share of the time from failures to the next steps.
+        failures_per_day: Mean number of failures per day.
     """
 
     count: int
@@ -46,7 +46,7 @@ def simulate_lives(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: i
     """Simulate lives of a run.
 
     Args:
-        count: From 2.
+        count: Number of lives, at least 2.
 
     Raises:
         RecipeError: The interval is longer than the run; or the count or the seed can't be used.
@@ -56,7 +56,7 @@ def simulate_lives(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: i
         raise RecipeError(f"lives={count!r}: expected a whole number from 2 to {MAX_LIVES}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise RecipeError(f"seed={seed!r}: expected a whole number from 0")
-    # Where hundreds of failures come before the first checkpoint, nothing is lost by a shorter life.
+    # If hundreds of failures occur before the first checkpoint, a shorter life loses nothing.
     rate = fleet.failures_per_second
     end = min(fleet.days * SECONDS_PER_DAY, MAX_FAILURES / count / rate if rate else math.inf)
     lives = [_Life(stages, fleet, end, np.random.default_rng([seed, number])) for number in range(count)]
@@ -77,7 +77,8 @@ def simulate_lives(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: i
 
 
 class _Life:
-    """One life. Positions are steps; `kept` is what the store would restore, `copied` what memory would."""
+    """One life. Positions are steps; `kept` is the position that the store would restore, `copied` the one
+    that memory would."""
 
     def __init__(self, stages: StageTimes, fleet: Fleet, end: float, random: np.random.Generator):
         self.stages, self.fleet, self.random, self.end = stages, fleet, random, end
@@ -111,7 +112,7 @@ class _Life:
         return self.now + self.random.exponential(1 / rate) if rate else math.inf
 
     def _passes(self, seconds: float) -> bool:
-        """Let time pass; False where something fails first."""
+        """Advance the time; return False if a failure occurs first."""
         if self.now + seconds > self.fails_at:
             self._commit_until(self.fails_at)
             self.now = self.fails_at
@@ -146,13 +147,13 @@ class _Life:
         if self.stops_at <= self.now:
             self.pending, self.kept = None, self.position
             pause = self.fleet.planned(self.stages)
-            # Nothing of the run is there to fail meanwhile.
+            # No processes of the run exist that could fail meanwhile.
             self.now, self.fails_at = self.now + pause, self.fails_at + pause
             self.stops_at = self._next_stop()
         return self._grow()
 
     def _grow(self) -> bool:
-        """Take back the hosts that have come back."""
+        """Take back the hosts that have been replaced."""
         before = self.now
         back = 0
         while self.returning and self.returning[0] <= self.now:
@@ -160,7 +161,7 @@ class _Life:
             back += 1
         if not back:
             return True
-        # What is in flight is finished first, as in any planned stop.
+        # A save in flight is finished first, as in any planned stop.
         self.pending, self.kept = None, self.position
         self.away -= back
         passed = self._passes(self.fleet.planned(self.stages, of_recovery=True))
@@ -176,7 +177,7 @@ class _Life:
         self.restarting += self.now - began
 
     def _fail(self) -> bool:
-        """Count a failure; whether it destroyed the copies."""
+        """Count a failure; return True if it destroyed the copies."""
         self.failures += 1
         self.pending = None
         self.fails_at = self._next_failure()
@@ -186,7 +187,7 @@ class _Life:
         return bool(self.random.random() < self.destroys) if self.stages.copy_every else False
 
     def _skip_copies(self) -> None:
-        """Up to the last copy before the next checkpoint nothing is new either."""
+        """Skip ahead to the last copy before the next checkpoint, if no event occurs before."""
         unit = self.unit * self.stages.step_with_waits + self.stages.copy_stall
         left = (self.stages.every - self.position % self.stages.every) // self.unit - 1
         if self.away or left <= 0:
@@ -199,13 +200,13 @@ class _Life:
             self._commit_until(self.now)
 
     def _skip_whole_cycles(self) -> None:
-        """From one checkpoint to the next nothing is new until something fails, stops or comes back."""
+        """Skip whole cycles from checkpoint to checkpoint, until something fails, stops or comes back."""
         stages = self.stages
         if self.away or self.position % stages.every or self.position != (self.pending or (self.kept, 0.0))[0]:
             return
         units = stages.every // self.unit
         work = stages.interval + units * stages.copy_stall
-        # In its steady state, one cycle waits for the commit of the one before.
+        # In its steady state, one cycle waits for the commit of the previous one.
         cycle = max(work, stages.commit if self.pending else 0.0) + stages.stall
         count = int((min(self.fails_at, self.stops_at, self.end) - self.now) / cycle) - 1
         if count <= 0 or (self.pending is None and stages.commit > 0):

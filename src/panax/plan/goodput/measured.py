@@ -1,4 +1,4 @@
-"""Stage times of a run that was measured: what the files in its folder tell, and from which of them."""
+"""Stage times of a measured run, read from the files in its folder, with their sources."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ DEFAULT_SECONDS = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60
 """Default seconds for stages that a run without failures or saves has not measured."""
 
 ASSUMED_SOURCE = "assumed"
-"""Where such a time is from."""
+"""Source of such a time."""
 
 
 class GoodputFigures(NamedTuple):
-    """What a run's folder tells.
+    """Stage times found in a run's folder.
 
     Attributes:
-        times: By the names of `StageTimes`' fields; what is not known is missing.
-        sources: Where each is from, in words.
-        notes: What must be known to read them.
+        times: By the names of `StageTimes`' fields; unknown ones are missing.
+        sources: Description of each time's source.
+        notes: Remarks for their interpretation.
     """
 
     times: Mapping[str, float | int]
@@ -36,7 +36,7 @@ def read_stage_times(folder: str | Path) -> GoodputFigures:
     """Read stage times from a run's folder.
 
     Raises:
-        DataError: It is not a run's; or no step was taken in it.
+        DataError: The folder is not a run's, or the run has no step.
     """
     run = read_run(folder)
     found: dict[str, tuple[float | int, str]] = {}
@@ -44,8 +44,8 @@ def read_stage_times(folder: str | Path) -> GoodputFigures:
     steps = _steps(run)
     if steps is None and STEP_CURVE not in run.curves:
         raise DataError(
-            f"{folder} holds no step: neither goodput.jsonl nor metrics.jsonl tells of one; give the folder of a run that has "
-            "trained, or leave RUN out and give all times"
+            f"{folder} has no step in goodput.jsonl or metrics.jsonl; give the folder of a run that has "
+            "trained, or remove RUN and give all times"
         )
     _add_steps(run, steps, found)
     _add_checkpoints(run, steps, found, notes)
@@ -60,7 +60,7 @@ def read_stage_times(folder: str | Path) -> GoodputFigures:
 
 
 def _steps(run: RunFiles) -> int | None:
-    """Steps of the result that the ledger has seen; None where it tells of none."""
+    """Return the number of steps of the result recorded in the ledger; None if it has none."""
     sessions = run.life.sessions if run.life is not None else ()
     begun = [session for session in sessions if session.first_step is not None and session.last_step is not None]
     if not begun:
@@ -91,7 +91,7 @@ def _add_checkpoints(
         found["copy_every"] = copies, "the run's settings"
     elif copies:
         notes.append(
-            f"Copies in memory every {copies} steps are left out: checkpoints are not saved at a multiple of them."
+            f"Copies in memory every {copies} steps are skipped: checkpoints are not saved at a multiple of them."
         )
         copies = 0
     if run.life is None or steps is None or every is None or every < 1 or steps < every:
@@ -102,7 +102,7 @@ def _add_checkpoints(
     found["stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
     if copies:
         found["copy_stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
-        notes.append("The ledger does not tell copies in memory from checkpoints: both are given the same stall.")
+        notes.append("The ledger does not separate copies in memory from checkpoints: both are given the same stall.")
 
 
 def _add_recovery(mishaps: Sequence[RunIncident], found: dict[str, tuple[float | int, str]], notes: list[str]) -> None:

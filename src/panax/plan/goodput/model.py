@@ -1,16 +1,17 @@
-"""The closed form: what the time of a run goes into on average, and the checkpoint interval that wastes least.
+"""Closed form of goodput: the average use of a run's time, and the optimal checkpoint interval.
 
-Failures come at a constant rate `rate`. After each one the run recovers, which takes R seconds, or longer where something
-fails meanwhile; then it trains until the next failure. With w seconds of work between checkpoints that stall it for d seconds
-and are committed c seconds later, the number of checkpoints committed between two failures is geometric; with T = w + d its
-mean is
+Failures occur at a constant rate `rate`. After each one the run recovers, which takes R seconds, or longer if
+there is another failure meanwhile; then it trains until the next failure. With w seconds of work between
+checkpoints that stall it for d seconds and are committed c seconds later, the number of checkpoints committed
+between two failures is geometric; with T = w + d its mean is
 
     exp(-rate * c) / (exp(rate * T) - 1),
 
-and the mean time from one recovery's end to the next one's is exp(rate * R) / rate. Without c this is Daly's model.
+and the mean time from one recovery's end to the next one's is exp(rate * R) / rate. Without c this is Daly's
+model.
 
-Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps (2006). Differs: the commit is
-asynchronous; a failure before it falls back to the checkpoint before.
+Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps (2006).
+Difference: the commit is asynchronous; a failure before it falls back to the previous checkpoint.
 """
 
 import dataclasses
@@ -23,23 +24,24 @@ from .stages import StageTimes
 FEWER_DEVICES = "fewer devices"
 PRODUCTIVE_KINDS = ("training", "data wait", "evaluation", FEWER_DEVICES)
 MIN_CHECKPOINTS = 0.5
-"""A run that commits fewer of them than that in all its days does not advance."""
+"""A run with fewer expected commits than this in its whole duration does not advance."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What a run's time goes into, on average.
+    """Average use of a run's time.
 
     Attributes:
-        devices: How many there are.
+        devices: Number of devices.
         every: Steps between two checkpoints.
         interval: Seconds of work between them.
-        shares: Of the run's time, by the kinds of its ledger (`metrics.goodput.KINDS`); they add up to 1. "fewer devices" is
-            what the devices that were missing would have done. Planned stops are "start".
-        failures_per_day: Expected ones.
+        shares: Shares of the run's time, by the kinds of its ledger (`metrics.goodput.KINDS`); they add up to
+            1. "fewer devices" is the work that missing devices would have done. Planned stops are "start".
+        failures_per_day: Expected number of failures per day.
         recovery: Seconds from a failure to the first step after it.
         lost_per_failure: Seconds of work that a failure costs, on average.
-        advances: Whether at least one checkpoint is expected to be committed in the whole run; `goodput` is 0 where not.
+        advances: True if the expected number of commits in the whole run reaches `MIN_CHECKPOINTS`;
+            otherwise `goodput` is 0.
     """
 
     devices: int
@@ -53,25 +55,26 @@ class Forecast:
 
     @property
     def goodput(self) -> float:
-        """The share of the time that goes into steps of the result."""
+        """Return the share of the time that goes into steps of the result."""
         return self.shares["training"]
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: the share of the time in which the run makes progress, on however many devices."""
+        """Return the effective training time ratio: the share of the time in which the run makes progress, on
+        any number of devices."""
         return sum(self.shares[kind] for kind in PRODUCTIVE_KINDS)
 
     @property
     def seconds_between_failures(self) -> float:
-        """Mean time between failures; infinite where nothing fails."""
+        """Return the mean time between failures; infinite if nothing fails."""
         return SECONDS_PER_DAY / self.failures_per_day if self.failures_per_day else math.inf
 
 
 def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
-    """The average of a run's life.
+    """Compute the average use of a run's time.
 
-    Exact for failures at a constant rate, where there are no copies in memory and the run does not shrink. Both are counted to
-    first order; the tests compare them with simulated lives.
+    Exact for failures at a constant rate, without copies in memory and shrinking. Both are modelled to first
+    order; the tests compare them with simulated lives.
 
     Raises:
         RecipeError: The interval is longer than the run, or planned stops take all the time.
@@ -117,7 +120,8 @@ def _exp(power: float) -> float:
 
 
 def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
-    """(steps that are kept, their checkpoints' stalls in seconds, seconds of lost work), each in a second of the run."""
+    """Return (committed steps, their checkpoints' stalls in seconds, seconds of lost work), each per second
+    of the run."""
     rate = fleet.failures_per_second
     work, commit = stages.interval, stages.commit
     held_up = max(commit - work, 0.0)
@@ -134,7 +138,8 @@ def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, flo
 
 
 def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
-    """As above, where a failure falls back to the newest copy, or to the store where it destroyed the copies."""
+    """Return the same if a failure falls back to the newest copy, or to the store if it destroyed the
+    copies."""
     rate, recovery = fleet.failures_per_second, fleet.recovery(stages)
     copies = stages.every // stages.copy_every
     work = stages.copy_every * stages.step_with_waits
@@ -145,7 +150,7 @@ def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]
         return stages.copy_every / unit, wait / unit, 0.0
     training_time = _exp(-rate * recovery)
     whole = _exp(-rate * unit)
-    # Something may also fail during the recovery: a single failure that destroys the copies is enough.
+    # There may also be a failure during the recovery: a single failure that destroys the copies is enough.
     spares = 1 - fleet.destroys_copies(stages)
     destroyed = 1 - training_time * spares / (1 - (1 - training_time) * spares)
     units = whole / -math.expm1(-rate * unit)
@@ -158,7 +163,8 @@ def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]
 
 
 def _mean_remainder(again: float, size: int) -> float:
-    """The mean of `count % size`, where `count` grows by one with probability `again`, and otherwise ends."""
+    """Return the mean of `count % size` for a count that grows by one with probability `again`, and otherwise
+    ends."""
     if again >= 1:
         return (size - 1) / 2
     whole = again**size
@@ -166,7 +172,7 @@ def _mean_remainder(again: float, size: int) -> float:
 
 
 def _shrink(shares: dict[str, float], stages: StageTimes, fleet: Fleet, recoveries: float) -> None:
-    """Fewer devices after each failure until a host comes back, and a planned restart then."""
+    """Account for fewer devices after each failure until a host is replaced, and a planned restart then."""
     growing = recoveries * fleet.planned(stages, of_recovery=True)
     for kind in shares:
         shares[kind] /= 1 + growing
@@ -180,11 +186,13 @@ def _shrink(shares: dict[str, float], stages: StageTimes, fleet: Fleet, recoveri
 
 
 def young_daly_seconds(stages: StageTimes, fleet: Fleet) -> float:
-    """The best seconds of work between two checkpoints by theory; infinite where nothing fails.
+    """Return the theoretical optimum of the seconds of work between two checkpoints; infinite if nothing
+    fails.
 
-    Maximizes the closed form: (1 - x) exp(x + rate * stall) = 1 with x = rate * seconds, which is about sqrt(2 * stall / rate),
-    Young's formula, for a short stall. It depends on neither the recovery nor the commit, but no checkpoint begins before the
-    last one is committed. With copies in memory only failures that destroy them count.
+    Maximizes the closed form: (1 - x) exp(x + rate * stall) = 1 with x = rate * seconds, which is about
+    sqrt(2 * stall / rate), Young's formula, for a short stall. It depends on neither the recovery nor the
+    commit, but no checkpoint begins before the previous one is committed. With copies in memory only failures
+    that destroy them count.
     """
     rate = fleet.failures_per_second
     if stages.copy_every:
@@ -201,9 +209,9 @@ def young_daly_seconds(stages: StageTimes, fleet: Fleet) -> float:
 
 
 def best_every(stages: StageTimes, fleet: Fleet) -> int:
-    """The steps between two checkpoints at which goodput is highest in the model.
+    """Find the number of steps between two checkpoints with the highest goodput in the model.
 
-    A multiple of `copy_every` where there are copies in memory.
+    A multiple of `copy_every` if there are copies in memory.
     """
     unit = stages.copy_every or 1
     most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
@@ -212,7 +220,7 @@ def best_every(stages: StageTimes, fleet: Fleet) -> int:
 
     def goodput(count: int) -> float:
         if count not in known:
-            # Where nothing advances, the shorter interval is the better one.
+            # If no interval advances the run, the shorter one is better.
             found = forecast(dataclasses.replace(stages, every=count * unit), fleet)
             known[count] = found.goodput if found.advances else -float(count)
         return known[count]

@@ -14,7 +14,7 @@ STEPS = ("every", "copy_every", "measured_devices")
 
 
 def format_goodput(found: Simulation) -> list[str]:
-    """All of it: the answer first, then tables, then what it rests on."""
+    """Format a simulation: the result first, then tables, then the assumptions."""
     return [
         *_answer(found),
         "",
@@ -32,17 +32,17 @@ def format_goodput(found: Simulation) -> list[str]:
 
 
 def wrap_sentence(sentence: str, indent: str = "") -> list[str]:
-    """A sentence in lines of at most 80 columns; flags stay whole."""
+    """Wrap a sentence in lines of at most 80 columns; flags are not broken."""
     return textwrap.wrap(sentence, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def describe_interval(found: Forecast) -> str:
-    """The interval of a forecast."""
+    """Describe the interval of a forecast."""
     return f"every {found.every:,} step{'s' if found.every > 1 else ''} ({format_duration(found.interval)})"
 
 
 def advice(found: Simulation) -> str:
-    """What to do about the interval, in a sentence."""
+    """Give advice on the interval, in a sentence."""
     now, best = found.now, found.best
     if not best.advances:
         return (
@@ -58,7 +58,7 @@ def advice(found: Simulation) -> str:
 
 
 def describe_theory(found: Simulation) -> str:
-    """The interval by theory."""
+    """Describe the interval by theory."""
     if not math.isfinite(found.theory):
         return "as rarely as possible: nothing fails"
     return format_duration(found.theory) if found.theory > 0 else "after each step: a stall costs nothing"
@@ -137,7 +137,7 @@ def _times(found: Simulation) -> list[str]:
 
 
 def list_stage_times(found: Simulation) -> list[tuple[str, str, str]]:
-    """(stage, its time, where that is from) for each stage time that was used."""
+    """Return (stage, its time, its source) for each stage time that was used."""
     rows = []
     for name in STAGE_FIELDS:
         if name in found.sources:
@@ -149,7 +149,7 @@ def list_stage_times(found: Simulation) -> list[tuple[str, str, str]]:
 
 
 def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Rows with their columns aligned: those in `left` to the left, others to the right."""
+    """Align columns of rows: those in `left` to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         "  ".join(

@@ -1,4 +1,5 @@
-"""`simulate`: from a measured run, or from given times, to goodput, the best interval, and tables over both."""
+"""`simulate`: computes goodput, the best interval, and tables over both from a measured run, or from given
+times."""
 
 import dataclasses
 import json
@@ -15,7 +16,7 @@ from .model import Forecast, best_every, forecast, young_daly_seconds
 from .stages import StageTimes
 
 COUNTS = (1024, 4096, 16384, 65536, 131072)
-"""Devices in the table."""
+"""Numbers of devices in the table."""
 
 STAGE_FIELDS = {field.name: field for field in dataclasses.fields(StageTimes)}
 FLEET_FIELDS = {field.name: field for field in dataclasses.fields(Fleet)}
@@ -23,19 +24,19 @@ FLEET_FIELDS = {field.name: field for field in dataclasses.fields(Fleet)}
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What was found out of a run on so many devices.
+    """Result of a simulation for a number of devices.
 
     Attributes:
-        run: The folder that was read; empty where all was given.
-        stages, fleet: What was computed with.
-        now: At the present interval.
-        best: At the interval at which goodput is highest in the model.
+        run: The folder that was read; empty if all times were given.
+        stages, fleet: Inputs of the computation.
+        now: Forecast at the present interval.
+        best: Forecast at the interval with the highest goodput in the model.
         theory: Seconds between checkpoints by theory (`young_daly_seconds`).
-        lives: Of simulated runs at the present interval.
+        lives: Simulated runs at the present interval.
         by_devices: For several numbers of devices, at the present interval and at the best one for each.
         by_interval: For several intervals, shortest first.
-        sources: Where each stage time is from, by its field.
-        assumptions: Sentences on what was not measured.
+        sources: Source of each stage time, by field.
+        assumptions: Sentences on everything that was not measured.
     """
 
     run: str
@@ -51,7 +52,7 @@ class Simulation:
     assumptions: tuple[str, ...]
 
     def to_json(self) -> str:
-        """All of it as JSON; times are in seconds."""
+        """Serialize the result as JSON; times are in seconds."""
 
         def plain(found: Forecast) -> dict[str, Any]:
             between = found.seconds_between_failures
@@ -89,19 +90,20 @@ def simulate(
     output: str | Path | None = None,
     **given: float | int | bool | None,
 ) -> Simulation:
-    """Say what goodput a run will have on so many devices, and how often it should save.
+    """Predict the goodput of a run on a number of devices, and how often it should save.
 
     Args:
-        run: The folder of a measured run, from which stage times are taken; None where all of them are given.
-        devices: How many the run is to use.
-        lives: Runs to simulate, for how far one differs from the other.
-        seed: Of the simulated runs.
+        run: The folder of a measured run, to take stage times from; None if all of them are given.
+        devices: Number of devices of the run.
+        lives: Number of runs to simulate, for the variation between them.
+        seed: Seed of the simulated runs.
         output: A file for a page with curves.
-        given: Fields of `StageTimes` and `Fleet`, which take the place of what was measured. None counts as not given.
+        given: Fields of `StageTimes` and `Fleet`, which override the measured values. None counts as not
+            given.
 
     Raises:
         RecipeError: A time is missing, or can't be used.
-        DataError: The folder is not a run's, or holds no step; or the page can't be written.
+        DataError: The folder is not a run's, or has no step; or the page can't be written.
 
     >>> times = dict(step=10.0, every=60, stall=5.0, detect=30.0, teardown=10.0, restart=60.0, restore=60.0, first_step=90.0)
     >>> found = simulate(devices=16384, **times)
@@ -142,7 +144,7 @@ def simulate(
 
 
 def _check_place(output: str | Path | None) -> None:
-    """Before anything is computed."""
+    """Check the output path before anything is computed."""
     if output is None:
         return
     place = Path(output)
@@ -161,7 +163,7 @@ def _check_complete(times: Mapping[str, Any], run: str | Path | None) -> None:
     missing = [name for name in needed if name not in times]
     if not missing:
         return
-    why = "without a measured run, expected" if run is None else f"{run} does not tell"
+    why = "without a measured run, expected" if run is None else f"{run} does not give"
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
     raise RecipeError(f"{why} these stage times: {', '.join(missing)}; set {flags} (in seconds; every in steps)")
 
@@ -177,7 +179,7 @@ def _by_devices(stages: StageTimes, fleet: Fleet) -> tuple[tuple[Forecast, Forec
 
 
 def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
-    """Around the present interval and the best one, each twice as long as the one before."""
+    """Forecast intervals around the present and the best one, each twice the previous."""
     unit = stages.copy_every or 1
     most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
     best = best_every(stages, fleet) // unit
@@ -186,7 +188,7 @@ def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
 
 
 def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: Mapping[str, Any]) -> Sequence[str]:
-    """What the figures rest on, beside what was measured."""
+    """List the assumptions of the figures, in addition to the measurements."""
     found = list(read.notes)
     assumed = [name for name, source in read.sources.items() if source == ASSUMED_SOURCE and name not in given]
     if assumed:
@@ -213,11 +215,9 @@ def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: 
     elif stages.measured_devices != fleet.devices:
         found.append("Restart is assumed not to grow with the number of devices; --restart-per-doubling lets it grow.")
     if "commit" not in given:
-        found.append(
-            "A checkpoint is assumed to be committed as soon as its stall ends; --commit says how long that takes."
-        )
+        found.append("A checkpoint is assumed to be committed as soon as its stall ends; --commit gives its duration.")
     if not fleet.replacement:
-        found.append("A lost host is assumed to be replaced at once; --replacement says after how many seconds.")
+        found.append("A lost host is assumed to be replaced at once; --replacement gives the delay in seconds.")
     if stages.copy_every and fleet.copies_lost is None:
         found.append(
             "Copies in memory are lost where the neighbouring host fails too before the run has recovered: a share of "
@@ -225,5 +225,5 @@ def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: 
             "--copies-lost sets that share."
         )
     if not fleet.planned_stops_per_day:
-        found.append("There are no planned stops; --planned-stops-per-day says how many.")
+        found.append("There are no planned stops; --planned-stops-per-day gives their number.")
     return found

@@ -1,4 +1,4 @@
-"""`StageTimes`: how long each stage of a run takes, as far as goodput depends on it."""
+"""`StageTimes`: durations of the stages of a run that goodput depends on."""
 
 import dataclasses
 import math
@@ -7,19 +7,19 @@ from ...core.errors import RecipeError
 from ...core.validation import Validated
 
 MAX_SECONDS = 1e9
-"""Seconds; no stage of a run takes thirty years."""
+"""Upper bound in seconds; no stage of a run takes thirty years."""
 
 
 def check_amount(
     owner: object, name: str, *, least: float | int = 0.0, most: float | int = MAX_SECONDS, above: bool = False
 ) -> None:
-    """Check that a number lies between two bounds.
+    """Check that a number is between two bounds.
 
     Args:
         above: The lower bound itself is not allowed.
 
     Raises:
-        RecipeError: It does not; names the field and its flag.
+        RecipeError: It is not; the message names the field and its flag.
     """
     value = getattr(owner, name)
     if math.isfinite(value) and (least < value if above else least <= value) and value <= most:
@@ -30,24 +30,24 @@ def check_amount(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageTimes(Validated):
-    """The stages of one run. Times are in seconds.
+    """Stages of one run. Times are in seconds.
 
     Attributes:
         step: One training step; above 0.
         every: Steps between two checkpoints in the store.
-        stall: How long a checkpoint holds training up: copying the state to the host.
-        commit: From the end of the stall until the checkpoint can be restored, while training continues. A failure before
-            that falls back to the checkpoint before. The next checkpoint waits for it.
-        detect: From a failure until the supervisor knows of it.
-        teardown: Ending the processes that are left.
+        stall: Time for which a checkpoint blocks training: copying the state to the host.
+        commit: From the end of the stall until the checkpoint can be restored, while training continues. A
+            failure before that falls back to the previous checkpoint. The next checkpoint waits for it.
+        detect: From a failure until the supervisor detects it.
+        teardown: Ending the remaining processes.
         restart: From starting the processes until all have joined.
         restore: Reading the checkpoint.
         first_step: Compiling, and taking the first step.
-        data_wait, evaluation: For each step, on average, beside `step`.
+        data_wait, evaluation: Average per step, in addition to `step`.
         copy_every: Steps between two copies in the memory of other hosts; 0 for no copies.
-        copy_stall: How long a copy holds training up.
+        copy_stall: Time for which a copy blocks training.
         restart_per_doubling: Added to `restart` for each doubling of the devices from `measured_devices`.
-        measured_devices: How many devices the times were measured on; 0 where that is not known.
+        measured_devices: Number of devices that the times were measured on; 0 if unknown.
 
     >>> recovery = {"detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0, "first_step": 90.0}
     >>> StageTimes(step=10.0, every=60, stall=5.0, **recovery).interval
@@ -85,7 +85,7 @@ class StageTimes(Validated):
             )
         if self.copy_stall and not self.copy_every:
             raise RecipeError(
-                f"copy_stall={self.copy_stall:g} has no effect without copies in memory; set copy_every, or leave it out"
+                f"copy_stall={self.copy_stall:g} has no effect without copies in memory; set copy_every, or remove it"
             )
         if self.restart_per_doubling and not self.measured_devices:
             raise RecipeError(
@@ -95,16 +95,16 @@ class StageTimes(Validated):
 
     @property
     def step_with_waits(self) -> float:
-        """Seconds of a step with its share of data wait and evaluation."""
+        """Return the seconds of a step with its share of data wait and evaluation."""
         return self.step + self.data_wait + self.evaluation
 
     @property
     def interval(self) -> float:
-        """Seconds of work between two checkpoints, without their stall."""
+        """Return the seconds of work between two checkpoints, without their stall."""
         return self.every * self.step_with_waits
 
     def restart_at(self, devices: int) -> float:
-        """`restart` on so many devices."""
+        """Return `restart` for a number of devices."""
         if not self.restart_per_doubling:
             return self.restart
         return max(self.restart + self.restart_per_doubling * math.log2(devices / self.measured_devices), 0.0)

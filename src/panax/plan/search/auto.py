@@ -1,16 +1,20 @@
-"""`--mesh auto`: a mesh, micro-batches and a rematerialisation policy, chosen by walking through traced steps.
+"""`--mesh auto`: a mesh, micro-batches and a rematerialisation policy, chosen from the analysis of traced
+steps.
 
-Of the layouts that were walked, are legal and fit, and send at most 1.15 times the fewest bytes, the one that loses least time
-to waiting stages and to what is computed again. Every layout has a floor: what its weights send, which follows from their axes
-alone, and what a layout that was walked sends over the same axes for activations. The one with the lowest floor is walked next,
-until no floor promises better. Not all layouts are candidates:
+The choice among the traced layouts that are legal, fit, and send at most 1.15 times the fewest bytes is the
+one that loses the least time to pipeline bubbles and recomputation. Every layout has a lower bound on its
+communication: the bytes of its weights, which follow from their axes alone, and the bytes that a traced
+layout sends over the same axes for activations. The layout with the lowest bound is traced next, until no
+bound promises an improvement. Not all layouts are candidates:
 
-- `context` stays 1 unless nothing fits without it: splitting rows sends more than splitting the batch does.
-- `tensor` and `context`, or `tensor` and `expert`, together stay within the fast network: they communicate in every layer, and
-  little hides it. Only where nothing else fits does `expert` leave it. An axis by which nothing is computed stays 1.
+- `context` stays 1 unless nothing fits without it: splitting rows sends more than splitting the batch.
+- `tensor` and `context`, or `tensor` and `expert`, together stay within the fast network: they communicate in
+every layer, and little of it can be hidden. Only if nothing else fits may `expert` exceed it. An axis that no
+computation uses stays 1.
 - Stages wait for at most a fifth of a step: they get at least four micro-batches each.
 
-Bytes are not times: nothing here knows which of them hide behind matrix multiplications. What fits is decided with a margin.
+Bytes are not times: the analysis does not know which of them are hidden by matrix multiplications. The memory
+check has a margin.
 """
 
 import dataclasses
@@ -32,32 +36,32 @@ from ..walk.walk import StepCost, walk_step
 Sizes = Mapping[str, int]
 
 MEMORY_MARGIN = 1.15
-"""A layout fits if so many times its estimated bytes do."""
+"""Factor on the estimated bytes of a layout that must fit."""
 
 MAX_BUBBLE = 0.2
-"""The largest share of a step in which a stage may wait."""
+"""Maximum share of a step in which a stage may wait."""
 
 TRAFFIC_SLACK = 1.15
-"""How many times the fewest bytes a layout may send that loses less time otherwise."""
+"""Maximum number of bytes sent, relative to the minimum, for a layout that loses less time otherwise."""
 
 MAX_WALKS = 32
-"""The most steps that are traced for one choice."""
+"""Maximum number of steps to trace for one choice."""
 
 REMAT_FACTORS = {"none": 1.0, "products": 1.05, "full": 4 / 3}
-"""The work of a step by policy: a backward pass is two forward ones, `full` computes one more."""
+"""Work of a step by policy: a backward pass is two forward passes, `full` computes one more."""
 
 FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutChoice:
-    """A layout, with what it was chosen by.
+    """A layout, with the estimates that it was chosen by.
 
     Attributes:
-        remat: The policy; None where the task has no choice of it.
-        wire_bytes: What each device sends in a step.
-        memory_bytes: What a step takes on each device, without the margin.
-        walked: How many layouts were looked at.
+        remat: The rematerialisation policy; None if the task has no choice of policies.
+        wire_bytes: Bytes that each device sends in a step.
+        memory_bytes: Memory of a step on each device, without the margin.
+        num_walks: Number of layouts that were traced.
     """
 
     mesh: MeshShape
@@ -69,7 +73,7 @@ class LayoutChoice:
 
     @property
     def time(self) -> float:
-        """Of a step, were communication free; the least possible is 1."""
+        """Return the relative time of a step without communication; the minimum is 1."""
         return REMAT_FACTORS.get(self.remat or "none", 1.0) / (1.0 - bubble_share(self.mesh.stage, self.micro_batches))
 
     def __str__(self) -> str:
@@ -92,21 +96,23 @@ def choose_mesh(
     fast_domain: int = 8,
     rules: Rules | None = None,
 ) -> LayoutChoice:
-    """A legal layout that fits and sends little.
+    """Choose a legal layout that fits and sends little.
 
     Args:
         program_of: (task, micro-batches) to the program of a step.
-        devices: To run on; those of a target that is not attached will do.
+        devices: The devices to run on; those of a target that is not attached are sufficient.
         batch: The shapes of a global batch.
-        memory_bytes: Of each device.
-        fast_domain: Devices that the fast network joins.
+        memory_bytes: Memory of each device.
+        fast_domain: Number of devices joined by the fast network.
 
     Raises:
-        LayoutError: Nothing fits, or XLA partitions the task's program, which says nothing before it is compiled.
+        LayoutError: Nothing fits, or XLA partitions the task's program, so its communication is unknown
+            before compilation.
     """
     if not task.names_axes:
         raise LayoutError(
-            f"mesh.auto reads what a step sends from its trace, and {type(task).__name__} leaves that to XLA; set the mesh's "
+            f"mesh.auto reads a step's communication from its trace, and {type(task).__name__} leaves that to XLA; "
+            "set the mesh's "
             f"sizes, for example mesh.fsdp=-1, and look at them with `panax inspect`, which compiles the step"
         )
     search = _Search(program_of, task, devices, batch, batch_axes, memory_bytes, fast_domain, rules or Rules())
@@ -146,7 +152,7 @@ class _Search:
         }
         self.legal = [mesh for mesh in enumerate_meshes(len(devices)) if self._is_candidate(mesh)]
         self.walked = 0
-        # Bytes over an axis for activations, for each place along it but the first.
+        # Bytes over an axis for activations, for each index along it except the first.
         self.rates: dict[str, float] = {}
 
     def _is_candidate(self, mesh: Sizes) -> bool:
@@ -154,7 +160,7 @@ class _Search:
         return useful and find_problem(self.needs, self.rules, mesh) is None and bool(self.counts(mesh))
 
     def kind(self, mesh: Sizes) -> str | None:
-        """What `tensor` shares the fast network with; None where it would leave it."""
+        """Return which axes share the fast network with `tensor`; None if `tensor` would exceed it."""
         expert, context, tensor = mesh["expert"], mesh["context"], mesh["tensor"]
         if context > 1:
             return "context" if expert == 1 and tensor * context <= self.fast_domain else None
@@ -165,14 +171,14 @@ class _Search:
         return "nothing" if "expert" not in self.computed else "experts"
 
     def counts(self, mesh: Sizes) -> list[int]:
-        """The numbers of micro-batches that are possible, ascending."""
+        """Return the possible numbers of micro-batches, ascending."""
         each, rest = divmod(self.rows, data_parallel_size(mesh))
         if rest or not each:
             return []
         return [count for count in divisors(each) if bubble_share(mesh["stage"], count) <= MAX_BUBBLE]
 
     def best(self, candidates: list[dict[str, int]]) -> LayoutChoice | None:
-        """Of these the one to take; None where none fits."""
+        """Return the best of these layouts; None if none fits."""
         waiting = {
             tuple(mesh.values()): mesh
             for mesh in candidates
@@ -190,10 +196,10 @@ class _Search:
         least = min(choice.wire_bytes for choice in found)
         near = [choice for choice in found if choice.wire_bytes <= TRAFFIC_SLACK * least]
         best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
-        return dataclasses.replace(best, walked=self.walked)
+        return dataclasses.replace(best, num_walks=self.walked)
 
     def tried(self, mesh: dict[str, int]) -> list[LayoutChoice]:
-        """For the policies that are needed, what fits with the fewest micro-batches."""
+        """Return, for each policy needed, the layout that fits with the fewest micro-batches."""
         found, policies = [], self.task.remat_policies or (None,)
         for remat in (policies[0], *reversed(policies[1:])):
             choice = self.fitting(mesh, remat)
@@ -201,7 +207,8 @@ class _Search:
                 found.append(choice)
             first = remat == policies[0]
             enough = choice is not None and choice.micro_batches == self.counts(mesh)[0]
-            # What keeps everything fits at once; or what keeps least does not fit at all.
+            # The policy that stores everything fits without more micro-batches; or the one that stores least
+            # does not fit at all.
             if (first and enough) or (not first and choice is None):
                 break
         return found
@@ -213,7 +220,7 @@ class _Search:
             cost = self.walk(mesh, counts[place], remat)
             if cost.memory * MEMORY_MARGIN <= self.memory_bytes:
                 return LayoutChoice(to_mesh_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
-            # As many parts more as would be needed were all temporaries activations.
+            # As many more micro-batches as needed if all temporaries were activations.
             over = cost.temporaries / max(self.memory_bytes / MEMORY_MARGIN - cost.arguments, 1)
             wanted = counts[place] * max(over, 1.0)
             place = max(place + 1, next((i for i, count in enumerate(counts) if count >= wanted), len(counts) - 1))
@@ -237,23 +244,24 @@ class _Search:
         return cost
 
     def floor(self, mesh: Sizes) -> float:
-        """At least about what a device sends in a step."""
+        """Estimate a lower bound of the bytes that a device sends in a step."""
         beside = sum((mesh[axis] - 1) * rate for axis, rate in self.rates.items())
         return self.weight_bytes(mesh, self.counts(mesh)[0]) + 0.8 * beside
 
     def state_bytes(self, mesh: Sizes) -> int:
-        """Of a device's part of the state."""
+        """Return the bytes of a device's part of the state."""
         return state_bytes(self.program, fit_rules(self.rules, self.needs, mesh), mesh)
 
     def weight_bytes(self, mesh: Sizes, count: int) -> float:
-        """What a device sends for weights and their gradients, by their axes alone; scattered gradients in float32."""
+        """Return the bytes that a device sends for weights and their gradients, from their axes alone;
+        scattered gradients in float32."""
         rules, total = fit_rules(self.rules, self.needs, mesh), 0.0
         once = self.rules.zero == "1" or (self.rules.zero == "auto" and mesh["stage"] > 1)
         turns = 1 if once else count
         width = self.task.weight_dtype.itemsize
         for name, leaf, axes in pair_axes(self.program.abstract.params, self.program.axes.params):
             stored = {axis for dim in assign(axes, leaf.shape, rules.storage, mesh, name) for axis in dim}
-            # Layers that don't fall into equal stages are divided over them all the same.
+            # Layers that do not divide into equal stages are still divided over all of them.
             used = {axis for dim in assign(axes, None, rules.compute, mesh, name) for axis in dim}
             size = math.prod(leaf.shape) / math.prod(mesh[axis] for axis in used)
             gathered = math.prod(mesh[axis] for axis in stored - used)
@@ -264,10 +272,10 @@ class _Search:
 
 
 def state_bytes(program: Program, rules: Rules, mesh: Sizes) -> int:
-    """Of a device's part of the state on a mesh.
+    """Return the bytes of a device's part of the state on a mesh.
 
     Args:
-        rules: Fitted to the model on that mesh.
+        rules: Sharding rules fitted to the model on that mesh.
     """
     total = 0
     for name, leaf, axes in pair_axes(program.abstract, program.axes):
@@ -290,7 +298,7 @@ def to_mesh_shape(mesh: Sizes) -> MeshShape:
 
 
 def bubble_share(stages: int, micro_batches: int) -> float:
-    """The share of a 1F1B step in which a stage waits.
+    """Return the share of a 1F1B step in which a stage waits.
 
     >>> bubble_share(4, 12)
     0.2

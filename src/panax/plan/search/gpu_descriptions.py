@@ -1,6 +1,6 @@
-"""What XLA's compiler for GPUs asks of a GPU that is not attached, as the text of its own message.
+"""Descriptions of GPUs that are not attached, for XLA's GPU compiler, in the text format of its message.
 
-Source: xla/backends/gpu/target_config/specs in the sources of XLA, and for the H100 what a real one reports.
+Source: xla/backends/gpu/target_config/specs in the sources of XLA, and for the H100 the report of a real one.
 """
 
 _HOPPER = """

@@ -1,4 +1,4 @@
-"""A hardware profile: what devices, links, disks and clocks were measured to do, as a value and as a JSON file."""
+"""Hardware profile: measured speeds of devices, links, disks and clocks, as a value and as a JSON file."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from ...system.files import expand_user
 SCHEMA_VERSION = 1
 
 _LARGEST_BYTES = 64 * 2**20
-"""Of a file that is read: 100,000 devices have about 40 MB."""
+"""Maximum size of a file to read: 100,000 devices have about 40 MB."""
 
 
 class ProfileError(RecipeError):
@@ -25,13 +25,14 @@ class ProfileError(RecipeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceRates(Validated):
-    """What one device did.
+    """Measurements of one device.
 
     Attributes:
-        name: As `cpu:0` or `NVIDIA H100 80GB HBM3:5`: its kind and its number in the job.
+        name: Its kind and its index in the job, as `cpu:0` or `NVIDIA H100 80GB HBM3:5`.
         matrix_flops: FLOP/s of the fastest of several large matrix multiplications.
-        memory_bandwidth: Bytes a second, read and written, of the fastest of several copies of a large array.
-        slowest_ratio: How many times longer the slowest of these multiplications took than the fastest.
+        memory_bandwidth: Bytes per second, read and written, of the fastest of several copies of a large
+            array.
+        slowest_ratio: Time of the slowest of these multiplications relative to the fastest.
     """
 
     name: str
@@ -47,15 +48,15 @@ class DeviceRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectiveRates(Validated):
-    """What one kind of collective did over some mesh axes, where it was slowest.
+    """Measurements of one kind of collective over some mesh axes, in the slowest group.
 
     Attributes:
-        kind: As in `plan.collectives.KINDS`.
-        axes: The mesh axes that it goes over.
-        ways: How many devices take part in one.
-        sent_bytes: What each device sent in the large one, counted as a ring sends it.
-        latency_seconds: Of one that sends next to nothing.
-        bandwidth: Bytes a second that each device sends.
+        kind: One of `plan.collectives.KINDS`.
+        axes: Its mesh axes.
+        ways: Number of devices that take part in one.
+        sent_bytes: Bytes that each device sent in the large one, counted for a ring.
+        latency_seconds: Time of one that sends almost nothing.
+        bandwidth: Bytes per second that each device sends.
     """
 
     kind: str
@@ -71,15 +72,15 @@ class CollectiveRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkRates(Validated):
-    """What one device sent to its neighbour along a mesh axis.
+    """Measurements of messages from one device to its neighbour along a mesh axis.
 
     Attributes:
         axes: The mesh axes along which they are neighbours.
         source: The device that sends; an index into the profile's `places`.
         target: The device that receives.
         sent_bytes: The size of the large message.
-        latency_seconds: Half of the time of a small message there and back.
-        bandwidth: Bytes a second of the large one.
+        latency_seconds: Half of the round-trip time of a small message.
+        bandwidth: Bytes per second of the large message.
     """
 
     axes: MeshAxes
@@ -95,13 +96,13 @@ class LinkRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiskRates(Validated):
-    """What a host's disk or store did.
+    """Measurements of a host's disk or store.
 
     Attributes:
         place: The folder or the store's address.
         written_bytes: The size of the file that was written, read and removed.
-        write_bandwidth: Bytes a second until they were durable.
-        read_bandwidth: Bytes a second.
+        write_bandwidth: Bytes per second until they were durable.
+        read_bandwidth: Bytes per second.
     """
 
     place: str
@@ -116,14 +117,14 @@ class DiskRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessFacts(Validated):
-    """What one process found of itself and its host.
+    """Measurements of one process and its host.
 
     Attributes:
-        clock_offset_seconds: How far its clock is ahead of that of process 0.
-        clock_error_seconds: By how much that may be wrong.
-        cores: Of the host, as the system counts them.
-        stolen_cores: How many of them other programs and other machines took while this was measured.
-        stolen_by: The programs that took most, as far as the process can see.
+        clock_offset_seconds: Offset of its clock relative to that of process 0.
+        clock_error_seconds: Error bound of the offset.
+        cores: Number of the host's cores, as counted by the system.
+        stolen_cores: Number of them used by other programs and other virtual machines during the measurement.
+        stolen_by: The programs that used most, as far as visible to the process.
         versions: Name to version: libraries, driver, kernel, processor.
     """
 
@@ -139,7 +140,7 @@ class ProcessFacts(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceLocation(Validated):
-    """Where a device is."""
+    """Location of a device."""
 
     process: int
     host: str
@@ -147,16 +148,16 @@ class DeviceLocation(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareProfile(Validated):
-    """All that a pre-flight check measured, with what it was measured on.
+    """All measurements of a pre-flight check, with the hardware.
 
     Attributes:
-        made: When, as `2026-11-23T02:40:00+00:00`.
-        platform: As JAX calls it: cpu, gpu, tpu.
-        device_kind: As JAX calls it.
-        matrix_dtype: Of the matrix multiplications.
+        made: Time of the check, as `2026-11-23T02:40:00+00:00`.
+        platform: JAX's name: cpu, gpu, tpu.
+        device_kind: JAX's name.
+        matrix_dtype: Dtype of the matrix multiplications.
         mesh: Mesh axis to size.
-        places: Where each device of the mesh is, in the mesh's order.
-        seconds: How long the check took.
+        places: Location of each device of the mesh, in the mesh's order.
+        seconds: Duration of the check.
     """
 
     made: str
@@ -186,12 +187,12 @@ class HardwareProfile(Validated):
 
     @property
     def matrix_flops(self) -> float:
-        """FLOP/s of the slowest device, for which a step waits."""
+        """Return the FLOP/s of the slowest device, which a step waits for."""
         return min(device.matrix_flops for device in self.devices)
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes a second of the slowest device."""
+        """Return the bytes per second of the slowest device."""
         return min(device.memory_bandwidth for device in self.devices)
 
     @property
@@ -199,20 +200,21 @@ class HardwareProfile(Validated):
         return tuple(dict.fromkeys(place.host for place in self.places))
 
     def collective(self, kind: str, axes: MeshAxes) -> CollectiveRates | None:
-        """What was measured of a collective: of this kind, or else of the slowest kind over the same axes; None for neither."""
+        """Return the measurements of a collective: of this kind, or else of the slowest kind over the same
+        axes; None if there are none."""
         over = [each for each in self.collectives if each.axes == tuple(axes)]
         same = [each for each in over if each.kind == kind]
         return min(same or over, key=lambda each: each.bandwidth, default=None)
 
     def to_json(self) -> str:
-        """As a file holds it."""
+        """Serialize the profile as JSON."""
         return json.dumps({"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self), indent=1)
 
     def save(self, path: str | Path) -> None:
-        """Write a file that appears whole, in the place of one that is there; folders are made.
+        """Write the profile atomically, replacing an existing file; folders are created.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The file can't be written.
         """
         from ...kernels.cache import write_atomically
 
@@ -222,10 +224,11 @@ class HardwareProfile(Validated):
 
 
 def read_profile(path: str | Path) -> HardwareProfile:
-    """The profile that a file holds.
+    """Read a profile from a file.
 
     Raises:
-        ProfileError: There is no such file, it is cut short, is of another version, or holds something else; says what to do.
+        ProfileError: The file does not exist, is truncated, is of another version, or has other content; the
+            message gives advice.
     """
     path = expand_user(path)
     try:
@@ -259,7 +262,7 @@ _Made = TypeVar("_Made")
 
 
 def _built(cls: type[_Made], found: Any, where: str) -> _Made:
-    """A dataclass from what JSON holds of it."""
+    """Build a dataclass from its JSON object."""
     if not isinstance(found, dict):
         raise ProfileError(f"{where} is not an object")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
@@ -278,7 +281,7 @@ def _built(cls: type[_Made], found: Any, where: str) -> _Made:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """A field's value from what JSON holds of it."""
+    """Convert a field's JSON value."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple:
         if not isinstance(value, list):
@@ -310,19 +313,19 @@ def _check_positive(rates: Any, *names: str) -> None:
 
 
 def profile_in(folder: str | Path) -> Path:
-    """The file of a run's folder that has the profile of the devices on which it was checked."""
+    """Return the path in a run's folder of the profile of the devices that it was checked on."""
     return Path(folder) / "hardware.json"
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept by default: `hardware` in Panax's cache."""
+    """Return the default folder of profiles: `hardware` in Panax's cache."""
     from ...system.cache_directory import cache_directory
 
     return cache_directory() / "hardware"
 
 
 def profile_path(profile: HardwareProfile) -> Path:
-    """The file of the cache for a profile of these devices, laid out in this mesh."""
+    """Return the path in the cache of a profile of these devices, laid out in this mesh."""
     mesh = "-".join(f"{axis}{size}" for axis, size in profile.mesh.items() if size > 1) or "one"
     kind = "".join(each if each.isalnum() else "_" for each in profile.device_kind.lower())
     hosts = "" if len(profile.hosts) == 1 else f"-{len(profile.hosts)}hosts"
@@ -332,9 +335,10 @@ def profile_path(profile: HardwareProfile) -> Path:
 def newest_profile(
     device_kind: str, mesh: Mapping[str, int], paths: Iterable[Path]
 ) -> tuple[HardwareProfile, Path] | None:
-    """Of some files the newest profile of as many devices of a kind, of those in this mesh if there are any; None without one.
+    """Return the newest of some profiles of the same number of devices of a kind, preferably in this mesh;
+    None if there is none.
 
-    A file that can't be read, or is another thing, counts as none.
+    A file that can't be read, or has other content, is ignored.
     """
     found: list[tuple[bool, str, HardwareProfile, Path]] = []
     for path in paths:

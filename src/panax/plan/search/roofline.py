@@ -1,4 +1,5 @@
-"""How long a step takes at least: what it multiplies, moves and sends, over what the devices can do."""
+"""Lower bound of a step's time: its FLOPs, memory traffic and communication divided by the devices'
+speeds."""
 
 import dataclasses
 import math
@@ -13,11 +14,11 @@ from .targets import Hardware
 
 @dataclasses.dataclass(frozen=True)
 class ProfileFigures:
-    """What a profile says, for a mesh.
+    """Measured speeds of a profile, for a mesh.
 
     Attributes:
         matrix_flops: FLOP/s of one device.
-        memory_bandwidth: Bytes a second of one device.
+        memory_bandwidth: Bytes per second of one device.
     """
 
     profile: HardwareProfile
@@ -32,7 +33,7 @@ class ProfileFigures:
         return self.profile.memory_bandwidth
 
     def collective_figures(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
-        """(bytes a second that each device sends, seconds of latency); None where it was not measured."""
+        """Return (bytes per second that each device sends, seconds of latency); None if not measured."""
         found = self.profile.collective(kind, axes)
         if found is None or found.ways != math.prod(self.mesh[axis] for axis in axes):
             return None
@@ -41,7 +42,8 @@ class ProfileFigures:
 
 @dataclasses.dataclass(frozen=True)
 class DataSheet:
-    """What the makers say of hardware that is not here, in the terms of `ProfileFigures`; nobody publishes latencies."""
+    """Published speeds of hardware that is not attached, with the interface of `ProfileFigures`; latencies
+    are not published."""
 
     hardware: Hardware
     mesh: Mapping[str, int]
@@ -55,7 +57,7 @@ class DataSheet:
         return self.hardware.chip.memory_bandwidth
 
     def collective_figures(self, kind: str, axes: MeshAxes) -> tuple[float, float] | None:
-        # Devices are counted off along the last axis first: an axis reaches as far as itself and all after it.
+        # Devices are ordered along the last axis first: an axis spans itself and all axes after it.
         first = min(MESH_AXES.index(axis) for axis in axes)
         reach = math.prod(self.mesh.get(axis, 1) for axis in MESH_AXES[first:])
         chip = self.hardware.chip
@@ -67,11 +69,11 @@ Speeds = ProfileFigures | DataSheet
 
 @dataclasses.dataclass(frozen=True)
 class LinkTime:
-    """What each device sends over some mesh axes in a step.
+    """Communication of each device over some mesh axes in a step.
 
     Attributes:
-        sent: Bytes.
-        seconds: That it takes; None where nobody knows the speed.
+        sent: Bytes sent.
+        seconds: Time of the communication; None if the speed is unknown.
     """
 
     axes: MeshAxes
@@ -81,14 +83,14 @@ class LinkTime:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """A lower bound of a step's time on each device, in seconds, by what it goes to.
+    """A lower bound of a step's time on each device, in seconds, by use.
 
     Attributes:
-        multiplying: Its matrix multiplications at the devices' rate.
+        compute: Its matrix multiplications at the devices' rate.
         state: Reading and writing its state once.
-        sending: All of its collectives, none of which hides behind anything.
-        unknown: Mesh axes of which nobody knows the speed; they are not in `communication`.
-        links: What `communication` is made of, the longest first.
+        communication: All of its collectives, without overlap.
+        unknown: Mesh axes of unknown speed; they are not in `communication`.
+        links: Parts of `communication`, the longest first.
     """
 
     compute: float
@@ -99,17 +101,17 @@ class StepTime:
 
     @property
     def overlapped(self) -> float:
-        """Where all communication hides behind the rest, or the rest behind it."""
+        """Return the time if communication and computation overlap completely."""
         return max(self.compute + self.state, self.communication)
 
     @property
     def sequential(self) -> float:
-        """Where nothing hides."""
+        """Return the time without any overlap."""
         return self.compute + self.state + self.communication
 
 
 def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
-    """The time of a traced step."""
+    """Compute the time of a traced step."""
     links: dict[MeshAxes, LinkTime] = {}
     for one in cost.traffic:
         found = speeds.collective_figures(one.kind, one.axes)
@@ -129,13 +131,14 @@ def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
 
 
 def time_lines(time: StepTime, source: str) -> list[str]:
-    """A step's time in words.
+    """Format a step's time.
 
     Args:
-        source: Whose figures these are.
+        source: Source of the figures.
     """
     lines = [
-        f"time           at least {duration(time.overlapped)} a step where communication hides, {duration(time.sequential)} where none "
+        f"time           at least {duration(time.overlapped)} a step where communication hides, "
+        f"{duration(time.sequential)} where none "
         f"does: {duration(time.compute)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
         f"{duration(time.communication)} of communication",
         f"by             {source}",
@@ -148,5 +151,5 @@ def time_lines(time: StepTime, source: str) -> list[str]:
         lines += [f"  {line}" for line in align_columns(rows, left=1)]
     if time.unknown:
         over = ", ".join("·".join(axes) for axes in time.unknown)
-        lines.append(f"  without what is sent over {over}, whose speed was not measured")
+        lines.append(f"  without communication over {over}, since its speed was not measured")
     return lines

@@ -1,8 +1,8 @@
-"""Hardware that is not there: what it can do, and devices that programs can be compiled for without it.
+"""Hardware that is not attached: its speeds, and devices that programs can be compiled for without it.
 
-A target is written as Google writes it, `v5p-64`, or as a kind and a number of devices, `h100x64`. Google's number counts
-cores for v4 and v5p, two of them on a chip, and chips for v5e and v6e: `v5p-64` and `v5px32` are both 32 chips, which are 32
-devices. `v5e-256x4` is four slices of `v5e-256`, which reach each other over the data centre's network.
+A target has Google's name, `v5p-64`, or a kind and a number of devices, `h100x64`. Google's number counts
+cores for v4 and v5p, two per chip, and chips for v5e and v6e: `v5p-64` and `v5px32` are both 32 chips, which
+are 32 devices. `v5e-256x4` is four slices of `v5e-256`, connected by the data centre's network.
 """
 
 import dataclasses
@@ -22,16 +22,19 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What one kind of device can do, by its maker's figures.
+    """Speeds of one kind of device, by its maker's figures.
 
     Attributes:
-        memory_bytes: Of one device.
-        peak_flops: bfloat16 products with float32 sums, dense, a second.
-        memory_bandwidth: Bytes a second between a device's cores and its memory.
-        fast_bandwidth: Bytes a second that a device sends to others of its fast domain, over all of its links together.
-        slow_bandwidth: Bytes a second that a device sends to one outside of it, its share of the host's network.
-        fast_domain: The most devices that are joined by the fast network: a host's GPUs, a slice of a TPU pod.
-        cores: What Google's name counts for one chip.
+        memory_bytes: Memory of one device.
+        peak_flops: FLOP/s of dense bfloat16 multiplications with float32 sums.
+        memory_bandwidth: Bytes per second between a device's cores and its memory.
+        fast_bandwidth: Bytes per second that a device sends to others of its fast domain, over all of its
+            links together.
+        slow_bandwidth: Bytes per second that a device sends to one outside of it, its share of the host's
+            network.
+        fast_domain: Maximum number of devices joined by the fast network: a host's GPUs, a slice of a TPU
+            pod.
+        cores: Number that Google's name counts for one chip.
     """
 
     memory_bytes: int
@@ -44,23 +47,24 @@ class Chip:
 
 
 CHIPS = {
-    # NVIDIA's data sheets, SXM boards; the memory is what the driver reports. NVLink figures are halved: they count both
-    # directions. Across hosts: the DGX reference designs, one network card for each GPU (400 Gbit/s beside an H100 or H200,
-    # 200 beside an A100).
+    # NVIDIA's data sheets, SXM boards; the memory is the driver's report. NVLink figures are halved: they
+    # count both directions. Across hosts: the DGX reference designs, one network card for each GPU (400
+    # Gbit/s for an H100 or H200, 200 for an A100).
     "h100": Chip(84_929_347_584, 989e12, 3.35e12, 450 * GB, 50 * GB, 8),
     "h200": Chip(151_397_597_184, 989e12, 4.8e12, 450 * GB, 50 * GB, 8),
     "a100": Chip(85_100_068_864, 312e12, 2.04e12, 300 * GB, 25 * GB, 8),
-    # cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. Interconnect figures are halved: they count both directions. Across slices: the
-    # pod's (v5e, v6e) or the chip's (v5p) data centre network; v4's is not published, its hosts are taken to be v5p's. v4's
-    # links: 6 of 50 GB/s (arXiv:2304.01433, table 4). v5p: the largest slice that is scheduled, of a pod of 8,960.
+    # cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. Interconnect figures are halved: they count both directions.
+    # Across slices: the pod's (v5e, v6e) or the chip's (v5p) data centre network; v4's is not published, its
+    # hosts are assumed to be like v5p's. v4's links: 6 of 50 GB/s (arXiv:2304.01433, table 4). v5p: the
+    # largest slice that is scheduled, of a pod of 8,960.
     "v4": Chip(32 * GIB, 275e12, 1.2e12, 300 * GB, 6.25 * GB, 4096, cores=2),
     "v5e": Chip(16 * GIB, 197e12, 0.819e12, 200 * GB, 3.125 * GB, 256),
     "v5p": Chip(95 * GIB, 459e12, 2.765e12, 600 * GB, 6.25 * GB, 6144, cores=2),
     "v6e": Chip(32 * GIB, 918e12, 1.638e12, 400 * GB, 12.5 * GB, 256),
 }
 
-# The slices that Google offers, by their number of chips; cloud.google.com/tpu/docs/{v5e,v5p}. Some slices of the larger
-# chips come in other shapes too.
+# The slices that Google offers, by number of chips; cloud.google.com/tpu/docs/{v5e,v5p}. Some slices of the
+# larger chips also exist in other shapes.
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = (
     "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16", "16x16x24",
@@ -72,10 +76,10 @@ class Hardware:
     """A number of devices of one kind, to compile for without having them.
 
     Attributes:
-        name: As it was asked for.
+        name: Name as requested.
         kind: One of `CHIPS`.
         count: Devices, over all slices.
-        num_slices: TPU slices that the data centre's network joins.
+        num_slices: TPU slices joined by the data centre's network.
     """
 
     name: str
@@ -89,22 +93,22 @@ class Hardware:
 
     @property
     def target(self) -> Target:
-        """What kernels are chosen for."""
+        """Return the target that kernels are chosen for."""
         return Target("cuda" if self.kind in DESCRIPTIONS else "tpu", architecture=self.kind, devices=self.count)
 
     @property
     def memory_bytes(self) -> int:
-        """Of each device."""
+        """Return the memory of each device."""
         return self.chip.memory_bytes
 
     @property
     def devices_per_fast_domain(self) -> int:
-        """How many of these devices reach each other without the slow network."""
+        """Return how many of these devices reach each other without the slow network."""
         return min(self.chip.fast_domain, self.count // self.num_slices)
 
     @property
     def topology(self) -> str:
-        """The arrangement of one slice, `4x4`, or of GPUs as slices x hosts x devices."""
+        """Return the arrangement of one slice, `4x4`, or of GPUs as slices x hosts x devices."""
         if self.kind not in DESCRIPTIONS:
             return _shapes(self.kind)[self.count // self.num_slices]
         each = min(self.count, self.chip.fast_domain)
@@ -112,17 +116,17 @@ class Hardware:
 
 
 def _shapes(kind: str) -> dict[int, str]:
-    """Chips in a slice to its shape."""
+    """Return the shape of a slice by its number of chips."""
     shapes = _CUBIC if CHIPS[kind].cores == 2 else _FLAT
     sizes = {math.prod(map(int, shape.split("x"))): shape for shape in shapes}
     return {size: shape for size, shape in sizes.items() if size <= CHIPS[kind].fast_domain}
 
 
 def parse_target(name: str) -> Hardware:
-    """The target of a name.
+    """Parse the name of a target.
 
     Raises:
-        RecipeError: There is no such hardware, or not that many of it.
+        RecipeError: The hardware does not exist, or not in this number.
 
     >>> parse_target("h100x64").topology
     '1x8x8'
@@ -161,9 +165,10 @@ def _gpus(name: str, kind: str, number: str | None) -> Hardware:
 
 
 def target_devices(hardware: Hardware) -> list[Any]:
-    """Devices to compile for: they can be named in a mesh, and hold nothing.
+    """Return devices to compile for: they can be used in a mesh, but hold no data.
 
-    Where no platform is chosen yet, jax is told to stay on the CPU: an attached accelerator is neither used nor waited for.
+    If no platform is chosen yet, jax is restricted to the CPU: an attached accelerator is neither used nor
+    waited for.
 
     Raises:
         RecipeError: The compiler for that hardware is not installed.
@@ -173,7 +178,7 @@ def target_devices(hardware: Hardware) -> list[Any]:
 
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
-    # The library takes a lock for a TPU that is not there, and a second process would wait for it in vain.
+    # The library locks a TPU that is not there, and a second process would wait for it in vain.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         if hardware.target.platform == "gpu":

@@ -1,7 +1,8 @@
-"""Results that a compiler makes in one pass over what they are all made of: gradients of a gate and its input, for example.
+"""Results that a compiler computes in one pass over common inputs: gradients of a gate and its input, for
+example.
 
-Such a pass writes over what it has read. So it takes the memory of as many of its operands as nobody reads later, where results
-that were made one by one would stand beside all of them.
+Such a pass overwrites its inputs. It reuses the memory of operands that are not read later, whereas results
+computed one by one would coexist with all of them.
 """
 
 import dataclasses
@@ -13,12 +14,12 @@ from .value_uses import FUSED, IN_PLACE_OPS, REDUCED, SAME_MEMORY, LivenessInfo
 
 @dataclasses.dataclass
 class _Pass:
-    """Operations that could be made in one pass.
+    """Operations that could be computed in one pass.
 
     Attributes:
-        sources: What is in memory of what they are made of, through all that is fused into them.
-        ready: The place of the last operation that makes one of those; -1 for inputs.
-        due: The place of the first operation that reads a result.
+        sources: Their inputs in memory, including those of operations fused into them.
+        ready: Index of the last operation that computes one of those; -1 for inputs.
+        due: Index of the first operation that reads a result.
     """
 
     operations: list[Operation]
@@ -27,9 +28,10 @@ class _Pass:
     due: int
 
     def joined(self, other: "_Pass") -> "_Pass | None":
-        """Both as one; None where they share nothing of their results' size, or one is needed before the other can be made.
+        """Merge two passes; None if they share no input of their results' size, or one is needed before the
+        other can be computed.
 
-        A sum of what a pass makes anyway is part of it.
+        A sum of results of a pass is part of it.
         """
         size, added = self.operations[0].outputs[0].bytes, other.operations[0]
         if self.operations[0].name in REDUCED or (size != added.outputs[0].bytes and added.name not in REDUCED):
@@ -42,7 +44,7 @@ class _Pass:
 
 
 def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Operation]]]:
-    """A block with the operations of each such pass one after the other, and those passes."""
+    """Reorder a block so that the operations of each such pass are adjacent; return it and the passes."""
     passes = [found for found in _passes(block) if sum(one.name not in REDUCED for one in found.operations) > 1]
     operations = list(block.operations)
     moved: list[list[Operation]] = []
@@ -70,7 +72,7 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
         sources = {id(source): source for source in needs.sources(operation)}
         ready = max((made.get(key, -1) for key in sources), default=-1)
         alone = _Pass([operation], sources, ready, due.get(id(value), len(block.operations)))
-        # A result of another pass among the sources orders the two.
+        # A result of another pass among the inputs orders the two.
         for index, other in enumerate(passes):
             both = other.joined(alone) if ready < other.due else None
             if both is not None and not any(id(one.outputs[0]) in sources for one in other.operations):
@@ -82,7 +84,8 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
 
 
 def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> list[Operation]:
-    """The operations of a pass, and all that is fused into them, right before the first reader of a result."""
+    """Move the operations of a pass, and everything fused into them, directly before the first reader of a
+    result."""
     results = {id(needs.base(operation.outputs[0])) for operation in found.operations}
     members = {id(operation) for operation in found.operations}
     reads = (
@@ -97,7 +100,7 @@ def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> li
         if id(operation) not in members and any(id(value) in wanted for value in operation.outputs):
             chain.append(operation)
             wanted |= {id(value) for value in operation.arrays}
-    # Other names of the results go with them.
+    # Aliases of the results move with them.
     names = [
         operation
         for operation in operations[:due]
@@ -110,7 +113,7 @@ def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> li
 
 
 def _is_ordered(operations: list[Operation]) -> bool:
-    """Whether every value is made before it is read."""
+    """Return True if every value is computed before it is read."""
     later = {id(value) for operation in operations for value in operation.outputs}
     for operation in operations:
         if any(id(value) in later for value in operation.arrays):

@@ -1,9 +1,9 @@
-"""How much memory a traced step takes: which arrays a compiler would write down, how long each is needed, how they are packed.
+"""Memory of a traced step: the arrays that a compiler would materialize, their lifetimes, and their packing.
 
-An estimate, before anything is compiled. What is computed element by element is taken to be fused into what reads it, and is
-written down only where a matrix multiplication, a collective, a kernel or a loop reads it. Loops and updates work in place
-where the old array is not read any more. Arrays are then packed as XLA packs them: the largest first, each at the lowest address
-that is free for as long as it lives.
+An estimate, before anything is compiled. Elementwise computations are assumed to be fused into their readers,
+and are materialized only if a matrix multiplication, a collective, a kernel or a loop reads them. Loops and
+updates work in place if the old array is not read any more. Arrays are then packed as XLA packs them: the
+largest first, each at the lowest address that is free during its lifetime.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from .value_uses import FUSED, IN_PLACE_OPS, SAME_MEMORY, LivenessInfo
 _TURNED = frozenset({"all_gather", "reduce_scatter"})
 
 _SMALL = 1 / 4096
-"""Buffers below this share of the largest one are counted together and not packed."""
+"""Buffers below this share of the largest one are summed and not packed."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,19 +33,20 @@ class LiveRange:
 
 
 def peak_bytes(block: OperationBlock) -> int:
-    """The memory that the arrays made inside of a block take, in bytes; its inputs are the caller's."""
+    """Return the memory of the arrays made inside a block, in bytes; its inputs belong to the caller."""
     return packed_bytes(list_buffers(block))
 
 
 def list_buffers(block: OperationBlock) -> list[LiveRange]:
-    """What a block writes down."""
+    """Return the arrays that a block materializes."""
     timeline = _Timeline()
     timeline.lay(block, ())
     return timeline.buffers
 
 
 def packed_bytes(buffers: Sequence[LiveRange]) -> int:
-    """The height of all buffers, packed by size: each at the lowest address that is free while it lives.
+    """Return the total height of all buffers, packed by size: each at the lowest address that is free during
+    its lifetime.
 
     >>> import jax
     >>> value = Value.of(jax.ShapeDtypeStruct((), "int8"))
@@ -77,17 +78,17 @@ def _most_alive(buffers: Sequence[LiveRange]) -> int:
 
 
 class _Timeline:
-    """Buffers of a block and of those inside of it, on one clock."""
+    """Buffers of a block and of its inner blocks, on one clock."""
 
     def __init__(self) -> None:
         self.clock = 0
         self.buffers: list[LiveRange] = []
 
     def lay(self, block: OperationBlock, carried: Sequence[Value], *, inside: bool = False) -> None:
-        """Add what a block writes down.
+        """Add the arrays that a block materializes.
 
         Args:
-            carried: Of its inputs, those whose memory its results take.
+            carried: The inputs with memory that its results reuse.
         """
         block, passes = group_passes(reschedule(block, carried))
         needs = LivenessInfo(block)
@@ -143,7 +144,8 @@ class _Timeline:
         spans: list[tuple[int, int]],
         carried: int,
     ) -> None:
-        """Collectives that run beside a turn's other work: gathers begin with the turn, scatters end with the next one."""
+        """Extend collectives that overlap with an iteration's other work: gathers begin with the iteration,
+        scatters end with the next one."""
         ready, results = {id(value) for value in block.inputs}, needs.results(carried)
         for operation in block.operations:
             if all(id(needs.base(v)) in ready for v in operation.arrays):
@@ -159,14 +161,14 @@ class _Timeline:
                 given = needs.base(operation.arrays[0])
                 buffer, maker = memory.get(id(given)), needs.makers.get(id(given))
                 if buffer is not None and maker is not None and not maker.blocks:
-                    # Scattered beside the next turn, while that makes its own.
+                    # Scattered during the next iteration, while that computes its own.
                     buffer.end = spans[-1][1]
                     self.buffers.append(LiveRange(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
 
     def _late(
         self, block: OperationBlock, needs: LivenessInfo, memory: dict[int, LiveRange], spans: list[tuple[int, int]]
     ) -> None:
-        """Scatters of a loop's result: one for which nobody waits comes after the loops that follow."""
+        """Delay scatters of a loop's result: one that is not waited for runs after the loops that follow."""
         for place, operation in enumerate(block.operations):
             if operation.name != "reduce_scatter":
                 continue
@@ -181,14 +183,14 @@ class _Timeline:
 
     @staticmethod
     def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: LivenessInfo) -> Value | None:
-        """The operand whose memory a result takes; None where it needs its own."""
+        """Return the operand with memory that a result reuses; None if it needs separate memory."""
         if operation.blocks:
             first, count = _carried(operation)
             given = operation.inputs[first + number] if number < count and operation.name != "cond" else None
             base = None if given is None else needs.base(given)
             return base if base in free else None
         if operation.name == "ragged_all_to_all":
-            # Rows are received into what stands where they arrive.
+            # Rows are received into the array that they are scattered into.
             base = needs.base(operation.arrays[1])
             return base if base in free else None
         if operation.name not in FUSED and operation.name not in IN_PLACE_OPS:
@@ -197,7 +199,8 @@ class _Timeline:
 
 
 def _turned(operation: Operation, needs: LivenessInfo) -> Value | None:
-    """What a collective along another dimension than the first has to turn round, since it works along the first."""
+    """Return the array that a collective along another dimension than the first has to transpose, since it
+    works along the first."""
     gathered = operation.name == "all_gather"
     whole = operation.outputs[0] if gathered else operation.arrays[0]
     dim = gathered_dim(operation.eqn) if gathered else scattered_dim(operation.eqn)
@@ -209,9 +212,11 @@ def _turned(operation: Operation, needs: LivenessInfo) -> Value | None:
 
 
 def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessInfo) -> bool:
-    """Whether an operation reads or makes a value as well with a dimension in front as with those before it.
+    """Return True if an operation can read or produce a value with a dimension moved to the front, at no
+    cost.
 
-    A matrix multiplication does where it takes the dimension and each of those for different sides of its matrices.
+    A matrix multiplication can if the dimension and each of those before it are on different sides of its
+    matrices.
     """
     if operation.name != "dot_general":
         return operation.name in FUSED or operation.name == "scatter-add"
@@ -233,7 +238,8 @@ def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessI
 
 
 def _carried(operation: Operation) -> tuple[int, int]:
-    """(where among a loop's operands, and its body's inputs, those begin that it carries; how many there are)."""
+    """Return (index of the first carried value among a loop's operands and its body's inputs; number of
+    carried values)."""
     if operation.name == "scan":
         return scan_arity(operation.eqn)
     if operation.name == "while":

@@ -1,4 +1,5 @@
-"""What a traced step computes: the FLOPs of its matrix multiplications, and the bytes that its operations read and write."""
+"""Computation of a traced step: the FLOPs of its matrix multiplications, and the bytes that its operations
+read and write."""
 
 import dataclasses
 import math
@@ -10,19 +11,20 @@ from .program import ALIASES, Operation, OperationBlock, operand_shape, read_blo
 from .trip_counts import count_executions
 
 _FOREIGN = "ffi_call"
-"""The primitive that calls what no program shows."""
+"""The primitive of calls into foreign code."""
 
 _CALLED_BACK = frozenset({"pure_callback", "io_callback", "custom_call", "tpu_custom_call", "triton_kernel_call"})
 
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """What one device computes in a step.
+    """Work of one device in a step.
 
     Attributes:
-        flops: Of matrix multiplications, factorisations, convolutions and kernels; two for each multiplication with its addition.
-        touched_bytes: Read and written, were each operation alone; compilers fuse most of them.
-        unknown: Kernels of which nobody said what they cost: `flops` is then the least.
+        flops: FLOPs of matrix multiplications, factorisations, convolutions and kernels; two for each
+            multiplication with its addition.
+        touched_bytes: Bytes read and written if each operation ran separately; compilers fuse most of them.
+        unknown: Kernels without a declared cost: `flops` is then a lower bound.
     """
 
     flops: float
@@ -31,7 +33,7 @@ class StepWork:
 
 
 def measure_work(program: OperationBlock) -> StepWork:
-    """The work of a program."""
+    """Compute the work of a program."""
     total, touched, unknown = 0.0, 0.0, {}
     for operation, times in count_executions(program):
         flops, touched = operation_flops(operation), touched + bytes_touched(operation) * times.expected
@@ -43,7 +45,7 @@ def measure_work(program: OperationBlock) -> StepWork:
 
 
 def operation_flops(operation: Operation) -> float | None:
-    """Of one execution; 0.0 of what is no multiplication of matrices, None where it is not known."""
+    """Return the FLOPs of one execution; 0.0 if it is not a matrix multiplication, None if unknown."""
     counted = _COUNTED.get(operation.name)
     if counted is not None:
         return counted(operation)
@@ -78,7 +80,8 @@ def _ragged(operation: Operation) -> float:
 
 
 def _pallas(operation: Operation) -> float | None:
-    """Of the kernel's own body, once for each place of its grid: at most, since a kernel leaves out blocks that a mask hides."""
+    """Count the FLOPs of the kernel's body, once for each point of its grid: an upper bound, since a kernel
+    skips masked blocks."""
     kernel = read_kernel(operation.eqn)
     if kernel.flops is not None:
         return kernel.flops
@@ -87,7 +90,8 @@ def _pallas(operation: Operation) -> float | None:
 
 
 def _factorised(times: float) -> Callable[[Operation], float]:
-    """Of a factorisation of square matrices: so many times the cube of the side (Golub and Van Loan, Matrix Computations)."""
+    """Return a function that counts a factorisation of square matrices: `times` the cube of the side (Golub
+    and Van Loan, Matrix Computations)."""
 
     def counted(operation: Operation) -> float:
         *stack, _, side = operand_shape(operation, 0)
@@ -97,7 +101,7 @@ def _factorised(times: float) -> Callable[[Operation], float]:
 
 
 _COUNTED = {
-    # Orthogonal factors, formed: 4/3 for the factorisation and as much for its vectors. Eigenvectors: 9.
+    # Orthogonal factors, formed: 4/3 for the factorisation and the same for its vectors. Eigenvectors: 9.
     "qr": _factorised(8 / 3),
     "eigh": _factorised(9.0),
     "dot_general": _dot,
@@ -109,7 +113,7 @@ _COUNTED = {
 
 
 def bytes_touched(operation: Operation) -> int:
-    """Bytes read and written by one execution, were each operation alone."""
+    """Return the bytes read and written by one execution, if each operation ran separately."""
     if operation.name in ALIASES:
         return 0
     return sum(value.bytes for value in [*operation.arrays, *operation.outputs])

@@ -1,8 +1,8 @@
-"""A traced step as a small program: what each device does, in which loops, with arrays of which size.
+"""A traced step as a small program: each device's operations, their loops, and the sizes of their arrays.
 
-A jaxpr is read with its calls opened, without what nothing reads, and with what is computed twice alike in one block once, as
-compilers do. Inside of a `shard_map` arrays are a device's own; outside of it they are whole, and each is given the share of it
-that a device holds.
+A jaxpr is read with its calls inlined, without dead code, and with common subexpressions of a block merged,
+as compilers do. Inside a `shard_map` arrays are local to a device; outside they are global, and each has the
+share of it that a device holds.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from ...core.jax_primitives import (
 )
 
 _NAMES_ONLY = ("name", "spmd_mark", "stop_gradient")
-"""Primitives that say something of their operands and do nothing."""
+"""Primitives that annotate their operands and do nothing."""
 
 _ROUNDED = ("dot_general", "conv_general_dilated")
 
 ALIASES = frozenset({"again", "part", "whole"})
-"""Operations of our own, which only give a name to memory: what is computed again reads its operands by other names; `part` is a
-device's own part of a whole array, `whole` the other way round."""
+"""Operations of this module that only give a name to memory: a recomputation reads its operands by other
+names; `part` is a device's part of a whole array, `whole` the inverse."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,8 +48,8 @@ class Value:
     """An array on one device.
 
     Attributes:
-        shape: Of the device's own array inside of a `shard_map`, of the whole array outside.
-        share: How much of `shape` the device holds; 1.0 inside.
+        shape: Shape of the local array inside a `shard_map`, of the global array outside.
+        share: Share of `shape` that the device holds; 1.0 inside.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Value:
     def of(cls, aval: Any, share: float = 1.0) -> "Value":
         dtype = aval.dtype
         if jnp.issubdtype(dtype, jax.dtypes.extended):
-            # A key: two words.
+            # A key: two words
             return cls((*aval.shape, 2), np.dtype(np.uint32), share)
         return cls(tuple(aval.shape), np.dtype(dtype), share)
 
@@ -75,13 +75,13 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Operation:
-    """One primitive, or a loop or a choice with its own blocks.
+    """One primitive, or a loop or a conditional with its blocks.
 
     Attributes:
-        inputs: None where the operand is a constant.
-        scope: Where the user's program named it, outermost first.
-        blocks: Of a `scan` its body; of a `while` condition and body; of a `cond` its branches.
-        eqn: What it was traced as.
+        inputs: Operands; None for a constant.
+        scope: Named scopes of the user's program, outermost first.
+        blocks: The body of a `scan`; the condition and body of a `while`; the branches of a `cond`.
+        eqn: Its equation in the trace.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Operation:
 
     @property
     def arrays(self) -> list[Value]:
-        """The operands that are no constants."""
+        """Return the operands that are not constants."""
         return [value for value in self.inputs if value is not None]
 
 
@@ -107,7 +107,7 @@ class OperationBlock:
     outputs: list[Value | None]
 
     def walk(self) -> Iterator[Operation]:
-        """All operations, those of inner blocks after the one that holds them."""
+        """Yield all operations, those of inner blocks after the operation that contains them."""
         for operation in self.operations:
             yield operation
             for block in operation.blocks:
@@ -115,10 +115,10 @@ class OperationBlock:
 
 
 def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> OperationBlock:
-    """A traced function as a `OperationBlock`.
+    """Read a traced function as an `OperationBlock`.
 
     Args:
-        shares: How much of each argument a device holds; all of it where this is None.
+        shares: Share of each argument that a device holds; None: all of it.
     """
     jaxpr = eliminate_dead_code(closed)
     inputs = [Value.of(v.aval, 1.0 if shares is None else shares[i]) for i, v in enumerate(jaxpr.invars)]
@@ -128,13 +128,13 @@ def read_program(closed: ClosedJaxpr, shares: Sequence[float] | None = None) -> 
 
 
 def operand_shape(operation: Operation, number: int) -> tuple[int, ...]:
-    """Of an operand, a constant or not."""
+    """Return the shape of an operand, including constants."""
     aval: Any = operation.eqn.invars[number].aval
     return tuple(aval.shape)
 
 
 class _Reader:
-    """Reads one block; operations that are alike and read the same are one."""
+    """Reader of one block; equal operations on the same operands are merged."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -162,7 +162,7 @@ class _Reader:
                 inputs = _read_in(blocks[0], inputs, *scan_arity(eqn))
             return self.add(eqn, name, inputs, results, scope, blocks)
         if name in REMATERIALIZED:
-            # Computed again, and not what was computed before.
+            # Recomputed, so not merged with the earlier computation.
             inputs = [self.alias(eqn, v, v and dataclasses.replace(v), "again", scope) for v in inputs]
         if is_shard_map(eqn):
             inputs = [self.alias(eqn, v, Value.of(x.aval), "part", scope) for v, x in zip(inputs, jaxpr.invars)]
@@ -172,7 +172,7 @@ class _Reader:
         return outputs
 
     def once(self, eqn: JaxprEqn, inputs: list[Value | None], scope: str) -> Sequence[Value | None]:
-        """A loop of one turn, which compilers open: what nobody reads of it is then not computed."""
+        """Inline a loop of one iteration, as compilers do: unread parts of it are then not computed."""
         body, (consts, carried) = scan_body(eqn), scan_arity(eqn)
         kept = consts + carried
         of_turn = [
@@ -183,7 +183,7 @@ class _Reader:
         return [*outputs[:carried], *(self.alias(eqn, v, Value.of(x.aval), "whole", scope) for v, x in stacked)]
 
     def alias(self, eqn: JaxprEqn, value: Value | None, other: Value | None, name: str, scope: str) -> Value | None:
-        """`other`, which is the same memory as `value`."""
+        """Add `other` as an alias of the memory of `value`."""
         return None if value is None or other is None else self.add(eqn, name, [value], [other], scope)[0]
 
     def add(
@@ -209,14 +209,14 @@ def _constant(var: Any) -> Value:
 
 
 def _read_in(body: OperationBlock, inputs: list[Value | None], constants: int, carried: int) -> list[Value | None]:
-    """A loop's operands, without what its body does not read and does not carry."""
+    """Return a loop's operands, without those that its body neither reads nor carries."""
     read = {id(v) for operation in body.operations for v in operation.inputs} | {id(v) for v in body.outputs}
     read |= {id(v) for v in body.inputs[constants : constants + carried]}
     return [v if id(own) in read else None for v, own in zip(inputs, body.inputs)]
 
 
 def _blocks(eqn: JaxprEqn, scope: str) -> tuple[OperationBlock, ...]:
-    """The bodies of a loop, or the branches of a choice."""
+    """Return the bodies of a loop, or the branches of a conditional."""
     name = eqn.primitive.name
     if name == "scan":
         held = (scan_body(eqn),)
@@ -228,7 +228,7 @@ def _blocks(eqn: JaxprEqn, scope: str) -> tuple[OperationBlock, ...]:
 
 
 def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> OperationBlock:
-    """A jaxpr whose arrays are a device's own, such as a loop's body."""
+    """Read a jaxpr of local arrays, such as a loop's body."""
     jaxpr = open_jaxpr(program)
     reader, inputs = _Reader(), [Value.of(v.aval) for v in jaxpr.invars]
     outputs = reader.run(jaxpr, [*map(_constant, jaxpr.constvars), *inputs], scope)
@@ -236,12 +236,12 @@ def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> OperationBlock:
 
 
 def _read_by(outputs: Sequence[Value | None], operations: list[Operation]) -> list[Operation]:
-    """Those that the outputs depend on."""
+    """Return the operations that the outputs depend on."""
     read, found = {id(value) for value in outputs}, []
     for operation in reversed(operations):
         if any(id(value) in read for value in operation.outputs):
             if operation.name == "psum":
-                # Of several arrays in one, those that are read.
+                # Of several arrays in one operation, those that are read.
                 pairs = [pair for pair in zip(operation.inputs, operation.outputs) if id(pair[1]) in read]
                 operation.inputs, operation.outputs = (list(each) for each in zip(*pairs))
             read |= {id(value) for value in operation.inputs}
@@ -250,8 +250,8 @@ def _read_by(outputs: Sequence[Value | None], operations: list[Operation]) -> li
 
 
 def _as_compiled(operations: list[Operation], outputs: Sequence[Value | None]) -> list[Operation]:
-    """Two things that every compiler does: a matrix multiplication writes its sums rounded, where nothing else reads them; and
-    sums that are each scattered, and then added, are added first and scattered once."""
+    """Apply two optimizations of every compiler: a matrix multiplication writes its sums rounded, if nothing
+    else reads them; and sums that are each scattered, and then added, are added first and scattered once."""
     readers: dict[int, int] = {}
     for value in (*outputs, *(v for operation in operations for v in operation.inputs)):
         readers[id(value)] = readers.get(id(value), 0) + 1
@@ -285,7 +285,7 @@ def _scattered_alike(operations: Sequence[Operation | None]) -> bool:
 
 
 def _result(aval: Any, inputs: Sequence[Value | None]) -> Value:
-    """What an operation gives: outside of a `shard_map`, laid out like an operand of its size."""
+    """Return an operation's result: outside a `shard_map`, laid out like an operand of its size."""
     value = Value.of(aval)
     alike = [v.share for v in inputs if v is not None and v.share < 1.0 and v.elements == value.elements]
     return dataclasses.replace(value, share=min(alike, default=1.0)) if alike else value
@@ -297,7 +297,7 @@ def _whole(part: Value | None, aval: Any) -> Value | None:
 
 
 def _key(eqn: JaxprEqn, inputs: Sequence[Value | None]) -> Any:
-    """Equal for operations that give the same; None where that can't be told."""
+    """Return a key that is equal for operations with the same result; None if that can't be determined."""
     read = [
         (str(atom.val), str(atom.aval)) if isinstance(atom, Literal) else id(value)
         for atom, value in zip(eqn.invars, inputs)

@@ -1,7 +1,7 @@
-"""The order in which a compiler runs the operations of a block, as far as memory decides it.
+"""Order in which a compiler runs the operations of a block, as far as memory determines it.
 
-A trace has them in the order of the program: a large product long before it is read, or a sum long after all of it is there. A
-compiler that schedules for memory moves the first later and the second earlier.
+A trace has them in program order: a large matrix multiplication long before it is read, or a sum long after
+its operands are available. A compiler that schedules for memory moves the first later and the second earlier.
 """
 
 import dataclasses
@@ -13,14 +13,16 @@ from .value_uses import FUSED, IN_PLACE_OPS, SAME_MEMORY, LivenessInfo
 MATMUL_OPS = frozenset({"dot_general", "pallas_call", "ragged_dot_general"})
 
 LARGE_DIVISOR = 16
-"""Operations whose results are smaller than this share of the largest array stay where they are."""
+"""Operations with results smaller than this share of the largest array are not moved."""
 
 
 def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBlock:
-    """A block with large products as late, and large sums of arrays as early, as less is alive by it.
+    """Move large matrix multiplications later, and large sums of arrays earlier, as far as that reduces the
+    live memory.
 
     Args:
-        carried: Of its inputs, those whose memory its results take. Only products are added to one as soon as they are there.
+        carried: The inputs with memory that its results reuse. Only matrix multiplications are added to one
+            as soon as they are available.
     """
     held = {id(value) for value in carried}
     products = {id(v) for operation in block.operations if operation.name in MATMUL_OPS for v in operation.outputs}
@@ -38,7 +40,7 @@ def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBloc
 
 
 class _Order:
-    """A block's operations in one order, with what follows from it."""
+    """A block's operations in one order, with derived tables."""
 
     def __init__(self, block: OperationBlock):
         self.block = block
@@ -48,7 +50,7 @@ class _Order:
         self.first = self.needs.first_readers()
 
     def postponed(self, operation: Operation) -> "_Order":
-        """With an operation right before its first reader, if the most that is alive falls."""
+        """Move an operation directly before its first reader, if that reduces the peak of live memory."""
         count, number = len(self.block.operations), self.place[id(operation)]
         until = min(self.first.get(id(value), count) for value in operation.outputs)
         if not number + 1 < until < count:
@@ -57,7 +59,8 @@ class _Order:
         return later if later._alive(number, until)[0] < self._alive(number, until)[0] else self
 
     def advanced(self, operation: Operation) -> "_Order":
-        """With an operation right after all that it reads, if less is alive over time and the most does not grow."""
+        """Move an operation directly after its operands, if less memory is live over time and the peak does
+        not grow."""
         number = self.place[id(operation)]
         ready = 1 + max((self.made.get(id(value), -1) for value in operation.arrays), default=-1)
         written = all(id(value) in self.needs.written for value in operation.outputs)
@@ -73,7 +76,8 @@ class _Order:
         return _Order(dataclasses.replace(self.block, operations=order))
 
     def _alive(self, first: int, until: int) -> tuple[int, int]:
-        """The most bytes alive at once from one place to another, and their sum over the places."""
+        """Return the maximum of the bytes alive at once in a range of operations, and their sum over the
+        range."""
         operations, needs = self.block.operations, self.needs
         changes = [0] * (len(operations) + 2)
         made = ((value, -1) for value in self.block.inputs)
@@ -87,7 +91,7 @@ class _Order:
             if id(value) not in needs.written:
                 continue
             last = needs.read.get(id(value), start)
-            # What is read element by element is written over.
+            # An array that is read elementwise is overwritten.
             over = start < last < len(operations) and operations[last].name in FUSED
             changes[max(start, 0)] += value.bytes
             changes[last + (0 if over else 1)] -= value.bytes

@@ -1,7 +1,9 @@
-"""What a traced step sends: every collective of its program, over which mesh axes, how many bytes, how often.
+"""Communication of a traced step: every collective of its program, its mesh axes, bytes and number of
+executions.
 
-As everywhere in this room, a collective over n devices is counted as a ring sends it: gathering or scattering an array of B
-bytes, or exchanging all parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a permutation B.
+As everywhere in this package, a collective over n devices is counted for a ring: gathering or scattering an
+array of B bytes, or exchanging all parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a
+permutation B.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ _KINDS = {
     "ragged_all_to_all": "ragged-all-to-all",
     "pbroadcast": "collective-broadcast",
 }
-"""Primitives to the names of `collectives.KINDS`."""
+"""Names of primitives in `collectives.KINDS`."""
 
 _PART = re.compile(r"[\w.*:]+")
 _WRAPPERS = frozenset({"transpose", "jvp", "vmap", "checkpoint", "rematted_computation", "remat", "panax_wall"})
@@ -37,11 +39,11 @@ class Traffic:
     """One collective of a step.
 
     Attributes:
-        kind: As in `collectives.KINDS`.
-        axes: The mesh axes above size 1 that it goes over, in the mesh's order.
+        kind: One of `collectives.KINDS`.
+        axes: Its mesh axes of size above 1, in the mesh's order.
         sent: Bytes that a device sends in one execution.
         times: Executions in one step.
-        scope: Where the program named it.
+        scope: Its named scope in the program.
     """
 
     kind: str
@@ -52,18 +54,19 @@ class Traffic:
 
     @property
     def purpose(self) -> str:
-        """What moves, where that was declared, such as `weights`; else the part of the model that sends."""
+        """Return the declared content, such as `weights`; if none was declared, the part of the model that
+        sends."""
         parts = [part for part in _PART.findall(self.scope) if part not in _WRAPPERS and not part.startswith("layers.")]
         return find_comm_tag(self.scope) or (parts[-1] if parts else "the step")
 
     @property
     def wire_bytes(self) -> int:
-        """What a device sends in one step, as far as is expected."""
+        """Return the expected bytes that a device sends in one step."""
         return round(self.sent * self.times.expected)
 
 
 def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traffic]:
-    """Every collective of a program that leaves its device.
+    """List every collective of a program that leaves its device.
 
     Args:
         mesh: Mesh axis to size.
@@ -78,7 +81,7 @@ def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traff
 
 
 def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[str, MeshAxes], int]:
-    """Bytes by kind and mesh axes."""
+    """Sum the bytes by kind and mesh axes."""
     totals: dict[tuple[str, MeshAxes], int] = {}
     for one in traffic:
         totals[one.kind, one.axes] = totals.get((one.kind, one.axes), 0) + one.wire_bytes
@@ -96,7 +99,7 @@ def _sent(kind: str, operation: Operation, ways: int) -> int:
     if kind == "collective-permute":
         return taken
     if kind == "ragged-all-to-all":
-        # Operand and result; then offsets and sizes. What is sent at equal loads fills the smaller one.
+        # Operand and result; then offsets and sizes. At equal loads the data fills the smaller one.
         return min(operation.arrays[0].bytes, operation.outputs[0].bytes) * (ways - 1) // ways
     whole = taken if kind == "all-gather" else given
     return (2 if kind == "all-reduce" else 1) * whole * (ways - 1) // ways

@@ -1,4 +1,4 @@
-"""How often a step does what its program says: loops multiplied, branches weighted."""
+"""Number of executions of a step's operations: loops multiplied, branches weighted."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from .program import Operation, OperationBlock
 
 
 class ExecutionCount(NamedTuple):
-    """How many times an operation runs in a step.
+    """Number of executions of an operation in a step.
 
     Attributes:
-        expected: As declared, or the only number that is possible; where nothing was declared, once for each turn and branch.
-        most: At most; None where nothing says.
+        expected: The declared or static count; an undeclared loop or branch counts once.
+        most: The maximum; None if unknown.
     """
 
     expected: float
@@ -29,7 +29,7 @@ ONCE = ExecutionCount(1.0, 1.0)
 def count_executions(
     program: OperationBlock, times: ExecutionCount = ONCE
 ) -> Iterator[tuple[Operation, ExecutionCount]]:
-    """Every operation that is neither a loop nor a choice, with how often it runs."""
+    """Yield every operation that is neither a loop nor a conditional, with its number of executions."""
     for operation in program.operations:
         if not operation.blocks:
             yield operation, times
@@ -39,13 +39,13 @@ def count_executions(
 
 
 def undeclared_loops(program: OperationBlock) -> tuple[str, ...]:
-    """Where the loops are of which nothing says how often they turn: what is in them is counted once."""
+    """Return the locations of loops with unknown trip counts: their content is counted once."""
     found = (o for o in program.walk() if o.name == "while" and find_trip_count(_own(o)) is None)
     return tuple(dict.fromkeys(f"a while loop in {operation.scope or 'the step'}" for operation in found))
 
 
 def _inside(operation: Operation, times: ExecutionCount) -> list[ExecutionCount]:
-    """How often each of an operation's blocks runs."""
+    """Return the number of executions of each of an operation's blocks."""
     if operation.name == "scan":
         length = float(scan_length(operation.eqn))
         return [times.times(length, length)]

@@ -1,4 +1,4 @@
-"""Which values of a block are written down, and until when each is read."""
+"""Values of a block that are materialized, and the last reader of each."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ _ELEMENTWISE = """
 _REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin"
 
 SAME_MEMORY = ALIASES | frozenset(_SAME.split())
-"""Operations whose result is their operand, in another order at most."""
+"""Operations with a result that is their operand, at most in another order."""
 
 FUSED, REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
 IN_PLACE_OPS = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 class LivenessInfo:
-    """Which values of a block have memory, and until which operation each is read."""
+    """Values of a block that have memory, and the last operation that reads each."""
 
     def __init__(self, block: OperationBlock):
         self.block = block
@@ -48,11 +48,12 @@ class LivenessInfo:
         self.read = self._last_reads()
 
     def base(self, value: Value) -> Value:
-        """The value whose memory a value is."""
+        """Return the value with the memory of a value."""
         return self.origin.get(id(value), value)
 
     def sources(self, operation: Operation) -> list[Value]:
-        """What an operation reads of what is in memory: its operands, and those of what is fused into it."""
+        """Return the values in memory that an operation reads: its operands, and those of operations fused
+        into it."""
         found: dict[int, Value] = {}
         for value in operation.arrays:
             base = self.base(value)
@@ -64,7 +65,7 @@ class LivenessInfo:
         return list(found.values())
 
     def first_readers(self) -> dict[int, int]:
-        """The place of the first operation that reads a value by whatever name."""
+        """Return the index of the first operation that reads each value, by any alias."""
         first: dict[int, int] = {}
         for number, operation in enumerate(self.block.operations):
             if operation.name not in SAME_MEMORY:
@@ -73,7 +74,8 @@ class LivenessInfo:
         return first
 
     def first_read(self, value: Value, place: int) -> int:
-        """Where a value is first read by other than fused operations, after the one at `place`; past all where it is not."""
+        """Return the index of the first operation after `place`, other than fused ones, that reads a value;
+        past the end if there is none."""
         reached = {id(value)}
         for later in range(place + 1, len(self.block.operations)):
             operation = self.block.operations[later]
@@ -84,7 +86,8 @@ class LivenessInfo:
         return len(self.block.operations)
 
     def results(self, carried: int) -> set[int]:
-        """The values that are results of each turn, after those that it carries, or are fused into one."""
+        """Return the values that are results of each iteration, after those that it carries, or are fused
+        into one."""
         found = {id(self.base(value)) for value in self.block.outputs[carried:] if value is not None}
         for operation in reversed(self.block.operations):
             if (operation.name in FUSED or operation.name in SAME_MEMORY) and any(
@@ -94,13 +97,14 @@ class LivenessInfo:
         return found
 
     def has_only_result_readers(self, operation: Operation) -> bool:
-        """Whether nothing in the block waits for what an operation gives."""
+        """Return True if nothing in the block waits for the result of an operation."""
         return self.first_read(operation.outputs[0], self.block.operations.index(operation)) == len(
             self.block.operations
         )
 
     def accumulated_products(self, carried: Sequence[Value]) -> list[Value]:
-        """Products that are added to what a loop carries, in the one operation that compilers make of both."""
+        """Return matrix multiplications that are added to a loop's carry in the single operation that
+        compilers make of both."""
         found = []
         for old, new in zip(carried, self.block.outputs):
             maker = None if new is None else self.makers.get(id(self.base(new)))
@@ -111,7 +115,7 @@ class LivenessInfo:
         return found
 
     def _written(self) -> set[int]:
-        """The inputs, and what is read or made by other than fused operations."""
+        """Return the inputs, and the values read or made by operations other than fused ones."""
         found = {id(value) for value in self.block.inputs}
         for operation in self.block.operations:
             if operation.name in SAME_MEMORY:
@@ -123,7 +127,7 @@ class LivenessInfo:
         return found | {id(self.base(value)) for value in self.block.outputs if value is not None}
 
     def _last_reads(self) -> dict[int, int]:
-        """The last reader of each value: what is fused reads where its own reader stands."""
+        """Return the last reader of each value: a fused operation reads at the position of its reader."""
         end = len(self.block.operations)
         read = {id(self.base(v)): end for v in self.block.outputs if v is not None}
         for place in range(end - 1, -1, -1):

@@ -1,4 +1,5 @@
-"""What a training step will take, read from its trace: before anything is compiled, and for devices that are not there."""
+"""Cost of a training step, read from its trace: before anything is compiled, and for devices that are not
+attached."""
 
 import dataclasses
 import time
@@ -18,15 +19,16 @@ from .trip_counts import undeclared_loops
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """One training step on one device.
+    """Cost of one training step on one device.
 
     Attributes:
-        traffic: What it sends.
-        work: What it computes.
+        traffic: Its communication.
+        work: Its computation.
         arguments: Bytes of the state and the batch.
-        temporaries: Bytes of all else at the largest moment, estimated.
-        unknown: Kernels and loops of which nobody said what they cost or how often they turn: the rest is then the least.
-        seconds: That tracing and reading took.
+        temporaries: Peak of the other bytes, estimated.
+        unknown: Kernels without a declared cost and loops without a trip count: the other figures are then
+            lower bounds.
+        seconds: Time of tracing and reading.
     """
 
     traffic: tuple[Traffic, ...]
@@ -38,12 +40,12 @@ class StepCost:
 
     @property
     def memory(self) -> int:
-        """Bytes."""
+        """Return the total memory in bytes."""
         return self.arguments + self.temporaries
 
 
 def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
-    """Trace a step for the shapes of `batch` (abstract or real), and read what it does.
+    """Trace a step for the shapes of `batch` (abstract or real), and compute its cost.
 
     Raises:
         LayoutError: The batch does not fit the mesh.
@@ -54,7 +56,8 @@ def walk_step(step: CompiledStep, batch: dict[str, Any]) -> StepCost:
 
 
 def walk_renewal(step: CompiledStep) -> StepCost | None:
-    """The same of the program that renews the optimizer's state after some steps; None where there is none."""
+    """Compute the cost of the program that renews the optimizer's state after some steps; None if there is
+    none."""
     if step.program.transformation.renewal is None:
         return None
     start = time.perf_counter()
@@ -62,10 +65,11 @@ def walk_renewal(step: CompiledStep) -> StepCost | None:
 
 
 def walk_agreement(step: CompiledStep, meeting: OuterSync | None = None) -> StepCost | None:
-    """The same of the program by which replicas agree after local steps; None where they take none.
+    """Compute the cost of the program that synchronizes replicas after local steps; None if there are no
+    local steps.
 
     Args:
-        meeting: Which one; None for one in which all agree on everything.
+        meeting: The synchronization; None for one of all replicas and all parameters.
     """
     if step.program.abstract.replicas is None:
         return None
@@ -89,12 +93,12 @@ def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> St
 
 
 def traffic_of_trace(traced: Any, mesh: Mapping[str, int]) -> list[Traffic]:
-    """What a traced step sends, by collectives that its program names.
+    """List the communication of a traced step, from the explicit collectives of its program.
 
     Args:
         mesh: Mesh axis to size.
     """
-    # Collectives stand inside of a `shard_map`, where arrays are a device's own.
+    # Collectives are inside a `shard_map`, where arrays are local.
     return list_traffic(read_program(traced.jaxpr, [1.0] * len(traced.jaxpr.in_avals)), mesh)
 
 

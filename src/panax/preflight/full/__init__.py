@@ -1,4 +1,5 @@
-"""`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the devices here."""
+"""`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the
+devices here."""
 
 from .parts import Case, CaseSkipped, CheckOutcome, CheckResult, FullCheck, ResultMismatch, run_case
 from .running import cases, check_single_process, chip_name, full_check

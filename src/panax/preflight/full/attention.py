@@ -1,4 +1,5 @@
-"""Kernels for attention, whole, in parts, over devices and of traced PyTorch models, against `reference_attention`."""
+"""Checks of attention kernels, whole, in parts, over devices and of traced PyTorch models, against
+`reference_attention`."""
 
 import dataclasses
 import functools
@@ -36,7 +37,7 @@ BATCH, WAYS = 2, 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a case of attention differs in."""
+    """Options by which cases of attention differ."""
 
     causal: bool = True
     window: int | None = None
@@ -53,7 +54,7 @@ VARIANTS = (PLAIN, Options(window=37, soft_cap=5.0, packed=True), Options(causal
 
 
 def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "attention"."""
+    """Check a kernel for "attention"."""
 
     def case(options: Options) -> AttentionCase:
         return AttentionCase(
@@ -71,7 +72,7 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "partial attention", in `blockwise_attention`."""
+    """Check a kernel for "partial attention", in `blockwise_attention`."""
     cases = [MatmulCase(dtype=dtype, large=True, local=True)] * len(VARIANTS)
 
     def attend(options: Options) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
 
 
 def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "adapted attention": its halves, one after the other."""
+    """Check a kernel for "adapted attention": its halves, one after the other."""
     from ...adapters.torch.lowering.attention import AdaptedCase
 
     variants = (PLAIN, Options(causal=False))
@@ -107,7 +108,7 @@ def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
 
 
 def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "context attention": rows split over two devices."""
+    """Check a kernel for "context attention": rows split over two devices."""
     devices = jax.local_devices()[:WAYS]
     if len(devices) < WAYS:
         raise CaseSkipped(f"it takes {WAYS} devices, and there is 1")
@@ -139,7 +140,7 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
 
 
 def inputs(sizes: Sizes, dtype: str, kv_heads: int | None = None) -> tuple[np.ndarray, ...]:
-    """q, k, v and the cotangent of the output."""
+    """Return q, k, v and the cotangent of the output."""
     generator = np.random.default_rng(0)
     heads = sizes.heads, kv_heads or sizes.heads // 4, kv_heads or sizes.heads // 4, sizes.heads
     shapes = [(BATCH, sizes.positions, number, sizes.head_dim) for number in heads]
@@ -147,7 +148,7 @@ def inputs(sizes: Sizes, dtype: str, kv_heads: int | None = None) -> tuple[np.nd
 
 
 def documents(positions: int) -> np.ndarray:
-    """Two packed rows; the first ends in padding, the second has some inside."""
+    """Return the segments of two packed rows; the first ends in padding, the second has some inside."""
     first = [1] * (positions // 2 + 3) + [2] * (positions - positions // 2 - 3 - 5) + [0] * 5
     second = [1] * 9 + [0] * 2 + [3] * (positions - 11)
     return np.asarray([first, second], np.int32)
@@ -164,11 +165,11 @@ def _compared(
     *,
     with_gradients: bool = True,
 ) -> Figures:
-    """Compare each variant that the kernel can do with its definition.
+    """Compare each variant that the kernel supports with its definition.
 
     Args:
-        attend: Gives a function of q, k, v and segments; without `with_gradients` also of the cotangent, before the segments, and
-            it returns the gradients too.
+        attend: Returns a function of q, k, v and segments; without `with_gradients` also of the cotangent,
+            before the segments, and it returns the gradients too.
         named: As for `made_by`.
     """
     able = select_supported(kernel, cases, local_target())
@@ -190,7 +191,7 @@ def _compared(
         found, made = run_kernel(kernel, run, given, dtype, named=named)
         wanted = _definition(options, arrays, segments, sizes)
         worst = max(worst, worst_error_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes)))
-        # The first one that it can do is the plain one, whose time is comparable.
+        # The first supported variant is the plain one, with comparable time.
         figures = figures or made
     return {"of the allowed error": f"{worst:.0%}", "cases": f"{len(able)} of {len(variants)}", **figures}
 
@@ -198,7 +199,7 @@ def _compared(
 def _definition(
     options: Options, arrays: Sequence[np.ndarray], segments: np.ndarray | None, sizes: Sizes
 ) -> tuple[np.ndarray, ...]:
-    """The output and gradients by `reference_attention`, in float32 for the same rounded inputs."""
+    """Compute the output and gradients with `reference_attention`, in float32 for the same rounded inputs."""
 
     @jax.jit
     def run(q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
@@ -213,10 +214,11 @@ def _definition(
 
 
 def _allowed(wanted: Sequence[np.ndarray], dtype: str, sizes: Sizes) -> list[float]:
-    """What rounding may make of an entry: a sum of n products of rounded factors, each off by four roundings of the largest.
+    """Return the allowed rounding error of an entry: a sum of n products of rounded factors, each off by four
+    roundings of the largest.
 
-    Independent errors grow as the root of n: positions times the heads of a group. In 16 bits sums are kept in float32, so that
-    the four roundings remain.
+    Independent errors grow as the root of n: positions times the heads of a group. In 16 bits sums are
+    accumulated in float32, so that the four roundings remain.
     """
     terms = sizes.positions * max(4, sizes.heads // WAYS)
     units = 4 * math.sqrt(terms) if dtype == "float32" else 4

@@ -1,4 +1,4 @@
-"""How a kernel's numbers are made on the device, and compared with those of its definition."""
+"""Computation of a kernel's values on the device, and comparison with those of its definition."""
 
 import contextlib
 import re
@@ -25,13 +25,14 @@ REPEATS = 3
 
 
 def local_target() -> Target:
-    """The target of the device that the parts run on."""
+    """Return the target of the device that the parts run on."""
     return device_target(jax.local_devices()[0])
 
 
 @contextlib.contextmanager
 def evaluate_definition() -> Iterator[None]:
-    """Compute a definition: on the host's processor where JAX has it, with whole products."""
+    """Compute a definition inside the context: on the host's processor if JAX has it, with full-precision
+    matmuls."""
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -42,7 +43,7 @@ def evaluate_definition() -> Iterator[None]:
 
 
 def full_precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
-    """Multiply float32 operands with whole products, where a device would shorten them by default."""
+    """Multiply float32 operands in full precision, also on devices that reduce it by default."""
     return jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext()
 
 
@@ -54,19 +55,19 @@ def run_kernel(
     *,
     named: Mapping[str, str] | None = None,
 ) -> tuple[tuple[np.ndarray, ...], Figures]:
-    """Compile and run a function for the first device, and see that it ran the kernel there.
+    """Compile and run a function for the first device, and check that it ran the kernel there.
 
-    Float32 operands are multiplied with whole products, so that rounding alone can make a difference.
+    Float32 operands are multiplied in full precision, so that only rounding can make a difference.
 
     Args:
-        dtype: Of the operands.
-        named: Kinds of work that the kernel is named for while the function is traced.
+        dtype: Dtype of the operands.
+        named: Kinds of work for which the kernel is selected while the function is traced.
 
     Returns:
-        The outputs in float32 or wider, and how long a run takes.
+        The outputs in float32 or wider, and the time of a run.
 
     Raises:
-        Differs: Another kernel ran, or another device.
+        ResultMismatch: Another kernel ran, or another device.
     """
     device, names = jax.local_devices()[0], named or {}
     arrays = [jax.device_put(each, device) for each in arrays]
@@ -105,13 +106,13 @@ def worst_error_share(
     wanted: Sequence[np.ndarray],
     allowed: Sequence[Any],
 ) -> float:
-    """The largest distance from the definition as a share of what is allowed.
+    """Return the largest distance from the definition as a share of the allowed error.
 
     Args:
         allowed: For each array, a number or an array of its shape.
 
     Raises:
-        Differs: It is above 1, or not finite; the message names the array.
+        ResultMismatch: It is above 1, or not finite; the message names the array.
     """
     worst = 0.0
     for name, left, right, most in zip(names, found, wanted, allowed, strict=True):
@@ -131,10 +132,10 @@ def worst_error_share(
 
 
 def select_supported(kernel: Kernel, cases: Sequence[Any], target: Target) -> list[int]:
-    """The numbers of the cases that a kernel can do.
+    """Return the indices of the cases that a kernel supports.
 
     Raises:
-        LeftOut: It can do none of them, or something that it needs is missing here; the message says what.
+        CaseSkipped: It supports none of them, or a requirement is missing here; the message names it.
     """
     if missing := kernel.missing():
         raise CaseSkipped(missing)

@@ -16,7 +16,8 @@ PLACES, TAPS, STRIDE, PADDING = 19, 3, 2, 1
 
 
 def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Run a kernel for "convolution" on images with a stride and padding, or, if it is depthwise alone, on that."""
+    """Run a kernel for "convolution" on images with a stride and padding, or, if it is depthwise alone, on
+    that."""
     channels = min(sizes.width, 64)
     depthwise = bool(kernel.limit(_case(channels), local_target())) and not kernel.limit(_case(1), local_target())
     groups = channels if depthwise else 1
@@ -38,8 +39,8 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         functions = kernel.run
         return (
             functions.forward(x, w, geometry),
-            functions.by_input(d_out, w, x.shape, geometry),
-            functions.by_weights(x, d_out, w.shape, geometry),
+            functions.input_gradient(d_out, w, x.shape, geometry),
+            functions.weight_gradient(x, d_out, w.shape, geometry),
         )
 
     found, figures = run_kernel(kernel, run, (x, w, d_out), dtype)
@@ -72,7 +73,7 @@ def _round(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _define(x: np.ndarray, w: np.ndarray, d_out: np.ndarray, groups: int) -> list[np.ndarray]:
-    """The three results, tap by tap."""
+    """Compute the three results, tap by tap."""
     padded = np.pad(x, [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)])
     images, channels = x.shape[:2]
     count = d_out.shape[-1]

@@ -1,4 +1,5 @@
-"""A part for every kernel of every kind of work that the registry has for the device that is here, in each dtype."""
+"""A part for every kernel of every kind of work in the registry, for the device that is here, in each
+dtype."""
 
 import functools
 import importlib.util
@@ -31,10 +32,11 @@ _ROUNDING = 2.0**-23
 
 
 def kernel_cases(sizes: Sizes, target: Target | None = None) -> list[Case]:
-    """One part for each kernel of each kind of work for a platform, and each dtype.
+    """Return one part for each kernel of each kind of work for a platform, and each dtype.
 
     Args:
-        target: Whose kernels are named; by default this process's device, on which alone the parts can run.
+        target: The target with the kernels; by default this process's device, on which alone the parts can
+            run.
     """
     found = []
     with_torch = _load_adapted()
@@ -50,7 +52,7 @@ def kernel_cases(sizes: Sizes, target: Target | None = None) -> list[Case]:
 
 
 def _load_adapted() -> bool:
-    """Register the kernels of traced PyTorch models, where there is PyTorch."""
+    """Register the kernels of traced PyTorch models, if PyTorch is installed."""
     if importlib.util.find_spec("torch") is None:
         return False
     importlib.import_module("panax.adapters.torch.lowering.attention")
@@ -62,13 +64,14 @@ def _without_torch() -> Figures:
 
 
 def _undefined(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    raise CaseSkipped(f"no definition of {kernel.work!r} is known here to compare it with")
+    raise CaseSkipped(f"there is no definition of {kernel.work!r} here to compare it with")
 
 
 def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums over rows."""
+    """Check a kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums
+    over rows."""
     target, count, width = local_target(), 8, sizes.width
-    # A group without rows, one of a single row, one that has most of them.
+    # A group without rows, one with a single row, one with most of them.
     shares = [0, 1, sizes.rows // 2, sizes.rows // 16, 3, sizes.rows // 8]
     counts = [*shares, sizes.rows // 16, sizes.rows - sum(shares) - sizes.rows // 16]
     tile = choose_tile(target, rows=sizes.rows, groups=count)
@@ -84,7 +87,7 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         groups = Groups(sizes=numbers, rows=total, tile=tile)
         forward = kernel.run.product(x, w, groups, transposed=False, out_dtype=jnp.float32)
         back = kernel.run.product(y, w, groups, transposed=True, out_dtype=jnp.float32)
-        # The rows of unused tiles are anything.
+        # The rows of unused tiles are undefined.
         used = (jnp.arange(total) < groups.used_tiles * tile)[:, None]
         outer = kernel.run.outer(x, y, groups, out_dtype=jnp.float32)
         return jnp.where(used, forward, 0.0), jnp.where(used, back, 0.0), outer
@@ -106,7 +109,7 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "matmul": two matrices, each as it is and transposed."""
+    """Check a kernel for "matmul": two matrices, each as it is and transposed."""
     select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     generator = np.random.default_rng(0)
     a = _rounded(generator.normal(size=(sizes.rows, sizes.width)), dtype)
@@ -132,7 +135,7 @@ def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "row sums"."""
+    """Check a kernel for "row sums"."""
     select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
     found, figures = run_kernel(kernel, kernel.run or sum_rows, (x,), dtype, named=_named(kernel))
@@ -142,7 +145,7 @@ def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "wall": what goes in comes out, bit by bit."""
+    """Check a kernel for "wall": its output equals its input, bit by bit."""
     if kernel.run is None:
         raise CaseSkipped("XLA has no wall, so that there is nothing to run")
     select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
@@ -153,7 +156,8 @@ def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """A kernel for "codes and rest": no number is further from what its code stands for than half a step, and nothing is lost."""
+    """Check a kernel for "codes and rest": no value is further from its decoded one than half a step, and
+    nothing is lost."""
     if dtype != "float32":
         raise CaseSkipped("gradients are added up in float32")
     select_supported(kernel, [ResidualCase(INT8, 256)], local_target())
@@ -183,16 +187,17 @@ CHECKS: dict[str, Check] = {
     "wall": check_wall,
     WORK: check_codes,
 }
-"""Kind of work to what compares one of its kernels with its definition."""
+"""Kind of work to the check that compares one of its kernels with its definition."""
 
 
 def _named(kernel: Kernel) -> dict[str, str]:
-    """What names a kernel that is no function, which is XLA's own: else timing might have found another one faster."""
+    """Select a kernel without a function, which is XLA's own: otherwise timing might choose another."""
     return {kernel.work: kernel.name} if kernel.run is None else {}
 
 
 def _allowed(magnitudes: np.ndarray, terms: int) -> np.ndarray:
-    """What rounding in float32 may make of sums of so many terms, from the sums of the terms' magnitudes.
+    """Return the allowed float32 rounding error of sums of `terms` terms, from the sums of the terms'
+    magnitudes.
 
     Products of 8-bit mantissas are exact in float32, so that it is the same for operands in bfloat16.
     """
@@ -204,7 +209,7 @@ def _rounded(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _zeroed(generator: Any, total: int, width: int, starts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Random rows where groups have some, zeros in the gaps after them."""
+    """Return random rows for each group, with zeros in the gaps after them."""
     rows = np.zeros((total, width), np.float32)
     for start, size in zip(starts, numbers):
         rows[start : start + size] = generator.normal(size=(size, width))

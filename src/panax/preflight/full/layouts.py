@@ -21,7 +21,8 @@ LAYOUTS: tuple[dict[str, int], ...] = (
     *({axis: 2} for axis in ("replica", "fsdp", "tensor", "context", "stage")),
     {"fsdp": 2, "tensor": 2},
 )
-"""Of a dense model: each mesh axis with two devices, and two of them together. The first is one device alone."""
+"""Layouts of a dense model: each mesh axis with two devices, and two of them together. The first is a single
+device."""
 
 MIXTURE_LAYOUTS: tuple[dict[str, int], ...] = ({}, {"expert": 2})
 
@@ -32,7 +33,7 @@ MIXTURE = dataclasses.replace(CONFIG, feed_forward=MoE(experts=4, active=2, ffn=
 
 
 def layout_cases() -> list[Case]:
-    """One part for each layout of a dense decoder and of a mixture of experts."""
+    """Return one part for each layout of a dense decoder and of a mixture of experts."""
     found = []
     for name, config, layouts in (("dense", CONFIG, LAYOUTS), ("mixture", MIXTURE, MIXTURE_LAYOUTS)):
         comparison = functools.cache(functools.partial(_comparison, DecoderTask(model=config)))
@@ -43,7 +44,7 @@ def layout_cases() -> list[Case]:
 
 
 def batch() -> dict[str, np.ndarray]:
-    """Random tokens in one document a row."""
+    """Return a batch of random tokens with one document per row."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, VOCABULARY, (ROWS, LENGTH + 1)).astype(np.int32)
     return {

@@ -1,4 +1,4 @@
-"""What a full check is made of: parts that pass, fail or are left out, each with its reason and figures."""
+"""Parts of a full check, which pass, fail or are skipped, each with its reason and figures."""
 
 import dataclasses
 import enum
@@ -9,11 +9,11 @@ Figures = Mapping[str, str]
 """Name to a value with its unit."""
 
 MAX_CHARACTERS = 4000
-"""Of an error that is kept: a compiler's may be a whole program."""
+"""Maximum length of an error that is stored: a compiler's may be a whole program."""
 
 
 class CheckOutcome(enum.Enum):
-    """How a part ended; the value is what a person reads."""
+    """How a part ended; the value is the text for users."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -21,11 +21,11 @@ class CheckOutcome(enum.Enum):
 
 
 class CaseSkipped(Exception):
-    """A part can't be run here; the message says why."""
+    """Error for a part that can't run here; the message gives the reason."""
 
 
 class ResultMismatch(Exception):
-    """Something ran, and gave other numbers than its definition."""
+    """Error for values that differ from their definition."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case:
 
     Attributes:
         group: "kernel", "layout", "checkpoint" or "benchmark".
-        run: Returns the figures; raises LeftOut, or whatever goes wrong.
+        run: Returns the figures; raises CaseSkipped, or any other error.
     """
 
     group: str
@@ -50,8 +50,8 @@ class CheckResult:
     """One part, after it ran.
 
     Attributes:
-        why: The error of a part that failed, or the reason why it was left out; else empty.
-        seconds: That it took, compilation included.
+        why: The error of a part that failed, or the reason why it was skipped; otherwise empty.
+        seconds: Its duration, compilation included.
     """
 
     group: str
@@ -67,11 +67,11 @@ class FullCheck:
     """All parts of one full check.
 
     Attributes:
-        day: YYYY-MM-DD, when it began.
+        day: The day on which it began, YYYY-MM-DD.
         platform: JAX's name of it: "cpu", "gpu", "tpu" or a plug-in's.
-        chip: What the device is called.
-        facts: What it ran on and with: name to value.
-        seconds: That all of it took.
+        chip: Name of the device.
+        facts: Hardware and versions: name to value.
+        seconds: Duration of the whole check.
     """
 
     day: str
@@ -89,12 +89,12 @@ class FullCheck:
         return sum(part.outcome is outcome for part in self.parts)
 
     def format_summary(self) -> str:
-        """How many parts passed, failed and were left out, in words."""
+        """Format how many parts passed, failed and were skipped."""
         return ", ".join(f"{self.count(each)} {each.value}" for each in CheckOutcome)
 
 
 def run_case(case: Case) -> CheckResult:
-    """Run a part; an error is kept as its result, so that the other parts go on."""
+    """Run a part; an error is stored as its result, so that the other parts continue."""
     start = time.perf_counter()
     figures: Figures = {}
     outcome, why = CheckOutcome.PASSED, ""

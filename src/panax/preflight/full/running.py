@@ -1,4 +1,4 @@
-"""All parts of a full check, one after the other, on the devices of this process."""
+"""Execution of all parts of a full check, one after the other, on the devices of this process."""
 
 import datetime
 import re
@@ -22,12 +22,12 @@ LogFn = Callable[[str], None]
 
 
 def cases(sizes: Sizes | None = None, folder: Path = Path(), target: Target | None = None) -> list[Case]:
-    """All parts for the device that is here.
+    """Return all parts for the device that is here.
 
     Args:
-        target: Whose parts are named, by default that device's; the parts of another can't run here.
+        target: The target with the parts, by default that device's; the parts of another can't run here.
         sizes: By default those for its platform.
-        folder: Where the checkpoint is written and removed.
+        folder: Folder in which the checkpoint is written and removed.
     """
     sizes = sizes or sizes_for((target or device_target(jax.local_devices()[0])).platform)
     return [*kernel_cases(sizes, target), *layout_cases(), *training_cases(sizes, folder)]
@@ -41,15 +41,15 @@ def full_check(
     folder: Path = Path(),
     only: Callable[[Case], bool] = lambda case: True,
 ) -> FullCheck:
-    """Run every part; one that fails is kept with its error, and the others go on.
+    """Run every part; one that fails is stored with its error, and the others continue.
 
     Args:
-        version: Panax's.
-        say: Takes what runs now, a line at a time.
-        only: Which parts to run.
+        version: Panax's version.
+        say: Called with a line before each part.
+        only: Returns True for the parts to run.
 
     Raises:
-        RecipeError: There are several processes; each part is of one.
+        RecipeError: There are several processes; each part is for one.
     """
     check_single_process()
     start, day = time.perf_counter(), datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -70,7 +70,7 @@ def full_check(
 
 
 def check_single_process() -> None:
-    """See that this process is alone.
+    """Check that this process is alone.
 
     Raises:
         RecipeError: It is one of several.
@@ -83,7 +83,7 @@ def check_single_process() -> None:
 
 
 def chip_name() -> str:
-    """The chip as a part of a file's name: its architecture, or what a CPU calls itself."""
+    """Return the chip as a part of a file name: its architecture, or the name of a CPU."""
     device = jax.local_devices()[0]
     name = device_target(device).architecture
     if not name:

@@ -1,4 +1,5 @@
-"""Work that one kernel does on every platform, which is why the registry lacks it: cross-entropy, the state-space scan."""
+"""Checks of work for which one kernel serves every platform, and that the registry therefore lacks:
+cross-entropy, the state-space scan."""
 
 import functools
 import math
@@ -19,11 +20,12 @@ from .sizes import Sizes
 STATE, GROUPS = 16, 2
 
 SCAN_TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
-"""Of an output's or a gradient's norm: float32 as in the scan's own tests; in bfloat16 four roundings of 2**-8."""
+"""Tolerance relative to the norm of an output or a gradient: float32 as in the scan's own tests; in bfloat16
+four roundings of 2**-8."""
 
 
 def scan_cases(sizes: Sizes) -> list[Case]:
-    """A part for each of them in each dtype."""
+    """Return a part for each of them in each dtype."""
     found = []
     for name, check in (("cross-entropy, chunked", check_cross_entropy), ("state-space scan, chunked", check_scan)):
         for dtype in ("float32", "bfloat16"):
@@ -32,7 +34,7 @@ def scan_cases(sizes: Sizes) -> list[Case]:
 
 
 def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
-    """The loss and its gradients in chunks of tokens, against whole float32 logits."""
+    """Check the loss and its gradients in chunks of tokens, against whole float32 logits."""
     vocab, embed = 2 * sizes.width, sizes.width
     generator = np.random.default_rng(0)
     x = generator.normal(size=(sizes.rows, embed)).astype(np.float32).astype(jnp.dtype(dtype))
@@ -56,7 +58,8 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
         wide = (np.asarray(x, np.float32), np.asarray(head, np.float32), targets, mask)
         loss, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(*wide)
     wanted = [np.asarray(each) for each in (loss, *gradients)]
-    # As attention: sums of as many products as an entry has terms, or in 16 bits the roundings of factors and result.
+    # As for attention: sums of as many products as an entry has terms, or in 16 bits the roundings of factors
+    # and result.
     terms = max(embed, sizes.rows, vocab)
     units = 4 * math.sqrt(terms) if dtype == "float32" else 4
     allowed = [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in wanted]
@@ -65,7 +68,7 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_scan(dtype: str, sizes: Sizes) -> Figures:
-    """The chunked scan of a state-space model and its gradients, against one position after the other."""
+    """Check the chunked scan of a state-space model and its gradients, against a scan of single positions."""
     generator = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:

@@ -1,31 +1,32 @@
-"""How large the parts of a full check are: on an accelerator as training is, on a CPU so that all of it takes a minute or two."""
+"""Sizes of the parts of a full check: on an accelerator as in training, on a CPU so that all of it takes a
+minute or two."""
 
 import dataclasses
 
 from ...models import PRESETS, DecoderConfig
 
 SHAPE = "llama3_8b"
-"""What the benchmark trains, with as many layers as fit."""
+"""Model of the benchmark, with as many layers as fit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How large each part is.
+    """Sizes of all parts.
 
     Attributes:
-        positions: Of the rows that kernels for attention and scans get.
+        positions: Length of the rows for kernels of attention and scans.
         heads: Query heads; a quarter as many key-value heads.
-        rows: Of the matrices that are multiplied, and in all groups of a grouped multiplication.
-        width: Of those matrices.
-        saved: A model whose state is saved and restored.
-        trained: The model of the benchmark; its `num_layers` are the most.
-        trained_as: How it is called.
-        tokens: In a row of the benchmark.
-        rows_per_device: Of the benchmark's batch.
-        steps: That are timed.
-        seconds: That the benchmark's steps may take by the rate of matrix multiplications; fewer layers are taken where all of
-            them would take longer. None: as long as it takes.
-        memory_share: Of what is free for the benchmark.
+        rows: Rows of the matrices that are multiplied, and of all groups of a grouped matmul.
+        width: Width of those matrices.
+        saved: Model with a state that is saved and restored.
+        trained: The model of the benchmark; its `num_layers` are the maximum.
+        trained_as: Its name.
+        tokens: Tokens in a row of the benchmark.
+        rows_per_device: Rows of the benchmark's batch on each device.
+        steps: Number of steps that are timed.
+        seconds: Maximum time of the benchmark's steps, estimated from the rate of matrix multiplications;
+            fewer layers are used if all of them would take longer. None: no limit.
+        memory_share: Share of the free memory for the benchmark.
     """
 
     positions: int
@@ -85,5 +86,5 @@ CPU = Sizes(
 
 
 def sizes_for(platform: str) -> Sizes:
-    """The sizes for devices of a platform."""
+    """Return the sizes for devices of a platform."""
     return CPU if platform == "cpu" else ACCELERATOR

@@ -1,4 +1,5 @@
-"""A checkpoint from device memory, and a benchmark of as many layers as fit, with AdamW on the devices that are here."""
+"""A checkpoint from device memory, and a benchmark of as many layers as fit, with AdamW on the devices that
+are here."""
 
 import dataclasses
 import shutil
@@ -29,17 +30,17 @@ from .parts import Case, CaseSkipped, Figures, ResultMismatch
 from .sizes import Sizes
 
 DTYPE = "bfloat16"
-"""Of the benchmark's activations on accelerators; parameters and moments are float32."""
+"""Dtype of the benchmark's activations on accelerators; parameters and moments are float32."""
 
 FEW_LAYERS = (1, 3)
-"""Compiled to see what a layer takes."""
+"""Numbers of layers that are compiled to find the memory of a layer."""
 
 MIN_LAYERS_KEPT = 0.85
-"""Where the layers that should fit do not, this share of them is tried next."""
+"""If the planned layers do not fit, this share of them is tried next."""
 
 
 def training_cases(sizes: Sizes, folder: Path) -> list[Case]:
-    """The checkpoint, written to a folder below this one that is removed again, and the benchmark."""
+    """Return the checkpoint, written to a folder below this one that is removed again, and the benchmark."""
     return [
         Case("checkpoint", "save, train on, restore", lambda: check_checkpoint(sizes, folder)),
         Case("benchmark", sizes.trained_as, lambda: benchmark(sizes)),
@@ -47,10 +48,10 @@ def training_cases(sizes: Sizes, folder: Path) -> list[Case]:
 
 
 def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
-    """Save a state while it is on the devices, take a step, and restore: bitwise what it was.
+    """Save a state while it is on the devices, take a step, and restore it bitwise.
 
     Raises:
-        Differs: A leaf is another one than was saved.
+        ResultMismatch: A leaf differs from the one that was saved.
     """
     step, batch = _step(sizes.saved, "float32", 2, 64, steps=2)
     state, _ = step(step.init(0), step.put(batch))
@@ -66,7 +67,7 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
         start = time.perf_counter()
         checkpointer.save(state, 1, {})
         copied = time.perf_counter() - start
-        # The arrays that were saved are donated: what is written must not depend on them.
+        # The arrays that were saved are donated: the written bytes must not depend on them.
         state, _ = step(state, step.put(batch))
         jax.block_until_ready(state)
         checkpointer.finish()
@@ -90,8 +91,8 @@ def benchmark(sizes: Sizes) -> Figures:
     """Train as many layers as fit, and time steps.
 
     Raises:
-        LeftOut: Not one layer fits.
-        Differs: The loss is not finite, or does not fall on one batch.
+        CaseSkipped: Not one layer fits.
+        ResultMismatch: The loss is not finite, or does not fall on one batch.
     """
     devices = select_devices()
     dtype = "float32" if devices[0].platform == "cpu" else DTYPE
@@ -120,11 +121,12 @@ def benchmark(sizes: Sizes) -> Figures:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of a step on each device, as its compiler arranges them for a few layers; further layers take as much each.
+    """Memory of a step on each device, in bytes, as its compiler plans it for a few layers; further layers
+    take as much each.
 
     Attributes:
-        without: Of no layer: embedding, head, and what one layer's gradient takes for the moment.
-        each: Of a layer.
+        without: Memory without layers: embedding, head, and the temporary gradient of one layer.
+        each: Memory of a layer.
     """
 
     without: float
@@ -135,7 +137,7 @@ class MemoryModel:
         """Compile steps of few layers.
 
         Raises:
-            TooLarge: The compiler finds that even these don't fit.
+            ProgramTooLargeError: The compiler finds that even these don't fit.
         """
         few, more = FEW_LAYERS
         bytes_of = {}
@@ -150,7 +152,7 @@ class MemoryModel:
 
 
 def find_largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, where all below it do; 0 where none does.
+    """Find the largest number up to `most` that fits, if all below it do; 0 if none does.
 
     >>> find_largest(32, lambda count: count <= 11), find_largest(4, lambda count: True), find_largest(4, lambda count: False)
     (11, 4, 0)
@@ -205,20 +207,21 @@ def _cut(sizes: Sizes, layers: int) -> DecoderConfig:
 
 
 def _in_time(sizes: Sizes, dtype: str, rows: int) -> int:
-    """How many layers' steps take the seconds that there are, at half the rate of matrix multiplications; at least 1."""
+    """Return the number of layers that train in the allowed seconds, at half the rate of matrix
+    multiplications; at least 1."""
     assert sizes.seconds is not None
     affordable = sizes.seconds * measure_matmul(dtype) / 2
     tokens = rows * sizes.tokens * (sizes.steps + 2)
 
     def fits(count: int) -> bool:
-        # A third more for what is computed again.
+        # A third more for recomputation.
         return 4 / 3 * tokens * DecoderTask(model=_cut(sizes, count)).flops_per_token(sizes.tokens) <= affordable
 
     return max(1, find_largest(sizes.trained.num_layers, fits))
 
 
 def _free_bytes(device: Any, share: float) -> float:
-    """Of a device's memory; of the host's, shared by all, where it has none that tells."""
+    """Return a share of a device's free memory; of the host's, shared by all, if it reports none."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
@@ -228,7 +231,7 @@ def _free_bytes(device: Any, share: float) -> float:
 def _step(
     model: DecoderConfig, dtype: str, rows: int, tokens: int, *, steps: int
 ) -> tuple[CompiledStep, dict[str, np.ndarray]]:
-    """A step of a decoder with its state sharded over the devices, and a batch of random tokens."""
+    """Return a step of a decoder with its state sharded over the devices, and a batch of random tokens."""
     devices = select_devices()
     rows = -(-rows // len(devices)) * len(devices)
     task = DecoderTask(model=model, compute_dtype=dtype, remat="full")  # pyright: ignore[reportArgumentType]
@@ -245,7 +248,7 @@ def _step(
 
 
 def _words(tree: Any) -> dict[str, np.ndarray]:
-    """Every leaf on the host; of a random key its words."""
+    """Return every leaf on the host; a random key as its words."""
 
     def host(leaf: Any) -> np.ndarray:
         return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)

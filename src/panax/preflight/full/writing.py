@@ -1,4 +1,4 @@
-"""What a full check ends with: a table for a person, and one dated Markdown file."""
+"""Result of a full check: a table for the terminal, and one dated Markdown file."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from ...system.files import expand_user
 from .parts import CheckOutcome, CheckResult, FullCheck
 
 RESULTS = Path("benchmarks/results")
-"""Where results are kept, where the current folder has it."""
+"""Folder of results, if the current folder has it."""
 
 
 def part_lines(result: FullCheck) -> list[str]:
-    """The parts as a table, then what failed and why, then what was left out and why."""
+    """Format the parts as a table, then failures and their reasons, then skipped parts and theirs."""
     head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.format_summary()}"
     rows = [(part.group, part.name, part.outcome.value, _took(part)) for part in result.parts]
     lines = ["", head, "", *align_columns([("part", "", "", "took"), *rows], left=3)]
@@ -43,11 +43,11 @@ def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
-    """The whole as a page.
+    """Format the whole as a page.
 
     Args:
         checked: Lines of the usual check: figures and findings.
-        command: What was run.
+        command: The command that was run.
     """
     device = f"{result.platform}, {result.chip}"
     lines = [
@@ -81,13 +81,13 @@ def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "p
 
 
 def result_file(output: str | Path | None, day: str, platform: str, chip: str) -> Path:
-    """Where the page goes: a file that is not there yet.
+    """Return the path of the page: a file that does not exist yet.
 
     Args:
-        output: What a person asks for; None: a dated name, numbered where there is one of that day.
+        output: The file that the user requests; None: a dated name, numbered if there is one of that day.
 
     Raises:
-        RecipeError: The file that is asked for is there, or its folder is not.
+        RecipeError: The requested file exists, or its folder does not.
     """
     if output is not None:
         path = expand_user(output)
@@ -106,7 +106,7 @@ def write_result(path: Path, text: str) -> None:
     """Write a page to a file that must be new.
 
     Raises:
-        RecipeError: It is there, or can't be written.
+        RecipeError: It exists, or can't be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -126,7 +126,7 @@ def _cell(text: str) -> str:
 
 
 def _block(text: str) -> list[str]:
-    """A block of code whose fence is longer than any in it."""
+    """Return a block of code with a fence longer than any in it."""
     fence = "```"
     while fence in text:
         fence += "`"

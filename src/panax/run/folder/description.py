@@ -1,6 +1,7 @@
-"""A run's settings as JSON, and back: what a checkpoint says of its model, read without running any code.
+"""Conversion of a run's settings to JSON and back, so that the model of a checkpoint is known without running
+any code.
 
-Only registered classes (`core.readable`) are ever built from a description; a name that is not one of theirs is an error.
+Only registered classes (`core.readable`) are ever built from a description; any other name is an error.
 """
 
 import dataclasses
@@ -14,14 +15,15 @@ from ...system import json_reader
 from .opaque import fingerprint_value
 
 _LISTED = 32
-"""The longest list that is written out where it holds more than words and numbers."""
+"""Length of the longest list written out in full if it holds anything but text and numbers."""
 
 
 def serialize_config(value: Any) -> Any:
-    """A dataclass (and what it holds) as JSON values, each with its `type`; what JSON can't say is named (`opaque.py`).
+    """Convert a dataclass and its contents to JSON values, each with its `type`; `opaque.py` names values
+    JSON can't represent.
 
     Raises:
-        RecipeError: A text in it is not UTF-8.
+        RecipeError: It contains text that is not UTF-8.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
@@ -30,13 +32,13 @@ def serialize_config(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): serialize_config(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not (len(value) > _LISTED and any(map(_is_opaque, value))):
-        if hasattr(value, "_fields"):  # a named tuple of functions, as optax has them
+        if hasattr(value, "_fields"):  # a named tuple of functions, as in optax
             return fingerprint_value(value)
         return [serialize_config(item) for item in value]
     if isinstance(value, str) and not _is_text(value):
         raise RecipeError(
-            f"the settings hold {value!r}, which is not UTF-8, so that a checkpoint can't tell it to whoever reads it: "
-            f"rename the file or folder, or lead a link of another name to it"
+            f"the settings hold {value!r}, which is not UTF-8, so a checkpoint can't record it: "
+            f"rename the file or folder, or make a link to it with another name"
         )
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -44,7 +46,8 @@ def serialize_config(value: Any) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is one without halves of characters, as which Python has the bytes of a name that is not UTF-8."""
+    """Return False if `value` has lone surrogates, with which Python represents bytes of a file name that is
+    not UTF-8."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
@@ -56,7 +59,7 @@ def _is_opaque(value: Any) -> bool:
 
 
 def deserialize_task(text: str, where: str) -> Task:
-    """The task that a checkpoint's description names.
+    """Build the task that a checkpoint's description names.
 
     Raises:
         CheckpointError: It names a class or a field that this Panax can't build from a file.
@@ -68,8 +71,8 @@ def deserialize_task(text: str, where: str) -> Task:
     kind = described.get("type") if isinstance(described, dict) else described
     if not isinstance(kind, str) or find_serializable(kind) is None:
         hint = (
-            ". In Python, fit of the same experiment resumes the run, and trains nothing where all steps are done; "
-            "what it returns evaluates and generates"
+            ". In Python, fit of the same experiment resumes the run, and trains nothing if all steps are done; "
+            "its result evaluates and generates"
         )
     else:
         hint = ""
@@ -83,7 +86,7 @@ def deserialize_task(text: str, where: str) -> Task:
 
 
 def deserialize_config(value: Any, where: str, classes: Mapping[str, type]) -> Any:
-    """What a description says, built of these classes alone.
+    """Build the value of a description, from these classes alone.
 
     Raises:
         CheckpointError: It names another class, or a field that this Panax can't build.
@@ -113,7 +116,7 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return whether two descriptions are equal, apart from classes that had another name before."""
+    """Return True if two descriptions are equal, apart from classes that were renamed."""
     if isinstance(old, dict) and isinstance(new, dict):
         renamed = {**old, "type": new["type"]} if _is_renamed(old.get("type"), new.get("type")) else old
         return renamed.keys() == new.keys() and all(_is_same(item, new[key]) for key, item in renamed.items())
@@ -127,7 +130,7 @@ def _is_renamed(old: Any, new: Any) -> bool:
 
 
 def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
-    """One line for each setting that differs between two descriptions.
+    """Yield one line for each setting that differs between two descriptions.
 
     >>> list(diff_configs({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 -> 2']

@@ -1,6 +1,8 @@
-"""A few words for values that settings can't say: their type, and a digest of what of them decides how a run goes.
+"""Short descriptions of values that JSON can't represent: their type, and a digest of the parts that decide
+how a run goes.
 
-Numbers inside an optax transformation, or arrays that are trained on, would otherwise be the same for every run.
+Without it, values inside an optax transformation, or arrays that are trained on, would look the same for
+every run.
 """
 
 import types
@@ -15,10 +17,11 @@ _DEEPEST = 30
 
 
 def fingerprint_value(value: Any) -> str:
-    """The type of a value, and a digest of its numbers where it holds some that are its own.
+    """Return the type of a value, with a digest of its contents if there is anything to hash.
 
-    Of a function: the numbers that it closes over, its defaults and constants. Of arrays in lists and mappings: their bytes. Of
-    another object: nothing, since it may hold what differs from process to process.
+    For a function: the values that it closes over, its defaults and constants. For arrays in lists and
+    mappings: their bytes. For any other object: nothing, since it may hold values that differ between
+    processes.
 
     >>> import optax
     >>> [fingerprint_value(optax.sgd(0.1)) == fingerprint_value(optax.sgd(rate)) for rate in (0.1, 0.2)]
@@ -35,7 +38,8 @@ def fingerprint_value(value: Any) -> str:
 
 
 def _parts(value: Any, depth: int, above: frozenset[int], bytes_too: bool = True) -> Iterator[bytes]:
-    """What is hashed of a value, which lies in the values `above`; of arrays their bytes too, or their shapes alone."""
+    """Yield the bytes to hash for a value nested in the values `above`; for arrays their bytes too, or only
+    their shapes."""
     if id(value) in above or depth == 0:
         return
 
@@ -45,7 +49,7 @@ def _parts(value: Any, depth: int, above: frozenset[int], bytes_too: bool = True
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield repr(value).encode()
     elif isinstance(value, np.generic) or (hasattr(value, "dtype") and hasattr(value, "__array__")):
-        # What a function closes over may be weights, drawn again in each process.
+        # A function may close over weights, initialized again in each process.
         yield from _array(value, bytes_too or not getattr(value, "shape", ()))
     elif isinstance(value, Mapping):
         yield b"{"

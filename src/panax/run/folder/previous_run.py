@@ -1,4 +1,4 @@
-"""What an earlier run left in a run's folder: whether this one is the same, what differs, and setting it aside."""
+"""Earlier runs in a run's folder: comparison with this run, differences in settings, and archiving."""
 
 import dataclasses
 import warnings
@@ -27,7 +27,7 @@ from ..reporting.session import SESSIONS_FILE
 from .description import diff_configs, serialize_config
 
 SETTINGS = "experiment.json"
-"""The name under which a checkpoint holds the settings of its run."""
+"""Name of the checkpoint attachment with the settings of the run."""
 
 UNTRACKED_SETTINGS = (
     "name",
@@ -45,19 +45,20 @@ UNTRACKED_SETTINGS = (
     "trackers",
     "debug",
 )
-"""Settings that may change between two runs of one experiment without changing what is trained."""
+"""Settings that may change between two runs of one experiment without changing the training."""
 
 RUN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", DATA_USAGE_FILE, LEDGER, SESSIONS_FILE, REWINDS)
-"""What a run writes into its folder, beside checkpoints and what trackers of other services keep."""
+"""Files that a run writes into its folder, apart from checkpoints and files of other trackers."""
 
 CHANGEABLE_SETTINGS = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
-"""Settings whose change is said, and is no other run: it may grow, and a batch may be worked off in other parts."""
+"""Settings with changes that are reported but make no different run: it may grow, and a batch may be split
+differently."""
 
 RATE_RISE_FACTOR = 1.01
-"""A rate that grows by more than this factor, where a run is given more steps, is worth a hint."""
+"""Factor above which a learning rate that grows when a run is given more steps is worth a hint."""
 
 RESTART_ADVICE = (
-    "To train from step 0, give --fresh (fresh=True): what is there is set aside, not removed. To keep it as it is, give this "
+    "To train from step 0, give --fresh (fresh=True): the earlier run is set aside, not removed. To keep it as it is, give this "
     "run another --name or --directory."
 )
 RESUME_ADVICE = (
@@ -67,10 +68,11 @@ RESUME_ADVICE = (
 
 
 def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_changes: bool, say: LogFn) -> None:
-    """See that a checkpoint is of the run that the experiment describes, and say what has changed.
+    """Check that a checkpoint is of the run that the experiment describes, and report any changes.
 
     Raises:
-        CheckpointError: It is of another run, and changes are not accepted; or there is nothing left to train.
+        CheckpointError: It is of another run, and changes are not accepted; or there is nothing left to
+            train.
     """
     step = checkpoint.manifest.step
     changed = changed_settings(experiment, checkpoint)
@@ -96,10 +98,11 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
 def find_resume_position(
     prepared: PreparedRun, checkpoint: Checkpoint, *, accept_changes: bool, say: LogFn
 ) -> Position | None:
-    """Where the data goes on after a checkpoint; None, saying so, where it has changed and that is accepted.
+    """Return the data position after a checkpoint; None, with a message, if the data has changed and that is
+    accepted.
 
     Raises:
-        DataError: The data has changed.
+        DataError: The data has changed, and that is not accepted.
     """
     position = checkpoint.manifest.host["data"]
     if position is None:
@@ -118,7 +121,7 @@ def find_resume_position(
 
 
 def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str]:
-    """The settings that decide what is trained, and are not those the checkpoint was saved with, a line each."""
+    """List the settings that affect training and differ from those saved in the checkpoint, one line each."""
     text = checkpoint.attachment(SETTINGS)
     if text is None:
         return []
@@ -136,7 +139,8 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
 
 
 def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
-    """The learning rates before and after a change of `num_steps`: a schedule that falls over the run is recomputed."""
+    """Format the learning rates before and after a change of `num_steps`: a schedule that decays over the run
+    is recomputed."""
     step = checkpoint.manifest.step
     before = json_reader.parse(checkpoint.attachment(SETTINGS) or "{}", constants=True).get("num_steps")
     if not isinstance(before, int) or not 1 <= step < experiment.num_steps:
@@ -144,13 +148,13 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
     words = ""
     for name, whose in (("optimizer", ""), ("table_optimizer", " of tables")):
         optimizer = getattr(experiment, name)
-        # An optimizer that brings its own rate has none to compare.
+        # An optimizer that brings its own learning rate has nothing to compare.
         if optimizer is None or (isinstance(optimizer, Optimizer) and optimizer.reported_rate(before) is None):
             continue
         with warnings.catch_warnings():
-            # That a run is too short for its warm-up is said where it is built.
+            # The warning that a run is too short for its warm-up belongs where the schedule is built.
             warnings.simplefilter("ignore")
-            # A rate is of the steps taken before: the first step's is at 0.
+            # A schedule is indexed by the steps taken before: the first step's rate is at 0.
             last = np.asarray(optimizer.learning_rate(before)(step - 1)).item()
             following = np.asarray(optimizer.learning_rate(experiment.num_steps)(step)).item()
         if last == following:
@@ -166,7 +170,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
 
 
 def fill_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
-    """Earlier settings, and the defaults of those that did not exist yet when they were saved."""
+    """Return earlier settings, with defaults for settings that did not exist yet when they were saved."""
     filled = dict(before)
     for field in dataclasses.fields(value):
         if not field.metadata.get("saved", True):
@@ -190,7 +194,8 @@ def _same_kind(before: Any, value: Any) -> bool:
 
 
 def archive_run(experiment: Experiment, say: LogFn) -> None:
-    """Move what an earlier run left into `before-1` (or the next number) beside it; what Panax did not make stays.
+    """Move what an earlier run left into `before-1` (or the next free number) inside the same folder; other
+    files stay.
 
     Raises:
         CheckpointError: It is in an object store, where nothing can be moved; or it can't be moved.

@@ -1,4 +1,5 @@
-"""A checkpoint's state for a run that keeps something else beside its parameters than the run that saved it."""
+"""Restore of a checkpoint's state into a run with different auxiliary state (averages, residuals, replicas)
+than the one that saved it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,14 +23,14 @@ AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed.
 
 
 def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
-    """The checkpoint's state.
+    """Restore the checkpoint's state.
 
-    An average of the parameters begins now, or ends, where its setting has changed. What compressed sums of gradients have left
-    out passes on to whoever sums now, wherever somebody does. A gradient that is one step late is left out where it was another
-    number of replicas' that hold it.
+    If its setting has changed, an average of the parameters starts here, or is dropped. Residuals of
+    compressed gradient sums are resharded for the current replicas, if any still compress. A gradient that is
+    one step late is dropped if another number of replicas held it.
 
     Raises:
-        CheckpointError, DamagedError: As of `restore`.
+        CheckpointError, DamagedError: As for `restore`.
     """
     program, places = prepared.step.program, prepared.step.shardings
     abstract, stored = program.abstract, checkpoint.manifest.arrays
@@ -57,10 +58,10 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     state = restore(checkpoint, *asked, part=left_out)
     if late != had_late:
         if lost:
-            say("the last batch's gradient, which would come one step late, is left out")
+            say("the last batch's gradient, which would come one step late, is dropped")
         state = _none_late(prepared, state)
     if had_averages and not averages:
-        say("the checkpoint's averaged parameters are left out: step.ema_decay is None now")
+        say("the checkpoint's averaged parameters are dropped: step.ema_decay is now None")
     elif averages and not had_averages:
         say("an average of the parameters begins with those of the checkpoint")
         state = restart_averaging(prepared, state)
@@ -68,7 +69,7 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
 
 
 def restart_averaging(prepared: PreparedRun, state: TrainState) -> TrainState:
-    """The state with an average that begins at its parameters, where one is kept."""
+    """Start a new average of the parameters at their current values, if the run has one."""
     program, places = prepared.step.program, prepared.step.shardings.averaged
     if program.abstract.averaged is None:
         return state
@@ -77,7 +78,7 @@ def restart_averaging(prepared: PreparedRun, state: TrainState) -> TrainState:
 
 
 def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
-    """The state with no late gradient yet, where there is to be one."""
+    """Set the late gradient to zeros, if the run has one."""
     wanted, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
     if wanted is None:
         return state
@@ -86,13 +87,13 @@ def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
 
 
 def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
-    """Whether there are other replicas now than those that a checkpoint has the parameters of."""
+    """Return True if the replicas differ from those of the checkpoint."""
     leaves = named_leaves({"replicas": abstract.replicas})
     return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
 
 
 def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
-    """A state of replicas that begin to take local steps from what they have shared so far, the optimizer's state included."""
+    """Restore a state of replicas that start local steps from shared parameters and optimizer state."""
     step = prepared.step
     program = step.program
     assert isinstance(step, CompiledStep)
@@ -122,14 +123,15 @@ def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainS
 
 
 def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
-    """A state that begins from the parameters that a checkpoint's replicas have agreed on, with the optimizer's first state."""
+    """Restore the parameters that a checkpoint's replicas last agreed on, with a fresh optimizer state."""
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
     wanted = {part: getattr(step.program.abstract, part) for part in parts}
     found = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
     if step.program.abstract.replicas is None:
         say(
-            "what replicas have learned since they agreed is left out, with the optimizer's state: the run has no local steps now"
+            "the progress of replicas since they last agreed is dropped, with the optimizer's state: the run now has "
+            "no local steps"
         )
     else:
         say("replicas begin from what they agreed on last, and the optimizer's state begins with them")
@@ -142,7 +144,8 @@ def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> T
 
 
 def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
-    """(shapes, places) of what a checkpoint holds of the parameters whose sums are compressed now; None where nobody asks."""
+    """Return (shapes, shardings) of a checkpoint's residuals of parameters compressed now; None without
+    any."""
     step = prepared.step
     axes = step.program.axes.owed
     asked = {name: shape for name, shape in had.items() if name in (axes or {})}
@@ -150,7 +153,7 @@ def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[
         return None, None
     own = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
     shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in asked.items()}
-    # As many arrays as there were replicas, on all that there are now: whole along these, whatever divides.
+    # As many arrays as there were replicas, unsharded along these dimensions, since they may not divide now.
     lies = {name: (*(None,) * (len(shape) - len(own[name])), *own[name]) for name, shape in asked.items()}
     return shapes, step.placement.storage_shardings(shapes, lies)
 
@@ -159,9 +162,9 @@ def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, .
     step, over = prepared.step, prepared.step.program.comms.over
     wanted = step.program.abstract.owed
     if wanted is None:
-        say("what compressed sums of gradients have left out is lost: the run compresses none now")
+        say("the residuals of compressed gradient sums are dropped: the run now compresses none")
         return dataclasses.replace(state, owed=None)
-    say("what compressed sums of gradients have left out passes on to the replicas that there are now")
+    say("the residuals of compressed gradient sums pass on to the current replicas")
 
     def passing(owed: Any) -> dict[str, jax.Array]:
         return {
@@ -175,7 +178,7 @@ def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, .
 
 
 def _replaced(tree: TrainState, field: str, value: Any) -> TrainState:
-    # Not constructed: the leaves are no arrays.
+    # Not constructed: the leaves are not arrays.
     return eqx.tree_at(
         lambda state: getattr(state, field),
         tree,

@@ -1,4 +1,4 @@
-"""A trained model out of a checkpoint alone: its task, its parameters, its tokenizer."""
+"""Trained models loaded from a checkpoint alone: task, parameters, tokenizer."""
 
 import dataclasses
 import tempfile
@@ -23,7 +23,7 @@ from ..start import CLASSES, MODEL, TOKENIZER
 from .description import deserialize_task
 
 AVERAGED = "averaged"
-"""The part of a state that holds the averages."""
+"""Name of the averages in a state."""
 
 
 def _warned(line: str) -> None:
@@ -32,15 +32,15 @@ def _warned(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """What a checkpoint holds besides optimizer state, on one device.
+    """The contents of a checkpoint without optimizer state, on one device.
 
     Attributes:
         url: The checkpoint's address.
-        params: The averaged ones, where the run kept an average.
+        params: The parameters; the averaged ones, if the run had an average.
         state: The task's model state.
-        tokenizer: None where the run had none.
-        averaged: Whether the parameters are averages.
-        classes: What the labels of the run's data stand for, by their numbers; () where that is not known.
+        tokenizer: None if the run had none.
+        averaged: True if the parameters are averages.
+        classes: Names of the labels of the run's data, by index; () if they are not known.
     """
 
     url: str
@@ -55,22 +55,22 @@ class LoadedModel:
         return f"LoadedModel({type(self.task).__name__}, {self.url})"
 
     def generate(self, prompt: str, **settings: Any) -> str:
-        """What the model writes after `prompt`; settings as `panax.run.continue_text` takes them.
+        """Generate text after `prompt` with the model; settings as for `panax.run.generate_text`.
 
         Raises:
-            RecipeError: It is not text model with its tokenizer, or a setting is out of range.
+            RecipeError: It is not a text model with its tokenizer, or a setting is out of range.
         """
         return generate_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
-        """Losses and metrics on what the run held out, or on `data`; as `panax.evaluate`."""
+        """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""
         from ..reporting.evaluation import evaluate_loaded_model
 
         return evaluate_loaded_model(self, data, batches)
 
 
 def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint]:
-    """The checkpoint at an address of its own, or those of a run's folder, the best or the newest one first.
+    """Yield the checkpoint at an address, or those of a run's folder, the best or the newest one first.
 
     Raises:
         CheckpointError: There is none, or its manifest is damaged.
@@ -95,11 +95,12 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
 
     Args:
         where: A run's folder, or a checkpoint's own folder or address.
-        say: Takes a line for each checkpoint that is damaged; by default it is a warning.
+        say: Called with a line for each damaged checkpoint; by default it is a warning.
         newest: Take the newest that is whole, rather than the best.
 
     Raises:
-        CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from a file.
+        CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from
+            a file.
     """
     damaged = None
     for checkpoint in find_checkpoints(str(where), newest=newest):
@@ -120,7 +121,7 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
     """
     description = checkpoint.attachment(MODEL)
     if description is None:
-        raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is not known")
+        raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is unknown")
     choose_by_timing()
     task = deserialize_task(description, f"{MODEL} of {checkpoint.url}")
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
@@ -135,10 +136,10 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
 
 
 def read_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the labels of a run's data stand for, as its checkpoint says; () where it does not.
+    """Return the class names of a run's labels from its checkpoint; () if it has none.
 
     Raises:
-        CheckpointError: What it says is no list of names.
+        CheckpointError: The attachment does not contain a list of names.
     """
     if CLASSES not in checkpoint.manifest.attachments:
         return ()
@@ -153,11 +154,12 @@ def read_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 def read_weights(
     checkpoint: Checkpoint, params: Any, model_state: Any, param_places: Any, state_places: Any
 ) -> tuple[Any, Any]:
-    """Parameters and model state out of a checkpoint: of averaged parameters the averages, which the run was judged by.
+    """Read parameters and model state from a checkpoint: the averages if there are any, since the run was
+    evaluated with them.
 
     Args:
-        params: Abstract.
-        model_state: Abstract.
+        params: Abstract parameters.
+        model_state: Abstract model state.
         param_places: A sharding for each parameter.
         state_places: A sharding for each leaf of the model state.
     """

@@ -1,4 +1,4 @@
-"""What the loop does so that nothing is lost: a checkpoint or a copy in memory after the steps where one is due."""
+"""Schedule of saves: a checkpoint, or a copy in memory, after the steps at which one is due."""
 
 import dataclasses
 import math
@@ -11,19 +11,19 @@ from ...job.heartbeat import heartbeat
 from ..versions import VERSIONS, jax_versions
 
 BEST = "best"
-"""The name under which a checkpoint holds the best evaluation of its run so far."""
+"""Name under which a checkpoint stores the best evaluation of its run so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BestEvaluation:
-    """The evaluation with the lowest held-out loss so far, and the step that it judged."""
+    """The evaluation with the lowest held-out loss so far, and its step."""
 
     loss: float
     step: int
 
     @classmethod
     def of(cls, kept: Any) -> "BestEvaluation | None":
-        """Read what a checkpoint holds; None if it is of an earlier version, or holds something else."""
+        """Read the value in a checkpoint; None if it is of an earlier version, or of another form."""
         loss, step = (kept.get("loss"), kept.get("step")) if isinstance(kept, Mapping) else (None, None)
         if not isinstance(loss, int | float) or not math.isfinite(loss) or not isinstance(step, int):
             return None
@@ -31,22 +31,22 @@ class BestEvaluation:
 
 
 def is_step_due(every: int, number: int) -> bool:
-    """Whether something done every so many steps is to be done after step `number`; never, for 0."""
+    """Return True if something done every `every` steps is due after step `number`; never for 0."""
     return every > 0 and number % every == 0
 
 
 @dataclasses.dataclass
 class CheckpointSchedule:
-    """The two tiers of one run.
+    """Schedule of saves in the two tiers of one run: the store and the memory of hosts.
 
     Attributes:
-        stored: The step whose checkpoint is in the store, or on its way there; None before the first.
-        of_hooks: Asked before each save: what a checkpoint keeps of the run's hooks.
-        of_batches: Asked before each save: what a checkpoint of a step keeps of the batches that were left out.
-        back_to: The step to which the run may soon go back; None where the last update was applied.
-        verified: The step to which it goes back from a corrupted one; None where steps are not checked.
+        stored_step: The step with a checkpoint in the store or on its way there; None before the first.
+        hook_state: Called before each save: returns the state of the run's hooks for the checkpoint.
+        data_progress: Called before each save: returns the record of skipped batches for a checkpoint of a step.
+        rollback_step: The step to which the run may soon roll back; None if the last update was applied.
+        verified_step: The step to which it rolls back from a corrupted one; None if steps are not checked.
         best: The best evaluation so far; None before the first.
-        best_is_saved: Whether that step's checkpoint was begun.
+        best_is_saved: True if a save of that step was started.
     """
 
     config: CheckpointConfig
@@ -61,23 +61,23 @@ class CheckpointSchedule:
     best_is_saved: bool = True
 
     def begin(self, best: BestEvaluation | None) -> None:
-        """Continue from a state: its best evaluation is in the store, or was never saved and has been reported."""
+        """Continue from a state with this best evaluation, which is in the store or was reported as unsaved."""
         self.best, self.best_is_saved = best, True
 
     def record_evaluation(self, number: int, evaluation: Mapping[str, float]) -> bool:
-        """Note an evaluation of step `number`; whether it must be saved, as the best so far.
+        """Record an evaluation of step `number`; return True if it must be saved, as the best so far.
 
-        A loss that is not finite is no judgement: it is never the best, and hides none.
+        A loss that is not finite does not count: it is never the best, and hides no other.
         """
         loss = evaluation.get("loss", math.nan)
         if not math.isfinite(loss) or (self.best is not None and not loss < self.best.loss):
             return False
         self.best, self.best_is_saved = BestEvaluation(float(loss), number), False
-        # Without regular saves the user has asked for none before the end.
+        # Without regular saves the user has requested none before the end.
         return self.config.keep_best > 0 and self.config.every > 0
 
     def describe_lost_best(self) -> str | None:
-        """A line about the best evaluation, if no checkpoint has its parameters and one should have."""
+        """Return a warning about the best evaluation, if no checkpoint has its parameters, but one should."""
         if self.best is None or self.best_is_saved or not self.config.keep_best:
             return None
         if not self.config.every:
@@ -87,7 +87,7 @@ class CheckpointSchedule:
         return f"warning: the best evaluation, loss {self.best.loss:.4g} at step {self.best.step}, has no checkpoint: {why}"
 
     def is_due(self, number: int, *, asked: bool = False) -> bool:
-        """Whether anything is kept after step `number`."""
+        """Return True if anything is to be saved after step `number`."""
         copies = self.memory is not None and is_step_due(self.config.memory.every, number)
         return asked or copies or is_step_due(self.config.every, number)
 
@@ -100,15 +100,15 @@ class CheckpointSchedule:
         *,
         asked: bool = False,
     ) -> None:
-        """Save what is due, or asked for; the last step's checkpoint is left to `at_end`."""
+        """Save if it is due or `asked`; the last step's checkpoint is left to `at_end`."""
         if asked or is_step_due(self.config.every, number):
             self._save(state, number, position, evaluation, must=False)
-        # A copy takes the place of the one before, which may be needed; the state is that of before.
+        # A copy replaces the one before, which a rollback may need; the state has not changed since.
         if self.memory is not None and is_step_due(self.config.memory.every, number) and self.rollback_step is None:
             self.memory.save(state, number, self._host(number, position))
 
     def at_end(self, state: TrainState, number: int, position: Position | None, evaluation: Mapping[str, float]) -> str:
-        """Save the last state, unless the store has it, and wait until it is committed; where it is.
+        """Save the last state, unless the store has it, wait until it is committed, and return its address.
 
         Raises:
             CheckpointError: It could not be saved.

@@ -1,4 +1,4 @@
-"""The layouts of a run on fewer processes, ranked: what a supervisor goes on with when some are lost."""
+"""Ranked layouts of a run on fewer processes, with which a supervisor continues when some are lost."""
 
 import dataclasses
 import json
@@ -25,10 +25,10 @@ from ..paused import PROCESSES_VARIABLE
 from ..preparation import PreparedRun
 
 FILE = Path("job") / "layouts.json"
-"""In the run's folder; `panax.cluster.supervisor.job_layout` reads it."""
+"""Path in the run's folder; `panax.cluster.supervisor.job_layout` reads it."""
 
 LAYOUTS_PER_COUNT = 3
-"""Layouts that are kept of each count of processes."""
+"""Number of layouts stored for each number of processes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class FallbackLayout:
 
     Attributes:
         mesh: Mesh axis to size.
-        micro_batches: So many that a device holds at most as many rows at one time as in the whole run.
-        pad_rows: Whether the batch has to be filled up with rows of weight zero.
+        micro_batches: Enough that a device holds at most as many rows at one time as in the whole run.
+        pad_rows: True if the batch has to be padded with rows of weight zero.
     """
 
     mesh: Mapping[str, int]
@@ -49,16 +49,16 @@ class FallbackLayout:
 def fallback_layouts(
     needs: MeshRequirements, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
 ) -> list[FallbackLayout]:
-    """The legal layouts of so many devices, best first.
+    """List the legal layouts on `devices` devices, best first.
 
-    The axes that split a model are kept where they can be; then copies are given up before shards, so that a device holds no more
-    of the state than it must.
+    The axes that split a model are preserved if possible; then replicas are given up before shards, so that a
+    device holds no more of the state than necessary.
 
     Args:
-        needs: With the leaves of a batch.
+        needs: Requirements, with the leaves of a batch.
         whole: The mesh of the whole run.
-        micro_batches: Those of the whole run.
-        may_pad: Whether rows of weight zero are possible.
+        micro_batches: The micro-batches of the whole run.
+        may_pad: True if rows of weight zero are possible.
 
     >>> rows = MeshRequirements(batch=(("tokens", ("batch", "seq"), (32, 8)),))
     >>> [first, *_] = fallback_layouts(rows, Rules(), {"replica": 2, "fsdp": 2, "tensor": 1}, 1, 2, may_pad=False)
@@ -93,15 +93,16 @@ def rank_layouts(
     limit: int | None,
     parts: Sequence[int] = (),
 ) -> dict[int, list[FallbackLayout]]:
-    """For every smaller count of processes its layouts, best first.
+    """Rank the layouts for every smaller number of processes, best first.
 
     Args:
-        rules: As the experiment has them.
+        rules: The rules of the experiment.
         batch: A global batch.
-        processes: Of the whole job.
-        each: Devices of a process.
-        limit: Bytes of a device's memory, in which its part of the state must lie; None where that is not known.
-        parts: Into which a ramp divides batches: a layout must hold these, too.
+        processes: Number of processes of the whole job.
+        each: Number of devices per process.
+        limit: Memory of a device, in bytes, which must hold its shard of the state; None if that is not
+            known.
+        parts: The parts into which a ramp divides batches: a layout must hold these, too.
     """
     leaves = tuple((f"batch leaf {name!r}", step.batch_axes[name], leaf.shape) for name, leaf in batch.items())
     needs = dataclasses.replace(mesh_requirements(step.program), batch=leaves)
@@ -126,20 +127,20 @@ def rank_layouts(
 
 
 def _divides(layout: FallbackLayout, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
-    """Whether the rows of each part of a batch divide over a layout, or are filled up."""
+    """Return True if the rows of each part of a batch divide over a layout, or are padded."""
     rows, over = next(iter(batch.values())).shape[0], data_parallel_size(layout.mesh) * layout.micro_batches
     return layout.pad_rows or all(rows // count % over == 0 for count in parts)
 
 
 def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], parts: int = 1) -> None:
-    """Keep the layouts for every smaller count of processes in the run's folder, where a supervisor may need them.
+    """Write the layouts for every smaller number of processes to the run's folder, for the supervisor.
 
     Args:
-        batch: The first one that is trained on: while a ramp lasts, a part of a global one.
-        parts: Into how many of these a global one is divided now.
+        batch: The first training batch: during a ramp, a part of a global one.
+        parts: The number of parts into which a global batch is divided now.
     """
     step, processes = prepared.step, jax.process_count()
-    # Of a job that goes on without some nodes, those of the whole are known already.
+    # If a job continues without some nodes, the layouts of the whole job are known already.
     whole = processes > 1 and os.environ.get(PROCESSES_VARIABLE, "") == str(processes)
     if not whole or not heartbeat().is_supervised or not is_process_zero() or not isinstance(step, CompiledStep):
         return
@@ -156,7 +157,7 @@ def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], part
 
 
 def _memory_limit() -> int | None:
-    """Bytes of a device; None where devices share the host's memory, or don't tell."""
+    """Return the memory of a device, in bytes; None if devices share the host's, or don't report it."""
     device = jax.local_devices()[0]
     if not device_target(device).traits.own_memory:
         return None
@@ -168,7 +169,7 @@ def _is_rows(axis: str | None) -> bool:
 
 
 def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:
-    """The same with another number of rows in a batch."""
+    """Return the requirements with another number of rows in a batch."""
     batch = tuple(
         (name, axes, tuple(rows if _is_rows(axis) else size for axis, size in zip(axes, shape)))
         for name, axes, shape in needs.batch
@@ -177,7 +178,7 @@ def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequ
 
 
 def _begins_an_axis(mesh: Mapping[str, int], whole: Mapping[str, int]) -> bool:
-    """Whether a mesh splits a model in a way in which the whole run does not."""
+    """Return True if a mesh splits a model along an axis along which the whole run does not."""
     return any(mesh[axis] > 1 == whole.get(axis, 1) for axis in MESH_AXES if axis not in ("replica", "fsdp"))
 
 
@@ -187,5 +188,5 @@ def _distance(mesh: Mapping[str, int], whole: Mapping[str, int], rows: int) -> t
 
     model = [axis for axis in MESH_AXES if axis not in ("replica", "fsdp")]
     changed = sum(mesh[axis] != whole.get(axis, 1) for axis in model)
-    # Fewer shards make a device hold more; fewer copies don't.
+    # Fewer shards make a device hold more; fewer replicas don't.
     return float(changed), sum(map(by, model)), by("fsdp"), by("replica"), float(rows)

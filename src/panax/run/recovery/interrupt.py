@@ -1,8 +1,9 @@
-"""Signals that end a run, as a flag that the loop reads between two steps; in a job of many processes, the same step for all.
+"""Signals that end a run, as a flag that the loop reads between two steps; in a job of many processes, at the
+same step in all.
 
-SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, and SIGHUP unless it is ignored, as under nohup: the run saves and ends.
-Before it has taken a step there is nothing to save, and it ends within seconds. A second one, a second later or more, ends it at
-once. docs/launch.md has the table.
+On SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, and SIGHUP unless it is ignored, as under nohup, the
+run saves and ends. Before the first step there is nothing to save, and it ends within seconds. A second
+signal, a second later or more, ends it at once. docs/launch.md has the table.
 """
 
 import contextlib
@@ -20,24 +21,26 @@ from ...job.heartbeat import heartbeat
 from ...system.streams import write_last_words
 
 RESPONSE_SECONDS = 8.0
-"""For the main thread to answer a signal while nothing is new: then it is held by a compiler or a file system."""
+"""Time for the main thread to answer a signal if there is nothing new to save: otherwise it is blocked by a
+compiler or a file system."""
 
 DEBOUNCE_SECONDS = 1.0
-"""Two signals that are closer than this are one: some batch systems signal a process and its group."""
+"""Interval below which two signals count as one: some batch systems signal a process and its group."""
 
 _NAMES = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
-# Windows has few of them; a run ends there before it begins, with a message.
+# Windows has few of these; a run ends there before it begins, with a message.
 HANDLED_SIGNALS = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
 
 
 class SignalHandler:
-    """While it is entered, the first signal that ends a run sets a flag; a second one raises KeyboardInterrupt.
+    """Context manager in which the first signal that ends a run sets a flag, and a second one raises
+    KeyboardInterrupt.
 
     Attributes:
-        signal: The signal by which the run stops, or None. Of many processes, they have agreed on a step: one that came to a
-            process after the last step is none.
-        has_news: Whether a step was taken that no checkpoint has.
+        signal: The signal by which the run stops, or None. With many processes, they have agreed on a step: a
+            signal that arrives at a process after the last step does not count.
+        has_news: True if a step was taken that no checkpoint has.
     """
 
     def __init__(self) -> None:
@@ -51,17 +54,18 @@ class SignalHandler:
         self._wake: tuple[int, int] | None = None
 
     def __enter__(self) -> "SignalHandler":
-        # Of many processes, JAX's coordination service takes SIGTERM and finds a step at which all can stop.
+        # With many processes, JAX's coordination service handles SIGTERM and finds a step at which all can
+        # stop.
         taken = [*HANDLED_SIGNALS, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
-        # Python delivers signals to the main thread only; elsewhere the caller's own handling stays.
+        # Python delivers signals to the main thread only; elsewhere the caller's handlers stay.
         if threading.current_thread() is threading.main_thread():
             for number in taken:
                 if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
                     continue
                 self._before[number] = signal.signal(number, self._handle)
-            # A session that somebody types into is not ended.
+            # An interactive session is not ended.
             typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
-            # Of many processes, the supervisor ends those that it has started.
+            # With many processes, the supervisor ends those that it has started.
             if not typed and (jax.process_count() == 1 or not heartbeat().is_supervised):
                 self._watch()
         return self
@@ -78,13 +82,14 @@ class SignalHandler:
             os.close(writing)  # its reader ends, and closes the other end
 
     def should_stop(self) -> bool:
-        """Whether to stop before the next step: the same answer in every process of the job, each of which asks at each step."""
+        """Return True to stop before the next step: the same answer in every process of the job, each of
+        which calls this at each step."""
         if jax.process_count() > 1:
             if self.signal is not None:
                 return True
             from jax.experimental import multihost_utils
 
-            # Not the number of the step, which goes down where a run goes back.
+            # Not the step number, which decreases when a run rolls back.
             self._asked += 1
             if multihost_utils.reached_preemption_sync_point(self._asked):
                 self.signal = self._came or signal.SIGTERM
@@ -96,14 +101,15 @@ class SignalHandler:
         return self.signal is not None
 
     def should_abandon_wait(self) -> bool:
-        """Whether to stop although the data for the next step has not come; of many processes none may do so alone."""
+        """Return True to stop although the next step's data has not arrived; with many processes none may do
+        so alone."""
         if self.signal is not None:
             self._answered.set()
         return self.signal is not None and jax.process_count() == 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        # In a launched worker, the batch system's own signal and the supervisor's are two of one request.
+        # In a launched worker, the batch system's signal and the supervisor's belong to one request.
         again = now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().is_supervised
         if self._came is not None and (number == signal.SIGINT or again):
             raise KeyboardInterrupt
@@ -114,7 +120,8 @@ class SignalHandler:
             self.signal = self._came
 
     def _watch(self) -> None:
-        """Have a thread see signals at once, also while the main thread is in a compiler, where Python runs no handler."""
+        """Start a thread that sees signals at once, also while the main thread is in a compiler, where Python
+        runs no handler."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         try:
@@ -131,7 +138,7 @@ class SignalHandler:
         try:
             while numbers := os.read(reading, 64):
                 if before >= 0:
-                    # Who waited for signals before still does.
+                    # Forward to whatever waited for signals before.
                     with contextlib.suppress(OSError):
                         os.write(before, numbers)
                 found = [number for number in numbers if number in taken]

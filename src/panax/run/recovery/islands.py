@@ -1,5 +1,5 @@
-"""A run that is one of several islands: it trains by itself, meets the others after every so many steps, and catches up "
-"with them."""
+"""Islands of a run: each trains by itself, exchanges updates with the others every few steps, and catches up
+after an absence."""
 
 import contextlib
 import dataclasses
@@ -26,26 +26,26 @@ from ..preparation import LogFn, PreparedRun
 from ..start import RunStart
 
 PUBLISH_SECONDS = 20.0
-"""For a member to write what was agreed, where it can't be computed from what members wrote."""
+"""Time for a member to publish the result of a meeting, if it can't be computed from the members' updates."""
 
 
 class Island:
-    """What one island does between its steps.
+    """One island of a run: the exchange with the other islands between its steps.
 
     Attributes:
-        ahead: The round that the others have come to; None where this island is with them. `catch_up` then gives where to
-        go on.
+        ahead: The round that the others have reached; None if this island is up to date. `catch_up` then
+            returns the state from which to continue.
     """
 
     def __init__(self, prepared: PreparedRun, say: LogFn, hurry: Callable[[], bool], *, fresh: bool):
         """
         Args:
-            hurry: Whether the run is to stop soon, so that nobody is waited for.
+            hurry: Returns True if the run is to stop soon, so that no island is waited for.
             fresh: The run starts over.
 
         Raises:
             RecipeError: The run can't be an island.
-            CheckpointError: The meeting place is another run's.
+            CheckpointError: The meeting place is that of another run.
         """
         experiment = prepared.experiment
         _check(prepared)
@@ -62,18 +62,20 @@ class Island:
         self.ahead: int | None = None
 
     def begin(self, start: RunStart, left_out: frozenset[int]) -> RunStart:
-        """Where to begin: as the checkpoint says, or where the others have come to meanwhile.
+        """Return the state to begin from: that of the checkpoint, or the one that the others have reached
+        meanwhile.
 
         Raises:
-            CheckpointError: The checkpoint has met others more often than the place knows of, or islands begin from
-            different numbers.
+            CheckpointError: The checkpoint has been at more meetings than the meeting place has records of,
+                or islands begin from different parameters.
         """
         self._round, newest = self._rounds(start.step), self._place.latest_round()
         if self._round > newest:
             raise CheckpointError(
-                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.place} knows "
-                f"of {newest}; "
-                f"give the place where they were as comms.islands.place, or start over with --fresh and another place"
+                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.place} records only "
+                f"{newest}; "
+                "give the location of the earlier meetings as comms.islands.place, or start over with --fresh and "
+                "another location"
             )
         if newest > self._round:
             self.ahead = newest
@@ -95,10 +97,10 @@ class Island:
         return start
 
     def after_step(self, state: TrainState, step: int) -> TrainState:
-        """The state after a step, after which islands may meet.
+        """Return the state after a step, after which islands may meet.
 
         Raises:
-            StoreError: The place can't be read or written, after all retries.
+            StoreError: The meeting place can't be read or written, after all retries.
         """
         if step % self._comms.local_steps and step != self._prepared.experiment.num_steps:
             return state
@@ -119,7 +121,7 @@ class Island:
                 return state
             agreed = self._computed(number, decided, self._agreed, base)
             if agreed is None:
-                self._say(f"this island takes over what the others agreed on at meeting {number}")
+                self._say(f"this island adopts the result of meeting {number}")
                 agreed = self._found(number, own)
             elif self._islands.index == decided.by:
                 self._place.publish(number, agreed.to_arrays())
@@ -130,7 +132,7 @@ class Island:
         return self._with(state, agreed.params)
 
     def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> OuterRound | None:
-        """The round, to which this island brings what it has moved by; None where the record of it is damaged."""
+        """Contribute this island's update to a round and return the result; None if its record is damaged."""
         assert self._agreed is not None
         like = self._agreed.params
         try:
@@ -142,27 +144,28 @@ class Island:
                 self._place.contribute(number, base, encode_update(moved, self._wire, chance))
             return self._place.decide(number, base, lambda arrays: update_norm(decode_update(arrays, self._wire, like)))
         except CheckpointError as error:
-            self._say(f"{error}; this island takes over what the others agreed on")
+            self._say(f"{error}; this island adopts the result of the others")
             return None
 
     def catch_up(self, state: TrainState, start: RunStart, left_out: frozenset[int]) -> RunStart:
-        """Where the others are: their parameters, this island's own optimizer state, and the data that follows.
+        """Return the state of the others: their parameters, this island's optimizer state, and the data that
+        follows.
 
         Args:
-            start: Where this island is; its state is not read.
-            left_out: Numbers of batches that nobody trains on.
+            start: The progress of this island; its state is not read.
+            left_out: Numbers of batches that are skipped.
 
         Raises:
-            CheckpointError: What they agreed on is gone.
-            DataError: The data ends before.
+            CheckpointError: The parameters that they agreed on are gone.
+            DataError: The data ends before that step.
         """
         assert self.ahead is not None
         number, self.ahead = self.ahead, None
         step = min(number * self._comms.local_steps, self._prepared.experiment.num_steps)
         missed = step - start.step
         self._say(
-            f"island {self._islands.index} is at step {start.step}, the others have met {number} times: it takes over "
-            "what they agreed on, "
+            f"island {self._islands.index} is at step {start.step}, the others have met {number} times: it adopts "
+            "their result, "
             f"and joins them at step {step}"
         )
         self._agreed, self._round = self._found(number, self._held(state)), number
@@ -180,12 +183,12 @@ class Island:
             state=state,
             step=step,
             position=position,
-            stored=None,
-            drawn=dataclasses.replace(start.progress, drawn=drawn, skipped=()),
+            stored_step=None,
+            progress=dataclasses.replace(start.progress, drawn=drawn, skipped=()),
         )
 
     def _rounds(self, step: int) -> int:
-        """How many meetings lie before the end of a step; that after the last step may come early."""
+        """Return the number of meetings up to the end of a step; that after the last step may come early."""
         whole, rest = divmod(step, self._comms.local_steps)
         return whole + (1 if rest and step == self._prepared.experiment.num_steps else 0)
 
@@ -203,8 +206,11 @@ class Island:
         return dataclasses.replace(state, params=structure.unflatten(found))
 
     def _computed(self, number: int, decided: OuterRound, before: GroupUpdate, base: str) -> GroupUpdate | None:
-        """What a round came to, from what its members wrote; None where it can't be told: they began from something else, or
-        what they wrote is gone or damaged."""
+        """Compute the result of a round from the updates of its members.
+
+        Returns None if it can't be computed: they began from other parameters, or their updates are gone or
+        damaged.
+        """
         if decided.base != base or any(member.base != base for member in decided.members):
             return None
         if not decided.members:
@@ -220,12 +226,12 @@ class Island:
         return before.apply_outer_step(average_updates(moved), self._comms)
 
     def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
-        """What islands agreed on in a round, as a member has written it, or computed from what all members wrote."""
+        """Return the result of a round, published by a member or computed from the updates of all."""
         until = time.monotonic() + PUBLISH_SECONDS
         while True:
             found, why = self._written(number, like)
             if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
-                with contextlib.suppress(CheckpointError):  # damaged: what was agreed may still come
+                with contextlib.suppress(CheckpointError):  # damaged: the published result may still arrive
                     decided = self._place.read_round(number)
                     found = decided and self._computed(number, decided, before, compute_digest(before.params))
             if found is not None:
@@ -239,7 +245,7 @@ class Island:
             time.sleep(0.2)
 
     def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
-        """(what a member has written of a round; why it can't be used)."""
+        """Return (the published result of a round or None, the reason why it can't be used)."""
         try:
             arrays = self._place.read_result(number)
             return (None, "it is missing") if arrays is None else (GroupUpdate.of(arrays, like), "")
@@ -247,10 +253,10 @@ class Island:
             return None, f"it is damaged, or of another model: {error}"
 
     def _tell(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
-        """Say who has come or gone since the last meeting, and who was left out of this one."""
+        """Report which islands have left or joined since the last meeting, and which were excluded now."""
         present = frozenset(member.index for member in decided.members)
         for index, why in sorted(decided.left_out.items()):
-            self._say(f"island {index} is left out of meeting {number}, after step {step}: {why}")
+            self._say(f"island {index} is dropped from meeting {number}, after step {step}: {why}")
         for index in sorted(self._members - present - decided.left_out.keys()):
             self._say(
                 f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and continue"
@@ -263,7 +269,7 @@ class Island:
 def _later(
     source: Any, position: Position | None, drawn: int, count: int, left_out: frozenset[int]
 ) -> tuple[Position | None, int]:
-    """(where a source stands after the batches of so many more steps, the number of the last one)."""
+    """Return (the position of a source after `count` more steps, the number of the last batch)."""
     batches = source.batches(position)
     while count > 0:
         item = next(batches, None)
@@ -276,7 +282,8 @@ def _later(
 
 
 def _identity(prepared: PreparedRun) -> str:
-    """The same for all islands of a run: what they train, on what, and how."""
+    """Return the identity of a run, equal for all of its islands: task, data, optimizer and settings that
+    decide the result."""
     experiment = prepared.experiment
     parts = [serialize_config(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
     comms = dataclasses.replace(
@@ -294,15 +301,15 @@ def _check(prepared: PreparedRun) -> None:
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
         (program.has_average, "an average of the parameters would be each island's own; set step.ema_decay to None"),
         (experiment.rewind.after > 0, "going back would undo a meeting; set rewind.after=0"),
-        (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; leave batch_ramp out"),
-        (experiment.debug, "debug runs alone; leave comms.islands out"),
+        (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; remove batch_ramp"),
+        (experiment.debug, "debug runs alone; remove comms.islands"),
         (
             program.tables is not None,
-            f"{type(prepared.task).__name__} has tables, which change by rows and would be sent whole; leave comms.islands out",
+            f"{type(prepared.task).__name__} has tables, which change by rows and would be sent whole; remove comms.islands",
         ),
         (
             bool(jax.tree.leaves(program.abstract.model_state)),
-            f"{type(prepared.task).__name__} carries state beside its parameters, on which islands would not agree",
+            f"{type(prepared.task).__name__} carries state besides its parameters, on which islands would not agree",
         ),
     ):
         if is_set:

@@ -1,9 +1,11 @@
-"""Sick but alive: measures, at steps that all processes agree on, what a slow host or link would change.
+"""Probes for slow hosts and links: figures that these would change, measured at steps that all processes
+agree on.
 
-In a synchronous step all processes take equally long, so that each measures what is its own: matrix multiplications on its
-devices while they are idle, and the seconds that its own work between steps takes. All of them together time one collective over
-each mesh axis that crosses processes, and where that is slow each link to a neighbour. Nothing is judged here: a supervisor hears
-the figures of all processes, compares them and says who is slow (`panax.cluster.stragglers.monitoring`).
+In a synchronous step all processes take equally long, so that each measures only its own work: matrix
+multiplications on its devices while they are idle, and the seconds that its own work between steps takes. All
+of them together time one collective over each mesh axis that crosses processes, and, if that is slow, each
+link to a neighbour. Nothing is decided here: a supervisor receives the figures of all processes, compares
+them and reports which is slow (`panax.cluster.stragglers.monitoring`).
 """
 
 import dataclasses
@@ -38,40 +40,41 @@ from ..preparation import PreparedRun
 from ..reporting.report import RunReporter
 
 MAX_TIME_SHARE = 0.01
-"""Of the run's time, at most, where the interval is chosen."""
+"""Maximum share of the run's time for probes, if the interval is chosen automatically."""
 
 MIN_INTERVAL_STEPS = 10
-"""Between two probes, where the interval is chosen."""
+"""Minimum steps between two probes, if the interval is chosen automatically."""
 
 MAX_INTERVAL_STEPS = 1_000_000
 
 SUSPECT_FACTOR = 2.0
-"""A collective that takes so many times what it took has each link measured, though the supervisor may not call it slow."""
+"""Factor by which a collective must have slowed down for each link to be measured; the supervisor may not
+call it slow yet."""
 
 SUSPECT_SECONDS = {"cpu": 1e-2}
 _SUSPECT_SECONDS = 1e-4
-"""And so much longer."""
+"""Seconds by which it must also have slowed down, by platform."""
 
 BASELINE_PROBES = 3
-"""What a collective took is the median of so many."""
+"""Number of first probes with a median that is the reference time of a collective."""
 
 MAX_LINK_PROBES = 3
-"""Probes in a row in which links are measured, at most: one that stays slow need not be found again and again."""
+"""Maximum number of probes in a row that measure links: one that stays slow need not be located again."""
 
 HOST_PARTS = ("data_stall", "hooks")
-"""Parts of a step, by the run's clock, that a host spends on its own; with what no part covers."""
+"""Parts of a step, by the run's clock, that are a host's own work, with the time that no part covers."""
 
 BIND_VARIABLE = "PANAX_BIND"
-"""The environment variable by which an agent says at which address the others reach this process."""
+"""Environment variable with the address at which other processes reach this one, set by an agent."""
 
 PARTS = {"data_stall": "waiting for data", "hooks": "hooks", "other": "its own work between steps"}
 
 
 class HardwareProbe:
-    """The probes of one process; silent where nobody supervises, or there is one process."""
+    """The probes of one process; disabled without a supervisor, or with a single process."""
 
     def __init__(self, prepared: PreparedRun, report: RunReporter):
-        """Every process of the job calls it."""
+        """Set up the probes; every process of the job calls it."""
         self._prepared, self._report = prepared, report
         self._every = prepared.experiment.probe.every
         step = prepared.step
@@ -100,7 +103,7 @@ class HardwareProbe:
             step.when_traced = self._tell_collectives
 
     def after_step(self, step: int) -> None:
-        """Count a step that was dispatched; probe where it is time. Every process of the job calls it."""
+        """Count a step that was dispatched; probe if it is time. Every process of the job calls it."""
         if not self._on:
             return
         self._taken += 1
@@ -110,7 +113,7 @@ class HardwareProbe:
             return
         clock, parts = self._report.clock, self._window.seconds()
         with clock.measure("device"):
-            # The step that runs has to be waited for sooner or later.
+            # The running step has to be waited for sooner or later.
             self._report.block_until_ready()
         if self._matrix is None:
             with self._report.ledger.measure("compile"):
@@ -120,7 +123,7 @@ class HardwareProbe:
         self._window.restart()
 
     def _prepare(self) -> None:
-        """Compile what is run at each probe."""
+        """Compile the programs of a probe."""
         self._matrix = MatrixProbe()
         hosts = gather_texts(socket.gethostname())
         told = ""
@@ -133,11 +136,11 @@ class HardwareProbe:
         self._axes = [
             AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(broadcast_text(told), constants=True)
         ]
-        # Here all meet for the first time, and compile what they agree by.
+        # The first time that all processes meet: compile the programs by which they agree.
         self._agree(False, 1.0)
 
     def _profile(self, hosts: Sequence[str]) -> tuple[HardwareProfile | None, str]:
-        """The newest profile of these hosts in this mesh, and its file's name."""
+        """Return the newest profile of these hosts in this mesh, and its file's name."""
         sizes = dict(self._mesh.shape.items())
         places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
         found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
@@ -160,7 +163,7 @@ class HardwareProbe:
         matrix.append(self._burst(3))
         links = self._find(suspects)
         if 0 < self._located <= MAX_LINK_PROBES and self._every < 0:
-            # Soon again, whatever it costs: is it slow still? All processes have counted alike.
+            # Probe again soon, at any cost, to see if it is still slow. All processes have the same count.
             every = MIN_INTERVAL_STEPS
         self._costs.append(time.perf_counter() - began - self._compiling)
         self._number += 1
@@ -189,12 +192,13 @@ class HardwareProbe:
         )
 
     def _burst(self, turn: int) -> float:
-        """Multiplications in every second turn, between which all processes meet: those of one host take turns."""
+        """Run multiplications in every second turn, between which all processes meet, so that those of one
+        host alternate."""
         assert self._matrix is not None
         return self._matrix() if turn % 2 == jax.process_index() % 2 else math.inf
 
     def _suspects(self, axes: dict[str, float]) -> bool:
-        """Whether a collective took longer than at first."""
+        """Return True if a collective took longer than at first."""
         least = SUSPECT_SECONDS.get(self._mesh.devices.flat[0].platform, _SUSPECT_SECONDS)
         for axis, seconds in axes.items():
             usual = statistics.median(self._first[axis][:BASELINE_PROBES])
@@ -205,13 +209,13 @@ class HardwareProbe:
         return False
 
     def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
-        """Whether any process suspects a link, and the steps until the next probe, as process 0 chooses them."""
+        """Return True if any process suspects a link, and the steps until the next probe, by process 0."""
         every = self._every if self._every > 0 else probe_interval(self._costs, self._steps, step_seconds)
         found = gather_ints(int(suspects), every)
         return bool(found[:, 0].any()), int(found[0, 1])
 
     def _find(self, suspected: bool) -> dict[int, float]:
-        """Process to what a message to it takes; empty where no link is suspected."""
+        """Measure the time of a message to each process; empty if no link is suspected."""
         self._located, self._compiling = self._located + 1 if suspected else 0, 0.0
         if not 0 < self._located <= MAX_LINK_PROBES:
             return {}
@@ -223,7 +227,7 @@ class HardwareProbe:
         return self._links()
 
     def _tell_collectives(self, traced: Any) -> None:
-        """Tell the supervisor which collectives the step has, for the case that one never ends."""
+        """Report the collectives of the step to the supervisor, in case one never ends."""
         assert isinstance(self._prepared.step, CompiledStep)
         found = traffic_of_trace(traced, self._prepared.step.placement.sizes)
         kinds = sorted({(each.axes, each.kind) for each in found})
@@ -231,11 +235,11 @@ class HardwareProbe:
 
 
 MAX_NAMED_COLLECTIVES = 64
-"""Processes or collectives in one line to the supervisor."""
+"""Maximum number of processes or collectives in one line to the supervisor."""
 
 
 class ProbeWindow:
-    """The steps since the last probe: what each of their parts took, by the run's clock."""
+    """The steps since the last probe: the time of each of their parts, by the run's clock."""
 
     def __init__(self, report: RunReporter):
         self._clock = report.clock
@@ -247,7 +251,7 @@ class ProbeWindow:
         self._steps: list[dict[str, float]] = []
 
     def tick(self) -> None:
-        """A step has been dispatched."""
+        """Record a step that has been dispatched."""
         now, totals = time.perf_counter(), dict(self._clock.totals)
         parts = {name: seconds - self._before.get(name, 0.0) for name, seconds in totals.items()}
         parts["step"] = now - self._since
@@ -256,13 +260,14 @@ class ProbeWindow:
         self._since, self._before = now, totals
 
     def seconds(self) -> dict[str, float]:
-        """Of a usual step, by part."""
-        # The first one after a probe, or after the compilation, waits for what others don't.
+        """Return the seconds of a usual step, by part."""
+        # The first one after a probe, or after the compilation, waits for things that others don't.
         return typical_step(self._steps[2:] or self._steps[1:] or self._steps)
 
 
 def typical_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What a step takes, by part: the median of each; waiting for data and hooks, which some steps alone have, on average.
+    """Compute the seconds of a usual step, by part: the median of each; for data stalls and hooks, which only
+    some steps have, the mean.
 
     >>> typical_step([{"step": 1.0, "other": 0.1, "hooks": 0.0}, {"step": 1.0, "other": 0.1, "hooks": 0.5}])["hooks"]
     0.25
@@ -275,11 +280,12 @@ def typical_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def probe_interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
-    """Steps until the next probe, so that all of them together take the share of the time that they may.
+    """Compute the steps until the next probe, so that all of them together take at most the allowed share of
+    the time.
 
     Args:
-        costs: Seconds of each so far.
-        steps: Taken so far.
+        costs: Seconds of each probe so far.
+        steps: Steps taken so far.
 
     >>> probe_interval([0.02], 10, 0.5), probe_interval([0.02], 10, 0.01), probe_interval([0.1, 0.1], 40, 0.5)
     (10, 390, 20)
@@ -294,7 +300,7 @@ def _rounded(seconds: float) -> float:
 
 
 def _tell_profile(profile: HardwareProfile, name: str, uses: Sequence[AxisUse]) -> None:
-    """Tell the supervisor what a check of these hosts has measured before the run."""
+    """Report the figures of a check of these hosts before the run to the supervisor."""
     rates: dict[int, float] = {}
     for device in profile.devices:
         rates[device.process] = min(rates.get(device.process, math.inf), device.matrix_flops)

@@ -1,13 +1,16 @@
-"""Going back from updates that can't be applied, inside the process: to the newest checkpoint before them, without their batches.
+"""Rollback from updates that can't be applied, inside the process: to the newest checkpoint before them,
+without their batches.
 
-A batch that is not finite, or a spike, is skipped by the step's guard. After `rewind.after` skipped updates in a row the run goes
-back to the newest whole state before the first of them, and goes on without the batches that were skipped; those before them are
-trained on again, and give bitwise what they gave. So if the next updates are skipped as well, it was not those batches: the state
-has been bad since before, and going further back to train on the same again would end in the same. The run then goes back one
-checkpoint further, and leaves out every batch since, as PaLM's training did (arXiv:2204.02311, section 5.1).
+A batch that is not finite, or a spike, is skipped by the step's guard. After `rewind.after` skipped updates
+in a row the run rolls back to the newest whole state before the first of them, and continues without the
+batches that were skipped; those before them are trained on again, with bitwise the same results. So if the
+next updates are skipped as well, it was not those batches: the state has been bad since before, and rolling
+back further to train on the same again would end in the same. The run then rolls back one checkpoint further,
+and skips every batch since, as PaLM's training did (arXiv:2204.02311, section 5.1).
 
-All processes read the same scalars, and decide by them at the same step. What is left out is on record beside the checkpoints
-before any of them is removed, so that a run that is killed at any moment of it goes on as if it had not been.
+All processes read the same scalars, and decide by them at the same step. The skipped batches are recorded
+alongside the checkpoints before any of these is removed, so that a run that is killed at any moment of it
+continues as if it had not been.
 """
 
 import dataclasses
@@ -28,11 +31,11 @@ from .skipped_batches import DataProgress, Rollback, matches_history, write_roll
 
 
 class RollbackController:
-    """Which batches a run has taken and leaves out, and its ways back.
+    """The batches that a run has taken and skipped, and its rollbacks.
 
     Attributes:
-        drawn: How far the run has come in its data; `skipped` is up to the last step whose scalars were read.
-        is_due: Whether the run is to go back, as far as the scalars tell that were read.
+        drawn: Progress of the run in its data; `skipped` is up to the last step with scalars that were read.
+        is_due: True if the run is to roll back, by the scalars read so far.
     """
 
     def __init__(
@@ -54,23 +57,24 @@ class RollbackController:
         self._reached = {start.step: time.monotonic()}
         self._corrupted = ""
         if effective_verify_every(prepared.experiment.verify.every, prepared.step):
-            # Of a run that was never checked, the state at hand is what there is to trust.
+            # If the run was never checked, the current state has to be trusted.
             self.mark_verified(start.progress.verified or start.step)
         keeper.data_progress = self._kept
         report.goes_back = self._saw
 
     @property
     def skipped_batches(self) -> frozenset[int]:
-        """The numbers of the batches that are not trained on, by the run's settings and by rewinds."""
+        """Return the numbers of the batches that settings or rollbacks exclude from training."""
         return self.drawn.skipped_batches | frozenset(self._prepared.experiment.skip_batches)
 
     def record_batch(self, step: int, number: int) -> None:
-        """Step `step` has taken batch `number`; its scalars are not read yet."""
+        """Record that step `step` has taken batch `number`; its scalars are not read yet."""
         self._numbers[step] = number
         self.drawn = dataclasses.replace(self.drawn, drawn=number)
 
     def wait_for_devices(self) -> bool:
-        """Wait until the devices are done, before a save; false where the run is to go back, so that there is nothing to save."""
+        """Wait until the devices are done, before a save; return False if the run is to roll back, so that
+        there is nothing to save."""
         if self._prepared.experiment.rewind.after:
             self._report.flush()
         else:
@@ -78,9 +82,9 @@ class RollbackController:
         return not self.is_due
 
     def _saw(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in the scalars of a step; whether the run is to go back."""
+        """Take in the scalars of a step; return True if the run is to roll back."""
         number, in_a_row = self._numbers.pop(step), int(values.get("skipped_in_a_row", 0))
-        # Of updates that were skipped before batches had numbers, these are not known.
+        # The numbers of updates skipped before batches had numbers are not known.
         skipped = (*self.drawn.skipped, number)[-in_a_row:] if in_a_row else ()
         self.drawn = dataclasses.replace(self.drawn, skipped=skipped)
         config, first = self._prepared.experiment.rewind, step - in_a_row + 1
@@ -100,38 +104,40 @@ class RollbackController:
         return self.drawn.to_host(step)
 
     def mark_verified(self, step: int) -> None:
-        """Step `step` gave the same on other devices: a corrupted one goes back to a checkpoint of this step or before."""
+        """Record that step `step` gave the same on other devices: a later corrupted one rolls back to this
+        step or before."""
         self.drawn = dataclasses.replace(self.drawn, verified=step)
         self._keeper.verified_step = step
 
     def mark_corrupted(self, why: str) -> None:
-        """The step under way gave other values on other devices: the run is to go back, leaving nothing out.
+        """Record that the current step gave other values on other devices: the run is to roll back, skipping
+        nothing.
 
         Args:
-            why: What happened, the same words in every process.
+            why: What happened, the same text in every process.
 
         Raises:
-            TrainingError: It has gone back too often.
+            TrainingError: It has rolled back too often.
         """
         most, so_far = self._prepared.experiment.verify.most, sum(each.is_corruption for each in self.drawn.rewinds)
         if so_far >= most:
             raise TrainingError(
-                f"{why}; verify.most={most} rewinds are used up: leave the host that was named out of the job, or find it with "
+                f"{why}; verify.most={most} rewinds are used up: remove the named host from the job, or find it with "
                 f"`panax check --full` on each"
             )
         self.is_due, self._corrupted = True, why
 
     def roll_back(self, step: int) -> RunStart:
-        """Restore an earlier state, and put on record what is left out from there on.
+        """Restore an earlier state, and record the batches that are skipped from then on.
 
-        Every process of the job calls it, when it has let go of the state and of the data.
+        Every process of the job calls it, after it has released the state and the data.
 
         Args:
             step: Steps taken.
 
         Raises:
             TrainingError: The checkpoint that would be needed is gone.
-            PanaxError: What `begin` raises; or the store refuses to be written.
+            PanaxError: As for `begin`; or the store refuses to be written.
         """
         heartbeat().phase("restore")
         if not self._corrupted:
@@ -172,7 +178,7 @@ class RollbackController:
         return start
 
     def _target(self) -> tuple[RunStart, bool]:
-        """Where the run goes back to, and whether it is on the heels of the rewind before."""
+        """Return the state to roll back to, and True if the rollback follows directly on another one."""
         latest = self.drawn.verified if self._corrupted else self._first - 1
         before = None if self._corrupted else self._before()
         found = None
@@ -192,7 +198,7 @@ class RollbackController:
         return found, before is not None
 
     def _newest(self, at_most: int) -> RunStart | None:
-        """The newest whole state, of a step that is at most this one; what has changed since was accepted when the run began."""
+        """Return the newest whole state up to this step; changes were accepted when the run began."""
         rewinds = self.drawn.rewinds
         return restore_newest(
             self._prepared, self._checkpointer, self._memory, self._say,
@@ -200,7 +206,7 @@ class RollbackController:
         )  # fmt: skip
 
     def _before(self) -> Rollback | None:
-        """The last rewind, if the first update since was skipped too."""
+        """Return the last rollback, if the first update since was skipped too."""
         rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.is_corruption]
         if not rewinds or rewinds[-1].data != self.drawn.data:
             return None
@@ -210,7 +216,7 @@ class RollbackController:
         return last if number in last.batches else None
 
     def _record(self, drawn: DataProgress, start: RunStart) -> None:
-        """Put it on record, then remove what has trained on batches that are left out now."""
+        """Write the record, then remove checkpoints that have trained on batches that are skipped now."""
         with raise_on_all_processes():
             if is_process_zero():
                 write_rollbacks(self._checkpointer.store, drawn.rewinds)

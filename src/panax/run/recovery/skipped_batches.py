@@ -1,6 +1,8 @@
-"""Which batches a run leaves out, and why: kept in its checkpoints, on record beside them, and listed in the run's folder.
+"""Batches that a run skips, and why: stored in its checkpoints, recorded alongside them, and listed in the
+run's folder.
 
-Batches are numbered by their place in the data's order, from 1: one for each step, and those that were left out before.
+Batches are numbered by their position in the data's order, from 1: one for each step, in addition to those
+skipped before.
 """
 
 import dataclasses
@@ -19,28 +21,28 @@ from ...stores import ObjectNotFoundError, Store
 from ...system import files, json_reader
 
 FILE = f"{FOLDER}/rewinds.json"
-"""The record beside the checkpoints: written before anything of the history that ended there is removed."""
+"""Record alongside the checkpoints: written before any checkpoint of the abandoned history is removed."""
 
 LOG = "rewinds.jsonl"
-"""The same for people and reports, in the run's folder."""
+"""List of the same rollbacks for users and reports, in the run's folder."""
 
 HOST_KEY = "batches"
-"""The name under which a checkpoint keeps a `DataProgress`."""
+"""Name under which a checkpoint stores a `DataProgress`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """One time that a run went back.
+    """One rollback of a run.
 
     Attributes:
-        at: When, in seconds since the epoch.
+        at: Time, in seconds since the epoch.
         step: Steps taken before.
-        to: The step it went back to.
-        source: The checkpoint whose state that is.
-        batches: What is left out from then on; nothing, where a step was corrupted.
-        why: What happened, in words.
-        data: The data whose batches these are: how often a run has gone on with other data before.
-        seconds: Since the run came to step `to` the first time, as far as this session goes back.
+        to: The step it rolled back to.
+        source: The checkpoint with that state.
+        batches: The batches skipped from then on; empty if a step was corrupted.
+        why: What happened, as text.
+        data: The data of these batches: how often the run had switched to other data before.
+        seconds: Time since the run reached step `to` first, within this session.
     """
 
     at: float
@@ -54,12 +56,12 @@ class Rollback:
 
     @property
     def is_corruption(self) -> bool:
-        """Whether it went back from a step that gave other values on other devices: no batch is at fault."""
+        """Return True if a step gave other values on other devices: no batch is at fault."""
         return not self.batches
 
     @classmethod
     def from_json(cls, said: Any) -> "Rollback":
-        """From JSON values.
+        """Read a rollback from JSON values.
 
         Raises:
             ValueError: They are something else.
@@ -70,7 +72,7 @@ class Rollback:
         if not all(isinstance(each, int | float) and math.isfinite(each) for each in seconds):
             raise ValueError(f"expected times in seconds, got {seconds!r}")
         if not all(isinstance(said[name], str) for name in ("source", "why")):
-            raise ValueError(f"expected a reason in words, got {said!r}")
+            raise ValueError(f"expected a reason as text, got {said!r}")
         return cls(
             **{
                 **said,
@@ -82,14 +84,14 @@ class Rollback:
 
 @dataclasses.dataclass(frozen=True)
 class DataProgress:
-    """How far a run has come in its data.
+    """Progress of a run in its data.
 
     Attributes:
-        drawn: The number of the last batch that a step has taken.
-        skipped: Of the last batches, those in a row whose updates were skipped.
-        rewinds: Oldest first.
-        data: How often the run has gone on with other data, of which batches are numbered from 1 again.
-        verified: The last step that gave the same on other devices; 0 where none was checked.
+        drawn: Number of the last batch that a step has taken.
+        skipped: The last batches in a row with updates that were skipped.
+        rewinds: Rollbacks, oldest first.
+        data: How often the run has switched to other data, with batches numbered from 1 again.
+        verified: The last step that gave the same on other devices; 0 if none was checked.
     """
 
     drawn: int = 0
@@ -100,16 +102,17 @@ class DataProgress:
 
     @property
     def skipped_batches(self) -> frozenset[int]:
-        """The batches that rewinds leave out."""
+        """Return the batches that rollbacks skip."""
         return frozenset(number for rewind in self.rewinds if rewind.data == self.data for number in rewind.batches)
 
     def to_host(self, step: int) -> dict[str, Any]:
-        """What a checkpoint of `step` keeps, as JSON values; nothing where each step took the next batch, and was applied."""
+        """Return the progress at `step` as JSON values for a checkpoint; empty if each step took the next
+        batch, and was applied."""
         return {} if self == DataProgress(step) else {HOST_KEY: dataclasses.asdict(self)}
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "DataProgress":
-        """What a checkpoint has kept.
+        """Read the progress in a checkpoint.
 
         Raises:
             CheckpointError: It can't be used.
@@ -123,15 +126,15 @@ class DataProgress:
             return cls(drawn, _counts(said["skipped"]), rewinds, data, verified)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"what the checkpoint of step {manifest.step} says of the batches left out can't be used: {error}"
+                f"the record of skipped batches in the checkpoint of step {manifest.step} can't be used: {error}"
             ) from error
 
 
 def matches_history(manifest: Manifest, rewinds: Sequence[Rollback]) -> bool:
-    """Whether a checkpoint is of the history that the rewinds tell.
+    """Return True if a checkpoint belongs to the history that the rollbacks describe.
 
-    It has trained on no batch that they leave out, and was not saved between the step that a rewind from a corrupted step went
-    back to and that rewind.
+    It has trained on no batch that they skip, and was not saved between a rollback from a corrupted step and
+    the step that this rollback returned to.
     """
     found = DataProgress.from_manifest(manifest)
     if any(each.is_corruption and manifest.step > each.to and each not in found.rewinds for each in rewinds):
@@ -141,10 +144,10 @@ def matches_history(manifest: Manifest, rewinds: Sequence[Rollback]) -> bool:
 
 
 def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
-    """The record beside a run's checkpoints, in every process; None where there is none.
+    """Read the record alongside a run's checkpoints, in every process; None if there is none.
 
     Raises:
-        CheckpointError: What is there is not such a record, or can't be read.
+        CheckpointError: The file is not such a record, or can't be read.
     """
     found: tuple[Rollback, ...] | None = None
     with raise_on_all_processes():
@@ -166,32 +169,32 @@ def _read(store: Store) -> tuple[Rollback, ...] | None:
         return tuple(map(Rollback.from_json, outer["rewinds"]))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{store.url}/{FILE} can't be used: {error}. It says which batches the run leaves out; remove it to go by what the "
-            f"newest checkpoint says of them"
+            f"{store.url}/{FILE} can't be used: {error}. It lists the batches that the run skips; remove it to use the list of "
+            f"the newest checkpoint"
         ) from error
 
 
 def write_rollbacks(store: Store, rewinds: Sequence[Rollback]) -> None:
-    """Put the record into a store, in place of the one before.
+    """Write the record into a store, replacing the one before.
 
     Raises:
-        StoreError: The store refused.
+        StoreError: The store refused the write.
     """
     said = [dataclasses.asdict(each) for each in rewinds]
     store.write(FILE, [json.dumps({"checksum": _seal(said), "rewinds": said}).encode()])
 
 
 def append_rollback_log(folder: Path, rewinds: Sequence[Rollback]) -> None:
-    """Add to the list in a run's folder what it lacks."""
+    """Append missing rollbacks to the list in a run's folder."""
     path = folder / LOG
-    # A list for people: what is damaged in it stops no run.
+    # A list for users: damage in it stops no run.
     there = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = [json.dumps(dataclasses.asdict(each)) for each in rewinds]
     files.append_lines(path, [line for line in lines if line not in there])
 
 
 def format_batch_numbers(numbers: Sequence[int]) -> str:
-    """Numbers of batches for a person.
+    """Format numbers of batches for a message.
 
     >>> format_batch_numbers([3]), format_batch_numbers([3, 4, 5, 9])
     ('batch 3', 'batches 3 to 5, 9')

@@ -1,12 +1,14 @@
-"""Checked steps: taken a second time on other devices, to find a device that computes wrongly without a sign of it.
+"""Checked steps: repeated on other devices, to find a device that computes wrong values without any other
+sign.
 
-A checked step is taken on the devices in another order first, then in the usual order, by the same program, which leaves the old
-state as it is. Checksums of each shard are compared in every process. Where they differ, a third execution in yet another order
-says by majority which was wrong, shard by shard, and so on which device; and the run goes back to the newest checkpoint of the
-last step that was found good, or of one before. No batch is left out: the data are not at fault.
+A checked step is taken on the devices in another order first, then in the usual order, by the same program,
+which leaves the old state as it is. Checksums of each shard are compared in every process. If they differ, a
+third execution in yet another order shows by majority which was wrong, shard by shard, and so on which
+device; and the run rolls back to the newest checkpoint at or before the last step that was found good. No
+batch is skipped: the data are not at fault.
 
-The first step after a start, or after going back, is always checked: a device that is sick then is found at once, and memory that
-lacks is missed then and not hours later.
+The first step after a start, or after a rollback, is always checked: a faulty device is found at once, and a
+lack of memory shows then and not hours later.
 """
 
 import dataclasses
@@ -31,14 +33,16 @@ from .checkpointing import is_step_due
 from .rewinding import RollbackController
 
 MAX_NAMED = 8
-"""As many devices or leaves are named in a message."""
+"""Maximum number of devices or leaves that are named in a message."""
 
 
 def check_verifiable(prepared: PreparedRun) -> None:
-    """See that steps can be repeated on other devices, where the experiment asks for it. Every process of the job calls it.
+    """Check that steps can be repeated on other devices, if the experiment requests it. Every process of the
+    job calls it.
 
     Raises:
         LayoutError: There is one device only, or the devices are of different models.
+        RecipeError: The step is not compiled.
     """
     step = prepared.step
     every = effective_verify_every(prepared.experiment.verify.every, step)
@@ -57,7 +61,7 @@ def check_verifiable(prepared: PreparedRun) -> None:
     kinds = [f"{device.device_kind} of process {device.process_index}" for device in devices]
     models = {device.device_kind for device in devices}
     if step.placement.target.platform == "cpu":
-        # Programs differ by what a processor can do, not only by its name.
+        # Programs differ by a processor's features, not only by its name.
         found = gather_texts(describe_processor())
         kinds = [
             f"process {process}: {text.partition(';')[0]} ({len(text.split()):,} features)"
@@ -73,13 +77,13 @@ def check_verifiable(prepared: PreparedRun) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayComparison:
-    """What several executions of one step tell.
+    """Conclusion from several executions of one step.
 
     Attributes:
-        odd: The devices that computed what most executions did not, by their places in the mesh.
-        clear: Whether a majority says so.
+        odd_devices: The devices that computed values unlike most executions, by their indices in the mesh.
+        is_conclusive: True if there is a majority for that.
         shards: The logical shards that differ.
-        leaves: The numbers of the leaves that differ.
+        leaves: The indices of the leaves that differ.
     """
 
     odd_devices: tuple[int, ...]
@@ -92,13 +96,13 @@ def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> Replay
     """Compare two or three executions shard by shard.
 
     Args:
-        sums: Of each execution, (shard, leaf, 2).
-        places: Of each, by how many its devices were rolled.
+        sums: Checksums of each execution, (shard, leaf, 2).
+        places: The number of positions by which each execution's devices were rolled.
 
     >>> good, bad = np.zeros((4, 1, 2)), np.zeros((4, 1, 2))
     >>> bad[2] = 1
     >>> compare_replays([good, bad, good], [0, 1, 2])
-    Verdict(odd=(3,), clear=True, shards=(2,), leaves=(0,))
+    ReplayComparison(odd_devices=(3,), is_conclusive=True, shards=(2,), leaves=(0,))
     """
     count = len(sums[0])
     differs = np.any([one != sums[0] for one in sums], axis=(0, 3))
@@ -118,10 +122,10 @@ def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> Replay
 
 
 class SdcVerifier:
-    """Takes a run's steps, and checks those that are to be checked."""
+    """Takes a run's steps, and checks those that are due for a check."""
 
     def __init__(self, prepared: PreparedRun, report: RunReporter, rewinding: RollbackController, say: LogFn):
-        """Every process of the job calls it."""
+        """Set up the checks; every process of the job calls it."""
         asked, self._step = prepared.experiment.verify.every, prepared.step
         self._every = effective_verify_every(asked, self._step)
         if self._every != asked:
@@ -142,17 +146,19 @@ class SdcVerifier:
         return [device.process_index for device in self._devices]
 
     def run_step(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
-        """Take step `number`. Where it is checked and found bad, the run is to go back, and the state is that of before.
+        """Take step `number`. If it is checked and found bad, the run is to roll back, and the old state is
+        returned.
 
         Raises:
-            TrainingError: The step does not give the same bits elsewhere, and never has; or the run has gone back too often.
+            TrainingError: The step does not give the same bits elsewhere, and never has; or the run has
+                rolled back too often.
         """
         if not (is_step_due(self._every, number) or (self._every and self._fresh)):
             return self._step(state, batch)
         began, compiled = time.perf_counter(), self._compile_seconds()
         taken = self._checked(state, batch, number)
         spent = self._compile_seconds() - compiled
-        # Booked where the usual program's are.
+        # Booked with the usual program's.
         self._step.compile_seconds += spent
         self._report.record_verification(number, time.perf_counter() - began - spent)
         return taken
@@ -160,7 +166,7 @@ class SdcVerifier:
     def _checked(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
         second = self._orders[0]
         self._tell_memory(second, batch)
-        # The moved states are let go of before there is another one.
+        # The moved states are released before there is another one.
         moved = self._at(second).replay_step(state, batch)[2]
         new, scalars, usual = self._at(0).replay_step(state, batch)
         if not any_process(not np.array_equal(usual, moved)):
@@ -178,7 +184,7 @@ class SdcVerifier:
             self._look_again(state, batch, (usual, moved), names, verdict, number)
         heartbeat().phase("steps")
         self._fresh = True
-        # As process 0 sees it, should what another one was sent differ.
+        # As process 0 found it, in case the input of another one differs.
         self._rewinding.mark_corrupted(broadcast_text(self._words(verdict, names, number)))
         return state, scalars
 
@@ -207,8 +213,11 @@ class SdcVerifier:
         verdict: ReplayComparison,
         number: int,
     ) -> None:
-        """The first check of all has found what no majority explains: repeat both executions, and end the run if none in one
-        order gives what one in the other order gave. If one did, a device erred, and the step can be checked.
+        """Repeat both executions after a first check that no majority explains, and end the run if they never
+        agree.
+
+        If an execution in one order gives what one in the other order gave, a device erred, and the step can
+        be checked.
 
         Args:
             first: The checksums in the usual order and in the other one.
@@ -219,7 +228,7 @@ class SdcVerifier:
         usual, moved = first
         again = self._at(0).replay_step(state, batch)[2]
         elsewhere = self._at(self._orders[0]).replay_step(state, batch)[2]
-        # Of each pair, every process is asked.
+        # For each pair, all processes have to agree.
         alike = [
             not any_process(not np.array_equal(one, other)) for one in (usual, again) for other in (moved, elsewhere)
         ]
@@ -248,7 +257,7 @@ class SdcVerifier:
         where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
         said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
         if len(verdict.odd_devices) == count > 2 or not verdict.odd_devices:
-            return f"{said}. It spread to all shards, so that the device can't be told; look with `panax check --full`"
+            return f"{said}. It spread to all shards, so the device can't be identified; look with `panax check --full`"
         devices = [
             f"device {device.id} of process {device.process_index} on {self._hosts[device.process_index]}"
             for device in (self._devices[place] for place in verdict.odd_devices)
@@ -259,13 +268,14 @@ class SdcVerifier:
 
 
 def replay_offsets(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:
-    """By how many places the devices are rolled for the second and the third execution; no third one for 2 devices.
+    """Return the number of positions by which the devices are rolled for the second and the third execution;
+    only one for 2 devices.
 
-    As many shards as possible lie on another host, then in another process, each time.
+    As many shards as possible are placed on another host, then in another process, each time.
 
     Args:
-        hosts: Of each device in the mesh's order.
-        processes: The same.
+        hosts: The host of each device in the mesh's order.
+        processes: The process of each device.
 
     >>> replay_offsets(["a", "a", "b", "b", "c", "c"], [0, 0, 1, 1, 2, 2])
     [2, 4]

@@ -1,4 +1,4 @@
-"""How often each document has been seen: a file in the run's folder, and a line for a person."""
+"""Account of how often documents were seen: a file in the run's folder, and a line of text per part."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,15 @@ DATA_USAGE_FILE = "data_account.json"
 
 
 def epoch_metrics(source: Source, position: Position) -> dict[str, float]:
-    """Passes over the data up to `position` as metrics: in all, and by part of a mixture; none if the source can't tell."""
+    """Return the epochs up to `position` as metrics, in total and by part of a mixture; empty if the source
+    doesn't count them."""
     if not isinstance(source, Accounting):
         return {}
     return {f"data/epochs/{name}" if name else "data/epochs": n for name, n in source.epochs(position).items()}
 
 
 def summarize_data_usage(source: Source, position: Position) -> dict[str, dict[str, Any]]:
-    """By part: epochs, documents, and how many of those were seen how often; empty if the source can't tell."""
+    """Return, by part: epochs, documents, and how often they were seen; empty if the source doesn't count."""
     if not isinstance(source, Accounting):
         return {}
     return {
@@ -42,12 +43,12 @@ def summarize_data_usage(source: Source, position: Position) -> dict[str, dict[s
 
 
 def write_data_usage(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
-    """Write the account of the first `step` steps."""
+    """Write the account of the first `step` steps to `data_account.json` in the run's folder."""
     (folder / DATA_USAGE_FILE).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
 
 
 def format_data_usage(parts: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each part."""
+    """Format the account as text, one line for each part."""
     for name, part in parts.items():
         yield (
             f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; each of the {part['documents']:,} "
@@ -56,7 +57,7 @@ def format_data_usage(parts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _times(times: Mapping[str, Any]) -> str:
-    """How often, in words.
+    """Format how often documents were seen.
 
     >>> _times({"least": 1, "most": 1, "mean": 1.0}), _times({"least": 6, "most": 7, "mean": 6.84})
     ('once', '6 to 7 times, 6.84 on average')

@@ -1,4 +1,5 @@
-"""How good a trained model is, on what its run held out or on other data: a result, a loaded model, or a run's folder."""
+"""Evaluation of a trained model on the data its run held out or on other data: a result, a loaded model, or a
+run's folder."""
 
 import contextlib
 import dataclasses
@@ -32,25 +33,26 @@ DATA_CLASSES = {
     name: getattr(sources, name)
     for name in (
         "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
-        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "Filtered", "ConcatCorpus", "Mixture", "MixtureComponent",
+        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "FilteredCorpus", "ConcatCorpus", "Mixture", "MixtureComponent",
         "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
-        "Digits", "Table", "Bag", "IntegerIds", "Hashed", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",
+        "Digits", "Table", "Bag", "IntegerIds", "HashBuckets", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",
         "ClickArrays", "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
-"""What a run's settings may name as its data; nothing else is built from a file."""
+"""Classes that a run's settings may name as its data; nothing else is built from a file."""
 
 
 def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str, float]:
-    """Losses and metrics of a trained model, by the names that training reports them under.
+    """Compute the losses and metrics of a trained model, under the names that training reports.
 
     Args:
-        run: A run's folder (its newest checkpoint is taken), a checkpoint's own folder or address, what `fit` returned, or what
-            `panax.load` returned. Of a run with averaged parameters, these are evaluated.
-        data: Paths (all of it is taken, read as the run's own data is, with its fields, columns, tokenizer, classes and ids),
-            settings such as `TextData` or `ExampleData`, a source, or an iterable of batches. None: what the run held out, which
-            gives the figures that the run ended with.
-        batches: At most so many; None: all, or as many as the run took of what it held out. 0: all.
+        run: A run's folder (its newest checkpoint is used), a checkpoint's folder or address, the result of
+            `fit`, or the result of `panax.load`. If the run has averaged parameters, these are evaluated.
+        data: Paths (all of their data is used, read like the run's data, with its fields, columns, tokenizer,
+            classes and ids), settings such as `TextData` or `ExampleData`, a source, or an iterable of
+            batches. None: the run's held-out data, which gives the figures that the run ended with.
+        batches: At most this many; None: all of `data`, or for held-out data the run's
+            `evaluate.batches`. 0: all.
 
     Raises:
         RecipeError: There is nothing to evaluate on, or the data does not suit the model.
@@ -71,7 +73,7 @@ def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str
 def evaluate_result(
     prepared: PreparedRun, state: TrainState, data: Any = None, batches: int | None = None
 ) -> dict[str, float]:
-    """As `evaluate`, of a state on its mesh."""
+    """Evaluate a state on its mesh; see `evaluate`."""
     experiment = prepared.experiment
     if data is None:
         most = experiment.evaluate.batches if batches is None else batches
@@ -97,11 +99,13 @@ def evaluate_loaded_model(
     fields: Mapping[str, str] | None = None,
     say: LogFn = lambda line: None,
 ) -> dict[str, float]:
-    """As `evaluate`, of a loaded model, on the run's mesh where the devices are enough for it, else on one device.
+    """Evaluate a loaded model, on the run's mesh if there are enough devices for it, otherwise on one; see
+    `evaluate`.
 
     Args:
-        fields: Of records in `data`: which one is the `text`, or the `prompt` and the `answer`; by default as in the run's data.
-        say: Takes what a person should know of the data.
+        fields: The fields of records in `data` with the `text`, or the `prompt` and the `answer`; by default
+            those of the run's data.
+        say: Called with notes about the data, a line at a time.
     """
     settings = _settings(trained)
     if data is None:
@@ -134,7 +138,7 @@ def evaluate_loaded_model(
 
 
 def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
-    """What the run of a checkpoint held out."""
+    """Open the data that the run of a checkpoint held out."""
     if isinstance(trained.task, CollectingTask):
         return open_data(Experiment(task=trained.task), lambda line: None)
     like = _described_data(settings)
@@ -142,7 +146,8 @@ def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
         kind = settings.get("data")
         kind = kind.get("type", "nothing") if isinstance(kind, dict) else str(kind)
         raise RecipeError(
-            f"{trained.url} is of a run whose data can't be read from its settings ({kind[:60]}); give data: --data PATH, or in "
+            f"{trained.url} is of a run with data that can't be read from its settings ({kind[:60]}); give data: "
+            "--data PATH, or in "
             f"Python a source or batches"
         )
     few = settings.get("overfit_batches", 0)
@@ -165,7 +170,7 @@ def _settings(trained: LoadedModel) -> Mapping[str, Any]:
 
 
 def _described_data(settings: Mapping[str, Any]) -> TextData | ExampleData | None:
-    """The data that settings describe; None where they name a class that is not Panax's own."""
+    """Build the data that settings describe; None if they name a class that is not one of Panax."""
     try:
         found = deserialize_config(settings.get("data"), SETTINGS, DATA_CLASSES)
     except CheckpointError:
@@ -182,14 +187,14 @@ def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
 
 
 def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[str, float]:
-    """Evaluate on what is held out."""
+    """Evaluate on the held-out source of `opened`."""
     if most < 0:
         raise RecipeError(f"batches={most}; expected 1 or more, or 0 for all")
     source = opened.held_out
     if source is None:
         raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
     if not most and is_endless(source):
-        raise RecipeError("the data has no end; say how many batches: --batches N (batches=N)")
+        raise RecipeError("the data has no end; give the number of batches: --batches N (batches=N)")
     with contextlib.closing(prefetch_to_device(source, step, most=most or None, evaluates=True)) as batches:
         found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
     if not found:

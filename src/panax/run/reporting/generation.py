@@ -1,4 +1,4 @@
-"""A trained model continues a text: any task that generates, with its tokenizer."""
+"""Text generation with a trained model: any task that generates, with its tokenizer."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...data.text.tokenizer import Tokenizer
 
 
 def _whole(leaf: jax.Array) -> np.ndarray:
-    """An array on the host, from the devices of all processes, each of which asks for it."""
+    """Return an array on the host, gathered from the devices of all processes; each of them calls it."""
     if leaf.is_fully_addressable:
         return np.asarray(leaf)
     from jax.experimental import multihost_utils
@@ -32,18 +32,18 @@ def generate_text(
     top_k: int = 50,
     seed: int = 0,
 ) -> str:
-    """What a model writes after `prompt`, up to the end of the document.
+    """Generate a model's continuation of `prompt`, up to the end of the document.
 
     Args:
         state: The task's model state.
-        tokens: How many to add at most.
+        tokens: Maximum number of tokens to add.
         temperature: 0 takes the likeliest token.
-        top_k: Draw among the likeliest so many; 0 among all.
-        seed: Of the draws.
+        top_k: Sample from this many likeliest tokens; 0: from all.
+        seed: Seed of the sampling.
 
     Raises:
-        RecipeError: The task does not generate, or there is no tokenizer; the prompt is empty or too long; a setting is out of
-            range.
+        RecipeError: The task does not generate, or there is no tokenizer; the prompt is empty or too long; a
+            setting is out of range.
     """
     if not task.generates or tokenizer is None:
         lacks = "has no tokenizer" if task.generates else "does not generate"
@@ -54,8 +54,8 @@ def generate_text(
     ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
     if not ids:
         raise RecipeError("the prompt is empty; give at least one character")
-    # On one device, wherever it was trained: a single row has nothing to be split over. By way of the host, since moving
-    # an array to a device that it is on already would leave the training mesh in its type.
+    # On one device, however it was trained: a single row has nothing to be split over. By way of the host,
+    # since moving an array to a device that it is on already would leave the training mesh in its type.
     params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
     rows = jnp.asarray([ids], jnp.int32)
     new = task.generate(params, state, rows, tokens, jax.random.key(seed), temperature=temperature, top_k=top_k)

@@ -1,4 +1,4 @@
-"""How weights and gradients are spread, counted on the devices."""
+"""Histograms of weights and gradients, counted on the devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ...train.compiled import StepProtocol
 
 
 def weight_histograms(step: StepProtocol, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, Histogram]:
-    """A histogram of each parameter and of its gradient, by `weights/NAME` and `gradients/NAME`."""
+    """Compute histograms of each parameter and its gradient: `weights/NAME` and `gradients/NAME`."""
     return {name: fetch_histogram(found) for name, found in step.summarize(state, batch, _spread).items()}
 
 

@@ -1,4 +1,4 @@
-"""What a run has logged, as a table with a row for each step that was reported."""
+"""Metrics that a run has logged, as a table with a row for each reported step."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def read_history(folder: str | Path) -> list[dict[str, Any]]:
-    """The rows of a run's log in the order of their steps: `step`, and each value under its name; evaluations beside training.
+    """Read the rows of a run's log in the order of their steps: `step`, and each value by name; training and
+    evaluation merged.
 
-    Steps that were taken again after a resume count as they went the last time. A last line that is cut off is left out.
+    Steps that were repeated after a resume count as they went the last time. A truncated last line is
+    dropped.
 
     Raises:
-        DataError: A line is not what a run writes.
+        DataError: A line is not in the format of a run's log.
     """
     path = Path(folder) / METRICS_FILE
     if not path.exists():
@@ -36,7 +38,7 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def to_dataframe(rows: list[dict[str, Any]], index: str | None = "step") -> Any:
-    """Rows as a pandas DataFrame, indexed by step by default, where pandas is installed; else as they are."""
+    """Return rows as a pandas DataFrame, by default indexed by step; without pandas, as they are."""
     try:
         import pandas
     except ImportError:
@@ -52,6 +54,6 @@ def _row(line: str, where: str) -> dict[str, Any]:
         raise DataError(f"{where} is not JSON; a run's log has an object in each line: {error}") from error
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         raise DataError(f"{where} has no step; a run's log has an object with a step in each line")
-    # When it was written: of a step that was taken twice, that says little.
+    # The time of writing: of little use for a step that was taken twice.
     row.pop("at", None)
     return row

@@ -1,4 +1,4 @@
-"""The hooks of one run: called in order, by name; one that raises ends the run, which saves first."""
+"""Hooks of one run: called in order, identified by name; one that raises ends the run, which saves first."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ REQUESTED_ELSEWHERE = "another process asked for it"
 
 @dataclasses.dataclass(frozen=True)
 class HookFailure:
-    """What a hook raised, and where."""
+    """Exception that a hook raised, with the hook, the method and the step."""
 
     hook: str
     method: str
@@ -27,11 +27,11 @@ class HookFailure:
 
 @dataclasses.dataclass
 class HookRequests:
-    """What hooks have asked for since the last time somebody looked.
+    """Requests of hooks since they were last read.
 
     Attributes:
-        stop: Why the run should end; empty where nobody asked.
-        failed: Whether a hook raised.
+        stop: Why the run should end; empty if no hook requested it.
+        failed: True if a hook raised.
     """
 
     evaluate: bool = False
@@ -40,7 +40,7 @@ class HookRequests:
     failed: bool = False
 
     def all_reduce(self) -> "HookRequests":
-        """The wishes of all processes together: each of them calls this at the same step."""
+        """Return the requests of all processes combined: each of them calls this at the same step."""
         if jax.process_count() == 1:
             return self
         asked = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
@@ -49,12 +49,12 @@ class HookRequests:
 
 
 class HookRunner:
-    """The hooks of one run.
+    """The hooks of one run, with their requests and failures.
 
     Attributes:
-        wishes: What they have asked for.
-        failure: What one of them raised; that hook is not called again. The others are, until the run ends: in a job of many
-            processes they may hold collectives that every process must enter.
+        wishes: The requests so far.
+        failure: The first exception of a hook; that hook is not called again. The others are, until the run
+            ends: in a job of many processes they may contain collectives that every process must enter.
     """
 
     def __init__(self, hooks: tuple[Hook, ...]):
@@ -67,7 +67,7 @@ class HookRunner:
         return bool(self._hooks)
 
     def begin(self, run: RunView, kept: Mapping[str, Any]) -> None:
-        """Restore each hook and call its `before_run`. Nothing is lost yet, so what one raises is raised.
+        """Restore each hook and call its `before_run`. Nothing is lost yet, so exceptions are raised at once.
 
         Raises:
             RecipeError: A hook does not fit the run.
@@ -83,7 +83,8 @@ class HookRunner:
                 raise HookError(f"hook {name} raised before the first step: {_said(error)}") from error
 
     def call(self, method: str, run: RunView, *arguments: Any) -> None:
-        """Call one method of each hook. A second Ctrl-C inside a hook counts as what it raised: the run saves first."""
+        """Call one method of each hook. A second Ctrl-C inside counts as its exception: the run saves
+        first."""
         for name, hook in self._hooks.items():
             if name in self._broken:
                 continue
@@ -93,7 +94,7 @@ class HookRunner:
                 self._fail(name, method, run.step, error)
 
     def collect_state(self, run: RunView) -> dict[str, Any]:
-        """What a checkpoint keeps of each hook, after its `before_save`."""
+        """Return the state of each hook for a checkpoint, after its `before_save`."""
         self.call("before_save", run)
         found = {}
         for name, hook in self._hooks.items():
@@ -108,10 +109,10 @@ class HookRunner:
         return found
 
     def raise_failure(self, checkpoint: str, failed: bool) -> None:
-        """Raise what a hook raised, now that the run has saved.
+        """Raise the exception of a hook, now that the run has saved.
 
         Args:
-            failed: Whether the processes have agreed that one did.
+            failed: True if the processes have agreed that a hook failed.
 
         Raises:
             HookError: Names the hook and the checkpoint.
@@ -119,7 +120,7 @@ class HookRunner:
         if self.failure is None:
             if failed:
                 raise HookError(
-                    f"a hook raised in another process, and the run was ended: its output says which\n"
+                    f"a hook raised in another process, and the run was ended: its output names the hook\n"
                     f"saved {checkpoint}; the same command resumes from there"
                 )
             return
@@ -142,7 +143,7 @@ def _said(error: BaseException) -> str:
 
 
 def _names(hooks: tuple[Hook, ...]) -> Iterator[tuple[str, Hook]]:
-    """Each hook's class name, numbered from the second of a class on: the name under which its state is kept."""
+    """Yield each hook with the name of its state: its class name, numbered from the second of a class on."""
     seen: Counter[str] = Counter()
     for hook in hooks:
         name = type(hook).__name__

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: scalars a step late, seconds by part, speed, memory, a profile when asked for."""
+"""Reports of a run in progress: scalars a step late, seconds by part, speed, memory, a requested profile."""
 
 import contextlib
 import dataclasses
@@ -47,20 +47,22 @@ from .session import record_facts
 PROFILED_STEPS = 3
 
 SUPERVISED_PREFIXES = ("train/loss", "speed/", "goodput/fraction")
-"""Beginnings of the scalars that a supervisor shows while the job runs."""
+"""Prefixes of the scalars that a supervisor shows while the job runs."""
 
 RECORDS_PER_HEAT_MAP = 5
-"""Records from one heat map to the next."""
+"""Number of records between two heat maps."""
 
 
 class RunReporter:
-    """Keeps the scalars of the last step until the next one runs, reads them then, and hands them to the trackers.
+    """Reports of one run: stores the scalars of the last step until the next one runs, then reads them and
+    sends them to trackers.
 
     Attributes:
         clock: Measures the parts of a step.
-        ledger: Books the seconds of the run.
-        peak: What model FLOPs utilisation divides by; None where the task does not say its FLOPs.
-        goes_back: Told the scalars of each step; whether the run goes back rather than ends where too many updates are skipped.
+        ledger: Accounts for the seconds of the run.
+        peak: Peak FLOPs for the model FLOPs utilization; None if the task does not declare its FLOPs.
+        goes_back: Called with the scalars of each step; returns True if the run rolls back, rather than ends,
+            after too many skipped updates.
     """
 
     def __init__(
@@ -76,10 +78,10 @@ class RunReporter:
     ):
         """
         Args:
-            trackers: More places for what the run reports. Each is called by its own thread.
-            ledger: Where the session's seconds are booked.
-            told: Calls `say`, and a tracker that shows progress where `say` shows its lines.
-            run_id: What trackers are told; a resumed run keeps it.
+            trackers: Additional trackers. Each is called by its own thread.
+            ledger: Ledger of the session's seconds.
+            told: Thread that calls `say`, and a tracker that shows progress among its lines.
+            run_id: Run id for the trackers; a resumed run keeps it.
         """
         experiment = prepared.experiment
         folder = Path(prepared.folder)
@@ -141,7 +143,7 @@ class RunReporter:
         """Take the scalars of step `number`, still being computed, and report those of the step before."""
         compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
         if compiled != self._compiled or self._length is None or self._interrupted:
-            # A step that compiled, or was checked, is not part of any figure of speed.
+            # A step that was compiled, or checked, is excluded from all speed figures.
             self._interrupted = False
             self.clock.restart()
             self._counted = 0
@@ -159,26 +161,27 @@ class RunReporter:
         self.ledger.record_step(number)
 
     def measure_data_wait(self) -> contextlib.AbstractContextManager[None]:
-        """Around a wait for a batch: books it as such, but for what the devices were busy meanwhile."""
+        """Return a context that books the wait for a batch, except for the time that the devices were
+        busy."""
         scalars = {} if self._pending is None else self._pending[1]
         return self.ledger.measure_data_wait(lambda: jax.block_until_ready(scalars))
 
     def block_until_ready(self) -> None:
-        """Wait until the devices are done: what follows needs the state, and this wait is the step's."""
+        """Wait until the devices are done, since the state is needed; this counts as the step's time."""
         if self._pending is not None:
             jax.block_until_ready(self._pending[1])
 
     def record_compilation(self) -> None:
-        """Book what was traced and compiled since the last call, so far spent on something else, as compiling."""
+        """Move the seconds of tracing and compilation since the last call to "compile" in the ledger."""
         seconds, self._booked = self._booked, getattr(self._prepared.step, "compile_seconds", 0.0)
         if self._booked > seconds:
             self.ledger.reassign(self._booked - seconds, "compile")
 
     def _say_kernels(self) -> None:
-        """Say which kernels the programs run that were compiled since the last time."""
+        """Report the kernels used by the programs compiled since the last call."""
         lines = getattr(self._prepared.step, "kernels_taken", [])
         for line in lines[self._kernels_said :]:
-            # What timing has chosen was said as the run began.
+            # The choice by timing was reported as the run began.
             if not line.endswith(TIMED):
                 self._say(line)
         self._kernels_said = len(lines)
@@ -188,7 +191,7 @@ class RunReporter:
 
         Raises:
             TrainingError: Too many updates in a row were skipped.
-            DataError: The step found its batch to be wrong.
+            DataError: The step found its batch to be invalid.
         """
         if self._pending is None:
             return
@@ -198,7 +201,7 @@ class RunReporter:
             self._first_told = True
             _tell_first_step()
         for name in [name for name, value in found.items() if isinstance(value, DataChecks)]:
-            found.pop(name).refuse(f"the batch of step {number}")
+            found.pop(name).raise_if_failed(f"the batch of step {number}")
         values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
         check_finite_update(number, values)
         if not self._gradient_seen:
@@ -216,7 +219,7 @@ class RunReporter:
             self._record(number, values, position)
 
     def record_rollback(self, drawn: DataProgress) -> None:
-        """Report that the run has gone back; what is known of the steps after that is left out."""
+        """Report that the run has rolled back; pending scalars of later steps are dropped."""
         rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
         self._pending = None
         if self._watch is not None:
@@ -225,7 +228,7 @@ class RunReporter:
         self._counted = 0
         alike = sum(each.is_corruption == rewind.is_corruption for each in drawn.rewinds)
         config = self._prepared.experiment.verify if rewind.is_corruption else self._prepared.experiment.rewind
-        without = f" and leaves out {format_batch_numbers(rewind.batches)}" if rewind.batches else ""
+        without = f" and skips {format_batch_numbers(rewind.batches)}" if rewind.batches else ""
         self._say(
             f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
             f"{config.most}"
@@ -237,14 +240,15 @@ class RunReporter:
             self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rewinds)
 
     def record_verification(self, number: int, seconds: float) -> None:
-        """Report that step `number` is being checked on other devices, which took so long; that is not part of the steps'."""
+        """Report that step `number` is being checked on other devices, and for how long; that time is not
+        counted as the steps'."""
         told = {"verify/seconds": seconds}
         self._latest.update(told)
         self._trackers.record(number, told)
         self._interrupted = True
 
     def record_evaluation(self, number: int, values: Mapping[str, float]) -> None:
-        """Report an evaluation; the time it took is not part of the steps'."""
+        """Report an evaluation; its time is not counted as the steps'."""
         named = {f"evaluation/{name}": value for name, value in values.items()}
         self._latest.update(named)
         self._trackers.record(number, named)
@@ -252,7 +256,7 @@ class RunReporter:
         self._counted = 0
 
     def record_missing_evaluation(self, number: int) -> None:
-        """Say that an evaluation has no figure; no earlier one stands in its place."""
+        """Report that an evaluation has no figure, and drop the figures of earlier ones."""
         for name in [name for name in self._latest if name.startswith("evaluation/")]:
             del self._latest[name]
         self._say(
@@ -264,16 +268,16 @@ class RunReporter:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """The scalars read last, by the names under which they are logged."""
+        """Return the scalars read last, by the names under which they are logged."""
         return self._latest
 
     @property
     def trackers(self) -> Tracker:
-        """All places of this run as one."""
+        """Return all trackers of this run as one."""
         return self._trackers
 
     def record_data_usage(self, number: int, position: Position | None) -> None:
-        """Say and write down how often the documents have been seen in the steps so far."""
+        """Report, and write to a file, how often the documents have been seen in the steps so far."""
         if position is None or not is_process_zero():
             return
         parts = summarize_data_usage(self._prepared.data.train, position)
@@ -283,7 +287,7 @@ class RunReporter:
             self._say(line)
 
     def end(self, number: int, word: str) -> None:
-        """Record what the run's time was spent on, up to here.
+        """Record how the run's time was spent up to here.
 
         Args:
             word: How the session ends.
@@ -331,7 +335,8 @@ class RunReporter:
             self._pictured = number
 
     def _tell_supervisor(self, number: int, record: Mapping[str, float]) -> None:
-        """What a job's live view shows: the first process tells of the job, each of its own waiting for data."""
+        """Send figures for a job's live view: the first process sends the job's, each process its share of
+        time waiting for data."""
         told = heartbeat()
         if not told.is_supervised:
             return
@@ -341,7 +346,7 @@ class RunReporter:
             told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
 
     def _speed(self, per_second: float) -> dict[str, float]:
-        """Tokens, or whatever else the task counts, a second; and what part of the devices' peak that is."""
+        """Return tokens, or the task's other unit, per second, and the share of the devices' peak."""
         task = self._prepared.task
         unit, flops = (
             ("tokens", task.flops_per_token(self._length)) if self._length else (task.unit, task.flops_per_example())
@@ -369,7 +374,7 @@ class RunReporter:
 
 
 def describe_skipped_updates(number: int, values: Mapping[str, float]) -> str:
-    """That updates were skipped, up to that of step `number`, with its scalars."""
+    """Format a message that updates were skipped, up to that of step `number`, with its scalars."""
     return (
         f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
         f"with loss {values['loss']} and gradient norm {values['gradient_norm']}"
@@ -377,20 +382,21 @@ def describe_skipped_updates(number: int, values: Mapping[str, float]) -> str:
 
 
 def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
-    """What to do about too many skipped updates."""
+    """Return advice for too many skipped updates."""
     if values["loss"] == 0 and values["gradient_norm"] == 0:
         return (
             "nothing in these batches carries loss: look at them with `panax data show`. Answers may be cut away (raise "
-            "data.sequence_length), or the mask may leave out every row"
+            "data.sequence_length), or the mask may exclude every row"
         )
     ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
     if experiment.rewind.after:
         return f"rewind.most={experiment.rewind.most} rewinds are used up: {ways}"
-    return f"{ways}; --rewind.after {after} would go back to a checkpoint and leave such batches out" if after else ways
+    return f"{ways}; --rewind.after {after} would go back to a checkpoint and skip such batches" if after else ways
 
 
 def _zero_gradient_words(prepared: PreparedRun, number: int, values: Mapping[str, float]) -> str | None:
-    """A warning if the first step that this process takes has no gradient at all; None if it has, or need not have one."""
+    """Return a warning if the first step of this process has a gradient of zero; None if not, or if that can
+    be right."""
     late = prepared.experiment.comms.delayed
     if isinstance(prepared.task, CollectingTask) or late or values.get("gradient_norm") != 0.0:
         return None
@@ -410,7 +416,8 @@ def _named(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _tell_first_step() -> None:
-    """To a supervisor: when this process had taken its first step, what that took, and what had to be compiled."""
+    """Report to a supervisor when this process has taken its first step, its CPU time, and the programs
+    compiled for it."""
     done = compilation_stats()
     heartbeat().facts(
         first_step_at=round(time.time(), 3),
@@ -422,14 +429,15 @@ def _tell_first_step() -> None:
 
 
 def has_flops(task: Task) -> bool:
-    """Whether there is anything that a peak would be compared with; to measure it takes most of a second."""
+    """Return True if there are FLOPs to compare with a peak; measuring the peak takes most of a second."""
     return task.flops_per_example() is not None or task.flops_per_token(1) is not None
 
 
 def measure_peak(prepared: PreparedRun) -> Peak:
-    """The peak of the devices that this run uses, in the dtype it computes in.
+    """Find the peak of the devices that this run uses, in its compute dtype.
 
-    The first process finds it for all: processes of one host that measured at the same time would slow each other down.
+    The first process finds it for all: processes of one host that measured at the same time would slow each
+    other down.
     """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)

@@ -1,4 +1,4 @@
-"""One process's turn at a run: the ledger of its seconds, and what it ran on, in the run's folder."""
+"""Session of a process in a run: ledger of its seconds, and facts of its environment, in the run's folder."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ from ..preparation import LogFn, PreparedRun
 SESSIONS_FILE = "sessions.jsonl"
 
 CONTINUATION_VARIABLE = "PANAX_GOES_ON"
-"""The environment variable by which a supervisor says that the session before ended only to get a new layout."""
+"""Environment variable that a supervisor sets if the session before ended only to get a new layout."""
 
 _PACKAGES = (
     "panax-jax",
@@ -50,9 +50,9 @@ _MOST_ARRAYS = 200
 
 @contextlib.contextmanager
 def open_ledger(prepared: PreparedRun, say: LogFn) -> Iterator[Ledger]:
-    """The ledger of this session; when it has ended, a line says what the run's time was spent on.
+    """Open the ledger of this session; when it has ended, a line reports how the run's time was spent.
 
-    In processes but the first nothing is written.
+    Only the first process writes.
     """
     experiment = prepared.experiment
     folder = Path(prepared.folder) if is_process_zero() else None
@@ -72,7 +72,7 @@ def open_ledger(prepared: PreparedRun, say: LogFn) -> Iterator[Ledger]:
         try:
             yield ledger
         except BaseException as error:
-            # A mistake that is found before the first step is not a failure to come back from.
+            # An error that is found before the first step is not a failure to recover from.
             how = "refused" if isinstance(error, PanaxError) and not ledger.has_begun else "error"
             ledger.close(f"{how}: {type(error).__name__}: {error}")
             raise
@@ -82,12 +82,13 @@ def open_ledger(prepared: PreparedRun, say: LogFn) -> Iterator[Ledger]:
 
 
 def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: BackgroundReporter | None) -> None:
-    """Add a line on this session to the run's folder: settings, layout, devices, hosts, versions. Every process calls it.
+    """Add a line about this session to the run's folder: settings, layout, devices, hosts, versions. Every
+    process calls it.
 
-    Nothing of the environment's variables is kept.
+    No environment variable is recorded.
 
     Args:
-        lane: Writes it; None in processes but the first.
+        lane: Thread that writes it; None in all processes but the first.
     """
     hosts = gather_texts(socket.gethostname())
     if lane is None:
@@ -121,7 +122,7 @@ def record_facts(prepared: PreparedRun, run_id: str, step: int, lane: Background
 
 
 def _command(words: Sequence[str]) -> list[str]:
-    """The words that started this process, as a person types them; `python -m panax` is `panax`.
+    """Return the words that started this process, as a user types them; `python -m panax` is `panax`.
 
     >>> _command(["/opt/lib/python3.12/site-packages/panax/__main__.py", "train", "gpt2"])
     ['panax', 'train', 'gpt2']
@@ -134,7 +135,7 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def _split(sharding: Any) -> str:
-    """Which mesh axes an array is split over."""
+    """Format the mesh axes over which an array is sharded."""
     axes = [axis for dim in getattr(sharding, "spec", ()) if dim for axis in ((dim,) if isinstance(dim, str) else dim)]
     return "split over " + ", ".join(axes) if axes else "whole"
 
@@ -153,10 +154,10 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _commit(folder: Path) -> dict[str, Any] | None:
-    """The commit that a folder is at, and whether files differ from it; None outside of a repository, or without git."""
+    """Return a folder's commit, and whether files differ; None outside of a repository, or without git."""
 
     def git(*arguments: str) -> str:
-        # What a repository's own settings would start is not started.
+        # Programs that a repository's settings would start must not run.
         command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
         found = children.run_command(command, _GIT_SECONDS)
         if found.code:

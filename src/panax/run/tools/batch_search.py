@@ -1,4 +1,5 @@
-"""`find_batch`: the largest micro-batch that fits each device's memory, found by compiling steps and never by running one."""
+"""`find_batch`: search for the largest micro-batch that fits each device's memory, by compiling steps without
+running any."""
 
 import dataclasses
 import functools
@@ -24,22 +25,23 @@ from ..preparation import LogFn, make_program
 from ..sketch import Sketch, sketch_step
 
 MAX_MEMORY_SHARE = 0.9
-"""Of a device's memory that a step may take: the rest is for fragments, what a library keeps, and the next batches."""
+"""Share of a device's memory that a step may use: the rest is for fragmentation, libraries and further
+batches."""
 
 SIZES_PER_OCTAVE = 8
-"""Sizes above 16 rows are looked for among eight between one power of 2 and the next."""
+"""Number of candidate sizes between one power of 2 and the next, above 16 rows."""
 
 MAX_ROWS = 2**16
-"""No more rows of a device are looked for."""
+"""Largest number of rows per device that is tried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchTrial:
-    """A micro-batch whose step was compiled.
+    """A micro-batch size for which the step was compiled.
 
     Attributes:
-        rows: Of each device, at one time.
-        total_bytes: Of each device; None where the compiler refused the program for want of memory.
+        rows: Rows per device, at one time.
+        total_bytes: Memory on each device; None if the compiler refused the program because it is too large.
     """
 
     rows: int
@@ -48,18 +50,18 @@ class BatchTrial:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSearch:
-    """What was found.
+    """Result of `find_batch`.
 
     Attributes:
-        rows: Of each device, at one time: the most that fit.
-        total_bytes: What that step takes on each device.
-        memory_bytes: What each device has for it, `SHARE` of its memory.
-        ways: Over how many devices the rows of a batch are split.
+        rows: Most rows per device that fit at one time.
+        total_bytes: Memory that this step takes on each device.
+        memory_bytes: Memory that a step may take on each device: `MAX_MEMORY_SHARE` of its memory.
+        ways: Number of devices over which the rows of a batch are split.
         batch_size: The experiment's global batch.
-        micro_batches: The fewest parts that keep it.
-        even: Whether its rows divide by these parts; else `step.pad_rows` has to fill them up.
-        at_most: Whether more than `MOST_ROWS` rows might fit.
-        tried: All steps that were compiled, by their rows.
+        micro_batches: The fewest micro-batches that keep the global batch.
+        even: True if its rows divide by these; otherwise `step.pad_rows` has to pad them.
+        at_most: True if more than `MAX_ROWS` rows might fit.
+        trials: All steps that were compiled, by their rows.
     """
 
     rows: int
@@ -74,7 +76,7 @@ class BatchSearch:
 
     @property
     def largest_batch(self) -> int:
-        """The largest global batch without accumulation."""
+        """Return the largest global batch without gradient accumulation."""
         return self.rows * self.ways
 
 
@@ -85,18 +87,20 @@ def find_batch(
     devices: Any = None,
     say: LogFn = lambda line: None,
 ) -> BatchSearch:
-    """The most rows that each device can train on at one time. Steps are compiled, and their memory is read; none is run.
+    """Find the most rows that each device can train on at one time. Steps are compiled, and their memory is
+    read; none is run.
 
     Above 16 rows the answer is a multiple of an eighth of a power of 2.
 
     Args:
-        memory_gib: Of each device; by default what the device says. Devices on a CPU share what the process may use.
-        devices: JAX devices, also of a target that is not attached; None for all that are.
-        say: Takes a line for each step that is compiled.
+        memory_gib: Memory of each device; by default as the device reports. Devices on a CPU share what the
+            process may use.
+        devices: JAX devices, also of a target that is not attached; None for all attached ones.
+        say: Called with a line for each step that is compiled.
 
     Raises:
         LayoutError: Not even one row fits.
-        RecipeError: The memory is not a number above 0, or the experiment debugs.
+        RecipeError: The memory is not a number above 0, or the experiment has `debug` set.
     """
     check_experiment(experiment, "find_batch")
     if memory_gib is not None and not (math.isfinite(memory_gib) and memory_gib > 0):
@@ -104,7 +108,7 @@ def find_batch(
             f"memory_gib={memory_gib}; expected the memory of a device in GiB, above 0, as in --memory-gib 80"
         )
     if experiment.debug:
-        raise RecipeError("debug runs without a compiled step, so nothing tells its memory; leave debug out")
+        raise RecipeError("debug runs without a compiled step, so its memory is unknown; remove debug")
     check_single_process("find_batch")
     devices = jax.devices() if devices is None else list(devices)
     memory = usable_bytes(devices) if memory_gib is None else round(memory_gib * 2**30)
@@ -127,7 +131,7 @@ def find_batch(
     total = tried[rows].total_bytes if rows else None
     if total is None:
         least = tried[1].total_bytes
-        takes = "what the compiler refuses" if least is None else size(least)
+        takes = "more than the compiler accepts" if least is None else size(least)
         raise LayoutError(
             f"one row on each device takes {takes}, where {size(limit)} may be used: shard over more devices "
             f"(--mesh.fsdp, --mesh.tensor), use --task.remat full, or shorter rows"
@@ -141,10 +145,11 @@ def find_batch(
 
 
 def find_largest(fits: Callable[[int], bool], first: int) -> int:
-    """The largest size that fits, of all up to 16 and of eight between a power of 2 and the next; 0 where none does.
+    """Find the largest size that fits, of all up to 16 and of eight between a power of 2 and the next; 0 if
+    none does.
 
     Args:
-        fits: Whether a size does; a larger one than one that does not is taken not to fit either.
+        fits: Returns True if a size fits; if one does not, larger ones are assumed not to fit either.
         first: The size to begin with.
 
     >>> find_largest(lambda rows: rows <= 13, 1), find_largest(lambda rows: rows <= 101, 4), find_largest(lambda rows: False, 4)
@@ -167,7 +172,8 @@ def find_largest(fits: Callable[[int], bool], first: int) -> int:
 
 
 def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
-    """What a step takes on each device, with so many rows at one time and at least the global batch; None: refused."""
+    """Return the memory of a step on each device, in bytes, with `rows` at one time and at least the global
+    batch; None if the compiler refused it."""
     parts = math.ceil(batch_size / (ways * rows))
     step = dataclasses.replace(found.experiment.step, micro_batches=parts)
     program = make_program(dataclasses.replace(found.experiment, step=step), found.task)
@@ -179,7 +185,7 @@ def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: 
         name: jax.ShapeDtypeStruct((parts * ways * rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
     }
     with warnings.catch_warnings():
-        # Of a pipeline with few micro-batches, among others: it is compiled, not run.
+        # Warnings about a pipeline with few micro-batches, for example: the step is compiled, not run.
         warnings.simplefilter("ignore")
         try:
             compiled = CompiledStep(program, placement, found.step.batch_axes)
@@ -193,21 +199,22 @@ def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: 
 
 
 def usable_bytes(devices: list[Any]) -> int:
-    """The memory of each device: its own, or its share of what this process may use of the host's.
+    """Return the memory of each device, in bytes: its own, or its share of the host memory that this process
+    may use.
 
     Raises:
-        RecipeError: The device does not say.
+        RecipeError: The device does not report it.
     """
     if not device_target(devices[0]).traits.own_memory:
         return host_bytes() // len(devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if not limit:
-        raise RecipeError(f"{devices[0].device_kind} does not say how much memory it has; give it: --memory-gib 80")
+        raise RecipeError(f"{devices[0].device_kind} does not report its memory; give it: --memory-gib 80")
     return limit
 
 
 def format_batch_result(found: BatchSearch) -> list[str]:
-    """The answer, for a terminal."""
+    """Format the result for a terminal."""
     each = f"{found.rows:,} rows on each device" + (", or more" if found.at_most else "")
     lines = [
         f"micro-batch    {each}: {size(found.total_bytes)} of {size(found.memory_bytes)}",

@@ -1,4 +1,4 @@
-"""`check`: measure and judge the hardware that a run would use, before it starts."""
+"""`check`: measurement and assessment of the hardware that a run would use, before it starts."""
 
 import dataclasses
 import datetime
@@ -25,11 +25,11 @@ from ..sketch import sketch_step
 from ..start import checkpoint_location
 
 DEFAULT_FOLDER = "runs"
-"""Where runs are kept by default."""
+"""Default folder of runs."""
 
 
 class CheckError(PanaxError):
-    """A check that had to pass has found something."""
+    """Error raised if a check that had to pass has findings."""
 
     exit_code = 6
 
@@ -45,40 +45,43 @@ def check(
     output: str | Path | None = None,
     say: LogFn = lambda line: None,
 ) -> Preflight:
-    """Measure each device, mesh axis, link, clock and disk, compare them with each other, and name what is odd.
+    """Measure each device, mesh axis, link, clock and disk, compare them with each other, and report
+    anomalies.
 
-    Every process of a job calls this together, before it trains; it takes seconds. What was measured is kept in Panax's cache,
-    where `panax inspect` finds it, or in `save`.
+    Every process of a job calls this together, before training; it takes seconds. The profile is stored in
+    Panax's cache, where `panax inspect` finds it, or in `save`.
 
     Args:
-        experiment: What will be trained: its mesh, and the collectives of its step with the sizes of their messages, are
-            measured, and the disks that its folder and checkpoints are on. None: the usual collectives over `mesh`.
-        mesh: Without an experiment; by default all devices along `fsdp`.
+        experiment: The experiment to train: its mesh is measured, the collectives of its step at their
+            message sizes, and the disks of its folder and checkpoints. None: the usual collectives over
+            `mesh`.
+        mesh: The mesh if no experiment is given; by default all devices along `fsdp`.
         places: Further folders or stores to write to and read from.
-        save: A file for the profile, in place of the cache.
-        strict: Raise where something is found, or a part of a full check fails.
-        full: Also run every kernel against its definition, a few steps on each kind of layout, a checkpoint and a benchmark, in
-            this one process, and write a page about all of it.
-        output: The new file for that page; by default a dated one in `benchmarks/results`, or here where there is none.
-        say: Takes what is measured now, a line at a time.
+        save: A file for the profile, instead of the cache.
+        strict: Raise if anything is found, or if a part of a full check fails.
+        full: Also run every kernel against its definition, a few steps on each kind of layout, a checkpoint
+            and a benchmark, in this one process, and write a page about all of it.
+        output: The new file for that page; by default a dated one in `benchmarks/results`, or in the current
+            folder if that does not exist.
+        say: Called with a line before each measurement.
 
     Returns:
-        The same in every process: print it, or look at `findings` and `profile`.
+        The same result in every process: print it, or look at `findings` and `profile`.
 
     Raises:
-        CheckError: `strict`, and something was found or failed.
+        CheckError: `strict` is set, and something was found or failed.
         PanaxError: The experiment or the mesh can't be used here.
     """
     if experiment is not None and mesh is not None:
         raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
     if output is not None and not full:
         raise RecipeError(
-            "output has no effect without full: only a full check writes a page; give --full too, or leave it out"
+            "output has no effect without full: only a full check writes a page; give --full too, or remove it"
         )
     target, page = device_target(jax.local_devices()[0]), None
     if full:
         check_single_process()
-        # Before minutes of work: a file that is there is not written over.
+        # Before minutes of work: an existing file is not overwritten.
         page = result_file(output, datetime.datetime.now(datetime.UTC).date().isoformat(), target.platform, chip_name())
     uses: list[CollectiveUse] | None = None
     if experiment is None:
@@ -100,12 +103,12 @@ def check(
         write_result(page, format_markdown(found, checked))
         result = dataclasses.replace(result, full=found, page=page)
     if strict and not result.healthy:
-        raise CheckError(format_findings(result))
+        raise CheckError(_summarize_findings(result))
     return result
 
 
-def format_findings(result: Preflight) -> str:
-    """What a check has found, as one message."""
+def _summarize_findings(result: Preflight) -> str:
+    """Format the findings of a check as one message."""
     count, failed = len(result.findings), result.full.failed if result.full else ()
     parts = f", {len(failed)} part{'s' if len(failed) > 1 else ''} of the full check failed" if failed else ""
     lines = [f"the check has {count} finding{'s' if count != 1 else ''}{parts}, and nothing was started:"]
@@ -114,7 +117,7 @@ def format_findings(result: Preflight) -> str:
 
 
 def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[CollectiveUse] | None]:
-    """The mesh of a run, and what its step sends over it; None where only the compiled step would tell."""
+    """Return the mesh of a run and the collectives of its step; None for the latter if they are not known."""
     found = sketch_step(experiment, jax.devices(), say)
     if not isinstance(found.step, CompiledStep):
         return Placement.create(devices=jax.devices()[:1]), None
@@ -125,7 +128,8 @@ def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[Collect
 
 
 def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
-    """Write the profile where it is looked for; the file, in every process."""
+    """Write the profile to `save` or to the cache; return its path in every process, or None if the cache
+    can't be written."""
     failed, path = "", expand_user(save) if save is not None else profile_path(profile)
     if is_process_zero():
         try:

@@ -1,4 +1,4 @@
-"""A range test as lines for a terminal, and as a page."""
+"""Result of a range test as lines for a terminal, and as a page."""
 
 import math
 import os
@@ -16,12 +16,12 @@ ROWS, COLUMNS = 14, 66
 
 
 def format_rate_curve(found: RateSearch) -> list[str]:
-    """The curve, then the answer."""
+    """Format the curve, followed by the answer."""
     return [*plot_losses(found.rates, found.smoothed), "", *format_recommendation(found)]
 
 
 def format_recommendation(found: RateSearch) -> list[str]:
-    """What is recommended, and why; or why nothing is."""
+    """Format the recommended rate and its reasons; or the reason why there is none."""
     if found.recommended is None or found.steepest is None or found.peak is None:
         return ["no rate can be recommended: " + found.why]
     lowest = found.recommended * RATE_DIVISOR
@@ -35,12 +35,12 @@ def format_recommendation(found: RateSearch) -> list[str]:
 
 
 def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
-    """Losses over the logarithm of the rate, in characters: at most 80 columns."""
+    """Plot losses over the logarithm of the rate, in characters: at most 80 columns."""
     points = [(math.log10(rate), loss) for rate, loss in zip(rates, losses) if math.isfinite(loss)]
     if len(points) < 2:
         return []
     first, last = points[0][0], points[-1][0]
-    # A loss that has run away would leave no room for the rest.
+    # A loss that has diverged would leave no room for the rest.
     highest = min(max_finite(loss for _, loss in points), points[0][1] + abs(points[0][1]) / 4)
     lowest = min_finite(loss for _, loss in points)
     high = max(highest, lowest + 1e-9)
@@ -55,7 +55,7 @@ def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
 
 
 def write_page(found: RateSearch, name: str, output: str | Path) -> Path:
-    """Write the page.
+    """Write the page to `output`.
 
     Raises:
         DataError: It can't be written.

@@ -1,7 +1,7 @@
-"""`find_lr`: a short run whose learning rate rises exponentially, and the rate that its losses recommend.
+"""`find_lr`: a short run with an exponentially rising learning rate, and the rate that its losses recommend.
 
-The range test of Smith (arXiv:1506.01186): where the rate is too low the loss stays, then it falls, and where the rate is too
-high it rises again.
+The range test of Smith (arXiv:1506.01186): if the rate is too low the loss does not move, then it falls, and
+if the rate is too high it rises again.
 """
 
 import contextlib
@@ -26,30 +26,30 @@ from ..fitting import check_experiment
 from ..preparation import LogFn, PreparedRun, prepare
 
 RATE_DIVISOR = 10.0
-"""The rate of the lowest smoothed loss is divided by it."""
+"""Divisor of the rate at the lowest smoothed loss, which gives the recommended rate."""
 
 MIN_STEPS = 20
-"""Steps that a curve must have."""
+"""Minimum number of steps of a curve."""
 
 MIN_LOSS_DECREASE = 0.01
-"""A loss that falls by less than this share of its first value says nothing."""
+"""Share of its first value by which a loss has to fall at least to be informative."""
 
 DIVERGENCE_DECREASE = 0.05
-"""After a fall by this share a loss that is back where it began has diverged."""
+"""Share by which a loss must have fallen for its return to the first value to count as divergence."""
 
 NOISE_FACTOR = 3.0
-"""Nor does one that falls by less than so many times what it moves by from step to step."""
+"""Multiple of its usual change from step to step by which a loss has to fall to be informative."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RateRange(Validated):
-    """Which rates are tried.
+    """Range of learning rates to try.
 
     Attributes:
         lowest: The first step's rate.
-        highest: The last step's.
-        steps: From the one to the other, each by the same factor.
-        smoothing: Of the losses: the weight of what was before, corrected for the beginning.
+        highest: The last step's rate.
+        steps: Number of steps from the lowest to the highest, each by the same factor.
+        smoothing: Weight of the running mean in the smoothed losses, which are corrected for the beginning.
     """
 
     lowest: float = 1e-6
@@ -68,7 +68,7 @@ class RateRange(Validated):
             raise RecipeError(f"smoothing={self.smoothing}; expected a share in [0, 1), such as 0.9")
 
     def rate(self, step: int) -> float:
-        """Of a step, from 0 on.
+        """Return the rate of a step, counted from 0.
 
         >>> round(RateRange(lowest=1e-4, highest=1e-2, steps=21).rate(10), 6)
         0.001
@@ -78,17 +78,20 @@ class RateRange(Validated):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RateSearch:
-    """What a range test has found.
+    """Result of a range test.
 
     Attributes:
-        rates: Of each step that was taken.
-        losses: Of these steps' batches, before their updates.
-        smoothed: The same, smoothed.
-        recommended: A tenth of the rate at the lowest smoothed loss; None where the curve does not allow one.
-        steepest: The rate where the smoothed loss falls fastest, by the logarithm of the rate; None likewise.
-        diverged: Whether the losses ended the test before the highest rate.
-        peak: What to set `optimizer.schedule.peak` to: the recommended rate, divided by what its rule multiplies it with.
-        why: Why no rate is recommended, and what to do; empty where one is.
+        rates: The rate of each step taken.
+        losses: The losses of these steps' batches, before their updates.
+        smoothed: The smoothed losses.
+        recommended: A tenth of the rate at the lowest smoothed loss; None if the curve does not allow a
+            recommendation.
+        steepest: The rate at which the smoothed loss falls fastest, by the logarithm of the rate; None in the
+            same case.
+        diverged: True if the losses ended the test before the highest rate.
+        peak: The value for `optimizer.schedule.peak`: the recommended rate, divided by the factor of its
+            batch-size rule.
+        why: Why no rate is recommended, and what to do; empty if one is.
     """
 
     rates: tuple[float, ...]
@@ -104,7 +107,7 @@ class RateSearch:
         return f"RateSearch({self.why or f'recommended {self.recommended:.3g}'})"
 
     def to_json(self) -> str:
-        """All of it; losses that are not finite are null."""
+        """Return all fields as JSON; losses that are not finite are null."""
         values = dataclasses.asdict(self)
         for name in ("losses", "smoothed"):
             values[name] = [loss if math.isfinite(loss) else None for loss in values[name]]
@@ -121,27 +124,28 @@ def find_lr(
     output: str | Path | None = None,
     say: LogFn = lambda line: None,
 ) -> RateSearch:
-    """Train for some steps with a rising learning rate, and recommend one. Nothing is saved; the run's folder is not touched.
+    """Train for some steps with a rising learning rate, and recommend one. Nothing is saved; the run's folder
+    is not touched.
 
-    The step is the experiment's own, with its batches, clipping and mesh. The test ends where the loss is not finite, or back
-    above where it began after it had fallen.
+    The step is that of the experiment, with its batches, clipping and mesh. The test ends when the loss is
+    not finite, or is back above its first value after it had fallen.
 
     Args:
         output: A file for a page with the curve; None writes none.
-        say: Takes what a person should know, a line at a time.
+        say: Called with messages for the user, a line at a time.
 
     Raises:
         RecipeError: A rate or a number can't be used, or the optimizer brings its own learning rate.
         DataError: The data ends too soon, or the page can't be written.
     """
-    check_experiment(experiment, "find_rate")
+    check_experiment(experiment, "find_lr")
     tried = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
-    check_single_process("find_rate")
+    check_single_process("find_lr")
     usual = experiment.optimizer
-    # Of any batch, and of a run that is long enough for its warm-up: only whether there is a rate is asked.
+    # Any batch size and a run long enough for any warm-up will do: this only checks that there is a rate.
     if usual.scale_to_batch(1).reported_rate(2**30) is None:
         raise RecipeError(
-            f"{type(usual).__name__} brings its own learning rate, so none can be tried; take an optimizer of panax.optim, or a "
+            f"{type(usual).__name__} has a built-in learning rate, so none can be tried; use an optimizer of panax.optim, or a "
             f"transformation that leaves the rate to the schedule, with Optax(transformation=..., of_schedule=True)"
         )
     rising = CustomSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
@@ -157,12 +161,12 @@ def find_lr(
 
 
 def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
-    """The rate of the run for a peak of 1, by the schedule's rule for its batch."""
+    """Return the learning rate of the run for a peak of 1, by the schedule's rule for the batch size."""
     return schedule.scale_to_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
 
 
 def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
-    """(the losses of the steps, the rows of a batch)."""
+    """Train and return (the losses of the steps, the rows of a batch)."""
     step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
     with contextlib.closing(prefetch_to_device(prepared.data.train, step, most=tried.steps)) as batches:
         for batch, _, _ in batches:
@@ -179,7 +183,7 @@ def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
 
 
 def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
-    """The running mean of losses, corrected for its beginning.
+    """Compute the running mean of losses, corrected for its beginning.
 
     >>> smooth_losses([4.0, 2.0], 0.5)
     [4.0, 2.6666666666666665]
@@ -192,13 +196,14 @@ def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
 
 
 def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
-    """Whether the last loss is not finite, or the smoothed one is back above the first after it had fallen, or far above it."""
+    """Return True if the last loss is not finite, or the smoothed one is back above the first after it had
+    fallen, or far above it."""
     if not losses:
         return False
     if not math.isfinite(losses[-1]):
         return True
     smoothed, first = smooth_losses(losses, smoothing), _first(losses)
-    # A loss that is not finite is in all means after it: no comparison would find anything.
+    # A loss that is not finite stays in all means after it: no comparison would detect anything.
     if not math.isfinite(smoothed[-1]):
         return True
     fell = first - min_finite(smoothed) > DIVERGENCE_DECREASE * abs(first)
@@ -206,13 +211,13 @@ def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
 
 
 def _first(losses: Sequence[float]) -> float:
-    """The loss at the beginning, of the first few, none of which may tell it alone."""
+    """Estimate the initial loss from the first few, since any one of them may be an outlier."""
     finite = [loss for loss in losses[:5] if math.isfinite(loss)]
     return min(finite[0], float(np.median(finite))) if finite else math.nan
 
 
 def analyze_lr_range_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
-    """What the losses of a range test say."""
+    """Derive a recommendation from the losses of a range test."""
     smoothed = smooth_losses(losses, tried.smoothing)
     rates = [tried.rate(step) for step in range(len(losses))]
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
@@ -231,7 +236,7 @@ def analyze_lr_range_test(losses: Sequence[float], tried: RateRange, per_peak: f
 
 
 def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequence[int], diverged: bool) -> str:
-    """Why a curve does not allow a recommendation; empty where it does."""
+    """Return the reason why a curve does not allow a recommendation; empty if it does."""
     if len(finite) < 3:
         return "the loss was not finite almost from the beginning: give a lower --lowest, or look for the cause with --debug"
     lowest = min_finite(finite, key=lambda n: smoothed[n])
@@ -239,7 +244,7 @@ def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequen
     fall = first - smoothed[lowest]
     moves = np.diff([losses[n] for n in finite[: lowest + 1]])
     noise = float(np.median(np.abs(moves))) if len(moves) else 0.0
-    # Averaged over what the smoothing remembers, noise is smaller than from step to step: a cautious bound.
+    # Averaged over the memory of the smoothing, noise is smaller than from step to step: a cautious bound.
     if fall <= max(MIN_LOSS_DECREASE * abs(first), min(NOISE_FACTOR * noise, abs(first) / 4)):
         if diverged:
             return "the loss rose before it had fallen: give a lower --lowest"

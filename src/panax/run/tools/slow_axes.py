@@ -1,7 +1,8 @@
-"""`comms.over="auto"`: which mesh axes are slow, by what was measured of them, else by which of them cross hosts.
+"""`comms.over="auto"`: detection of slow mesh axes, by their measured bandwidth, or else by which of them
+cross hosts.
 
-Sums over all other axes are made first, in float32, and what is left travels compressed over these: a reduction inside of hosts,
-then across them.
+Sums over all other axes are made first, in float32, and the results travel compressed over the slow ones: a
+reduction inside hosts, then across them.
 """
 
 import dataclasses
@@ -24,18 +25,19 @@ from ...train import Program
 from ..paused import count_missing_processes, drop_comms
 
 SLOW_FACTOR = 2.0
-"""An axis is slow if the fastest one carries so many times as much."""
+"""Factor by which the fastest axis must exceed the bandwidth of an axis for that to count as slow."""
 
 
 def resolve_slow_axes(
     program: Program, placement: Placement, folder: str | None, say: Callable[[str], None] = lambda line: None
 ) -> Program:
-    """The program with the axes that "auto" stands for, which are told; as it is where the settings name them.
+    """Resolve "auto" to the slow mesh axes, and report them; return the program as it is if its settings name
+    axes.
 
     Every process of a job calls it.
 
     Args:
-        folder: The run's, where a check may have left a profile; None without one.
+        folder: The run's folder, in which a check may have left a profile; None without one.
 
     Raises:
         RecipeError: No axis is slow.
@@ -61,7 +63,7 @@ def resolve_slow_axes(
     if not slow:
         among = " and ".join(copies) or "an axis of copies, which this mesh does not have"
         raise RecipeError(
-            f"comms.over=auto finds no slow axis among {among}: {why}; name one in comms.over, or leave comms out"
+            f"comms.over=auto finds no slow axis among {among}: {why}; name one in comms.over, or remove comms"
         )
     say(f"comms.over     {' and '.join(slow)}: {why}")
     program = dataclasses.replace(program, comms=dataclasses.replace(program.comms, over=slow))
@@ -70,7 +72,7 @@ def resolve_slow_axes(
 
 
 def _advise(program: Program, placement: Placement, say: Callable[[str], None]) -> None:
-    """Say of compressed axes with several devices of a host how the mesh would send less across hosts."""
+    """Suggest a mesh that sends less across hosts, if compressed axes have several devices of a host."""
     if not program.comms.compress:
         return
     for axis in program.comms.over:
@@ -85,21 +87,21 @@ def _advise(program: Program, placement: Placement, say: Callable[[str], None]) 
 
 
 def devices_per_process(placement: Placement, axis: str) -> int:
-    """How many devices along a mesh axis belong to one process."""
+    """Return the number of devices along a mesh axis that belong to one process."""
     process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
     lines = np.moveaxis(process, placement.devices.axis_names.index(axis), -1).reshape(-1, placement.sizes[axis])
     return int(max(np.unique(line, return_counts=True)[1].max() for line in lines))
 
 
 def crosses_hosts(placement: Placement, axis: str) -> bool:
-    """Whether neighbours along a mesh axis are devices of different processes."""
+    """Return True if neighbours along a mesh axis are devices of different processes."""
     process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
     place = placement.devices.axis_names.index(axis)
     return bool((np.diff(process, axis=place) != 0).any())
 
 
 def _copies(program: Program, placement: Placement) -> tuple[str, ...]:
-    """Axes over which every parameter's gradient is added up."""
+    """Return the axes over which every parameter's gradient is reduced."""
     named = pair_axes(program.abstract.params, program.axes.params)
     split = {
         axis
@@ -112,7 +114,8 @@ def _copies(program: Program, placement: Placement) -> tuple[str, ...]:
 
 
 def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
-    """Bytes a second of each axis, by the newest profile of these devices that the first process finds; empty without one."""
+    """Return the bandwidth of each axis in bytes per second, by the newest profile of these devices that the
+    first process finds; empty without one."""
     kind = placement.devices.devices.flat[0].device_kind
     paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
     found = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
@@ -121,7 +124,7 @@ def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
 
 
 def axis_bandwidths(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Bytes a second of each axis' fastest kind of collective."""
+    """Return the bandwidth of each axis' fastest kind of collective, in bytes per second."""
     found: dict[str, float] = {}
     for rates in profile.collectives:
         if len(rates.axes) == 1 and sizes[rates.axes[0]] > 1 and math.isfinite(rates.bandwidth):

@@ -1,4 +1,4 @@
-"""A sweep: the same experiment with several values of some settings, one table, one chart."""
+"""Sweeps: the same experiment with several values of some settings, one table, one chart."""
 
 import csv
 import dataclasses
@@ -25,11 +25,11 @@ from ..result import Result
 TABLE, CHART = "sweep.csv", "sweep.svg"
 
 CURVES = "curves.svg"
-"""The losses over the steps, where the chart has those at the end over the values."""
+"""Chart of the losses over the steps, if the main chart has the final losses over the values."""
 
 
 UNSPLIT_FLAGS = ("--data", "--directory", "--checkpoint.directory", "--name")
-"""Flags whose values may have commas in them."""
+"""Flags with values that may contain commas."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        settings: What it has of its own, by dotted names.
+        settings: Its settings that differ from the other runs, by dotted names.
         step: Steps taken.
-        evaluation: Held-out losses and metrics at its end; empty without held-out data, or where it failed.
-        error: Why it failed; empty where it did not.
+        evaluation: Held-out losses and metrics at its end; empty without held-out data, or if it failed.
+        error: Why it failed; empty if it did not.
     """
 
     settings: Mapping[str, Any]
@@ -51,12 +51,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Its settings in a few words."""
+        """Return its settings in short form."""
         return ", ".join(f"{name.rpartition('.')[2]} {_short(value)}" for name, value in self.settings.items())
 
     @property
     def loss(self) -> float:
-        """The held-out loss, or that of the last report; infinite where there is none."""
+        """Return the held-out loss, or that of the last report; infinite if there is none."""
         if self.error:
             return float("inf")
         if "loss" in self.evaluation:
@@ -67,10 +67,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sweep:
-    """What came of a sweep.
+    """Result of a sweep.
 
     Attributes:
-        trials: In their order; one that was not begun is missing.
+        trials: The trials in their order; those that were not started are missing.
         interrupted_by: The signal's name, if one ended the sweep early.
     """
 
@@ -80,15 +80,18 @@ class Sweep:
 
     @property
     def best(self) -> Trial:
-        """The trial with the lowest held-out loss, or training loss without held-out data; one that is not finite is never best.
+        """Return the trial with the lowest held-out loss, or training loss without held-out data.
+
+        A loss that is not finite is never best.
 
         Raises:
             RecipeError: Every trial failed, or no loss is finite.
         """
         whole = [trial for trial in self.trials if not trial.error]
         if not whole:
-            raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table says why")
-        # A training loss is not compared with held-out ones; a trial without a held-out figure was not judged.
+            raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table gives the reasons")
+        # A training loss is not compared with held-out ones; a trial without a held-out figure was not
+        # evaluated.
         judged = [trial for trial in whole if "loss" in trial.evaluation]
         best = min_finite(judged or whole, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
@@ -97,12 +100,12 @@ class Sweep:
 
     @property
     def ranked(self) -> list[Trial]:
-        """The trials from the lowest loss on; those without a finite one are last, in their order."""
+        """Return the trials by increasing loss; those without a finite one are last, in their order."""
         return sort_finite_first(self.trials, key=lambda trial: trial.loss)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each trial: settings, steps, loss, metrics, folder, error."""
+        """Return the rows of the table, one for each trial: settings, steps, loss, metrics, folder, error."""
         return [
             {
                 **trial.settings,
@@ -117,11 +120,11 @@ class Sweep:
 
     @property
     def table(self) -> Any:
-        """The rows as a pandas DataFrame, where pandas is installed."""
+        """Return the rows as a pandas DataFrame, if pandas is installed."""
         return to_dataframe(self.rows, index=None)
 
     def plot(self) -> Chart:
-        """The loss of each trial over its steps: held-out where it was evaluated, else of training."""
+        """Plot the loss of each trial over its steps: held-out if evaluated, otherwise of training."""
         drawn = []
         for trial in self.trials:
             rows = read_history(trial.folder)
@@ -131,13 +134,14 @@ class Sweep:
         return line_chart(drawn, "step")
 
     def plot_values(self) -> Chart | None:
-        """The loss at the end over the value that was swept; None where several settings were, or values are no numbers."""
+        """Plot the final loss over the value that was swept; None for several settings, or other values than
+        numbers."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.settings)
         varied = [name for name in names if len({repr(trial.settings.get(name)) for trial in self.trials}) > 1]
         if len(varied) != 1:
             return None
         values = [_number(trial.settings.get(varied[0])) for trial in self.trials]
-        # In the order of the values, which are settings.
+        # By the values of the setting.
         points = sort_finite_first(
             [(value, trial.loss) for value, trial in zip(values, self.trials) if math.isfinite(trial.loss)],
             key=lambda point: point[0],
@@ -178,14 +182,15 @@ def sweep(
     quiet: bool = False,
     say: LogFn | None = None,
 ) -> Sweep:
-    """Train the experiment with each combination of these settings, one after the other, each in its own folder.
+    """Train the experiment with each combination of these settings, one after the other, each in its own
+    folder.
 
-    The same call again resumes: runs that are done are not trained again. A run that fails is a row with its error, and the sweep
-    goes on.
+    The same call again resumes: runs that are done are not trained again. A run that fails is a row with its
+    error, and the sweep continues.
 
     Args:
         settings: Values by the dotted names of settings: `{"optimizer.schedule.peak": (1e-3, 3e-3)}`.
-        say: Takes what a person should know, a line at a time; see `fit`.
+        say: Called with each message for the user, a line at a time; see `fit`.
 
     Raises:
         RecipeError: There is no such setting, or a value can't be used.
@@ -211,7 +216,7 @@ def run_trials(
     quiet: bool = False,
     say: LogFn | None = None,
 ) -> Sweep:
-    """As `sweep`, of experiments that are made already, each with the settings that tell it from the others."""
+    """Run a sweep over given experiments, each with the settings that distinguish it; see `sweep`."""
     if not trials:
         raise RecipeError("a sweep needs at least one setting with values to try")
     root = f"{trials[0][1].folder}-sweep"
@@ -244,7 +249,7 @@ def run_trials(
 
 
 def replace_setting(settings: Any, name: str, value: Any) -> Any:
-    """A frozen dataclass with another value of one setting, by its dotted name.
+    """Replace the value of one setting of a frozen dataclass, by its dotted name.
 
     Raises:
         RecipeError: There is no such setting.
@@ -264,7 +269,7 @@ def _ended(trial: Trial, result: Result) -> Trial:
 
 
 def _placed(experiment: Experiment, root: str, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment in a folder of the sweep, with its checkpoints beside those of the others."""
+    """Return the experiment with a folder of the sweep, and its checkpoints next to those of the others."""
     label = re.sub(r"[^\w.=,+-]", "_", ",".join(f"{name}={_short(value)}" for name, value in settings.items()))[:200]
     checkpoint = experiment.checkpoint
     if checkpoint.directory:
@@ -283,7 +288,7 @@ def _number(value: Any) -> float:
 
 
 def _short(value: Any) -> str:
-    """A value in a few letters.
+    """Format a value in few characters.
 
     >>> _short(0.003), _short("adam"), _short((1, 2))
     ('0.003', 'adam', '[1, 2]')
@@ -297,7 +302,8 @@ def _short(value: Any) -> str:
 
 
 def expand_flags(flags: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """(what varies, the flags of that run) for command-line flags of which some have values separated by commas.
+    """Yield (the varied settings, the flags of that run) for command-line flags, some with values separated
+    by commas.
 
     >>> [(varied, run) for varied, run in expand_flags(["--seed", "1,2", "--name", "x"])]
     [({'seed': '1'}, ['--seed', '1', '--name', 'x']), ({'seed': '2'}, ['--seed', '2', '--name', 'x'])]

@@ -18,7 +18,7 @@ def source_line(equation: Any) -> str:
     the model.
     """
     if equation is None:
-        return "where it is handed in"
+        return "an argument of the step"
     information = equation.source_info
     part = str(information.name_stack)
     suffix = f", in {part}" if part else ""

@@ -38,8 +38,8 @@ def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
     if state.kind is Kind.WHOLE:
         return wrong_state(
             equation,
-            "adds up a value that is equal on every device, which gives a multiple of it; leave the sum out, or, where it is a "
-            "cotangent of what all devices compute alike, put split_cotangent before the loss",
+            "adds up a value that is equal on every device, which gives a multiple of it; remove the sum, or, for a "
+            "cotangent that all devices compute alike, put split_cotangent before the loss",
         )
     if state.kind is Kind.SPLIT and state.dims:
         return wrong_state(
@@ -57,13 +57,13 @@ def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
         return wrong_state(equation, "gathers terms of a sum over devices; add them up instead")
     if state.kind is Kind.WHOLE:
         return wrong_state(
-            equation, "gathers a value that is equal on every device: the result repeats it; leave the gather out"
+            equation, "gathers a value that is equal on every device: the result repeats it; remove the gather"
         )
     if state.dims and dim not in state.dims and is_tiled_gather(equation):
         dims = " or ".join(map(str, sorted(state.dims)))
         return wrong_state(
             equation,
-            f"gathers along dimension {dim} what is split along dimension {dims}; gather over the mesh axis that splits "
+            f"gathers along dimension {dim} a value that is split along dimension {dims}; gather over the mesh axis that splits "
             f"dimension {dim}, or along dimension {dims}",
         )
     return WHOLE

@@ -133,7 +133,7 @@ def infer_slice_update(equation: Any, states: States) -> AxisState:
 def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
     if any(state.kind is Kind.UNKNOWN for state in live):
         return UNKNOWN
-    return wrong_state(equation, "writes a term of a sum over devices beside values that are none; add it up before")
+    return wrong_state(equation, "writes a term of a sum over devices next to values that are none; add it up before")
 
 
 def infer_gather(equation: Any, states: States) -> AxisState:

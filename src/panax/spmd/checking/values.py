@@ -48,8 +48,8 @@ def infer_unknown(equation: Any, states: States) -> AxisState:
     if any(state.kind is Kind.PARTIAL for state in states):
         return wrong_state(
             equation,
-            f"hands a term of a sum over devices to '{equation.primitive.name}', of which nothing is known; add it up before, or "
-            f"say what its result is (panax.spmd.assert_sharding)",
+            f"hands a term of a sum over devices to '{equation.primitive.name}', which has no known rule; add it up before, or "
+            f"declare its result (panax.spmd.assert_sharding)",
         )
     state = combine_states(states)
     return UNKNOWN if state.kind is Kind.SPLIT else state

@@ -1,4 +1,4 @@
-"""Llama of Flax's own layers: `nnx.Embed`, `nnx.RMSNorm`, `nnx.Linear`."""
+"""Llama built from Flax's layers: `nnx.Embed`, `nnx.RMSNorm`, `nnx.Linear`."""
 
 import jax
 from flax import nnx
@@ -55,12 +55,12 @@ class Llama(nnx.Module):
 
 
 def build(config, compute, stored, fused):
-    """The module, with weights that are about to be overwritten."""
+    """Build the module, with weights that are about to be overwritten."""
     return Llama(config, {"dtype": compute, "param_dtype": stored}, fused, nnx.Rngs(0))
 
 
 def names(config):
-    """Each parameter's path, the tensor that it is, and how that is turned."""
+    """Return the path of each parameter, the corresponding tensor's name, and its conversion."""
 
     def same(tensor):
         return tensor

@@ -1,4 +1,4 @@
-"""Flax NNX as its guides write it: modules, `nnx.Optimizer`, `nnx.jit`."""
+"""Flax NNX in the style of its guides: modules, `nnx.Optimizer`, `nnx.jit`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .optax_optimizer import make_optimizer
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """A step: gradients and update of a module in place."""
+    """Prepare a step that computes gradients and updates a module in place."""
     set_precision(work.precision)
     compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32
     stored = jnp.bfloat16 if work.precision == "bf16" else jnp.float32

@@ -1,4 +1,4 @@
-"""A vision transformer of Flax's own layers: `nnx.Conv`, `nnx.MultiHeadAttention`, `nnx.Linear`."""
+"""A vision transformer built from Flax's layers: `nnx.Conv`, `nnx.MultiHeadAttention`, `nnx.Linear`."""
 
 from functools import partial
 
@@ -55,19 +55,19 @@ class FlaxVit(nnx.Module):
 
 
 def fused_attention(query, key, value, **_):
-    """`jax.nn.dot_product_attention` in the place of Flax's own."""
+    """Call `jax.nn.dot_product_attention` instead of Flax's attention."""
     return jax.nn.dot_product_attention(query, key, value)
 
 
 def build(config, compute, stored, fused):
-    """The module, with weights that are about to be overwritten."""
+    """Build the module, with weights that are about to be overwritten."""
     dtypes = {"dtype": compute, "param_dtype": stored}
     attention = fused_attention if fused else partial(nnx.dot_product_attention)
     return FlaxVit(config, dtypes, attention, nnx.Rngs(0))
 
 
 def names(config):
-    """Each parameter's path, the tensor that it is, and how that is turned."""
+    """Return the path of each parameter, the corresponding tensor's name, and its conversion."""
 
     def same(tensor):
         return tensor

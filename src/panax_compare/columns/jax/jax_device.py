@@ -1,4 +1,5 @@
-"""What a comparison asks of JAX besides training: waiting, memory, precision, the speed of a product. No user's code."""
+"""Measurements and settings of JAX for a comparison: waiting, memory, precision, the speed of a matmul. Not
+code that a user would write."""
 
 import time
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
 
 PRODUCT = 2048
-"""Rows and columns of the product whose speed is measured."""
+"""Number of rows and columns of the matmul that is timed."""
 
 PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32"}
-"""`jax_default_matmul_precision`; bfloat16 needs none."""
+"""Value of `jax_default_matmul_precision`; bfloat16 needs none."""
 
 
 def set_precision(precision: str) -> None:
-    """Products of float32 arrays as the work says; before anything is traced."""
+    """Set the work's precision of float32 matmuls; must be called before tracing."""
     if precision in PRODUCTS and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", PRODUCTS[precision])
 
@@ -34,7 +35,7 @@ def make_running_column(
     tracing_seconds: float = 0.0,
     notes: tuple[str, ...] = (),
 ) -> RunningColumn:
-    """A column of JAX; memory is that of this process's first device."""
+    """Build a JAX column; its memory is that of this process's first device."""
     device = jax.local_devices()[0]
 
     def peak() -> int | None:
@@ -55,12 +56,12 @@ def make_running_column(
 
 
 def matmul_dtype(precision: str) -> str:
-    """What products are in."""
+    """Return the dtype of matmuls."""
     return "bfloat16" if precision.startswith("bf16") else "float32"
 
 
 def measure_matmul_rate(precision: str) -> float:
-    """FLOP/s of the fastest of a few square products."""
+    """Measure the FLOP/s of the fastest of a few square matmuls."""
     a = jax.device_put(np.random.default_rng(0).standard_normal((PRODUCT, PRODUCT), np.float32))
     a = a.astype(matmul_dtype(precision))
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))

@@ -1,4 +1,4 @@
-"""The optimizer of plain JAX and Flax."""
+"""The optimizer of the columns in plain JAX and Flax."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ...work.work import OptimizerNumbers
 
 
 def make_optimizer(numbers: OptimizerNumbers, decayed: Any) -> optax.GradientTransformation:
-    """The optimizer in optax.
+    """Create the optimizer in optax.
 
     Args:
         decayed: A tree of bools like the parameters, or a function that makes one.

@@ -1,4 +1,5 @@
-"""Llama, and Mixtral, in plain JAX: stacked layers, a scan; every expert computes every token, as one writes it first."""
+"""Llama, and Mixtral, in plain JAX: stacked layers, a scan; every expert computes every token, as in a first
+implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ NORMS = {"norm_1": "input_layernorm.weight", "norm_2": "post_attention_layernorm
 
 
 def load(tensors, config):
-    """Hugging Face's tensors as a dictionary; matrices are stored input first, layers are stacked."""
+    """Convert Hugging Face's tensors to a dictionary; matrices are stored input first, layers are stacked."""
 
     def layer(n):
         prefix = f"model.layers.{n}."
@@ -36,12 +37,12 @@ def load(tensors, config):
 
 
 def decay_mask(params):
-    """Which parameters decay: all but the norms."""
+    """Return the mask of parameters that decay: all but the norms."""
     return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
 
 
 def forward(params, tokens, config, dtype, fused):
-    """Logits of the next token at every position."""
+    """Compute the logits of the next token at every position."""
     heads, epsilon = config["num_attention_heads"], config["rms_norm_eps"]
     cosine, sine = rotation(tokens.shape[1], config)
     x = params["embedding"].astype(dtype)[tokens]

@@ -1,4 +1,4 @@
-"""JAX as one writes it by hand: a dictionary of arrays, a function, `jax.jit`, optax."""
+"""JAX written by hand: a dictionary of arrays, a function, `jax.jit`, optax."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from .optax_optimizer import make_optimizer
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """A step: gradients, update; parameters and moments are donated."""
+    """Prepare a step of gradients and update; parameters and moments are donated."""
     set_precision(work.precision)
     model = plain_vit if work.family == "vit" else plain_decoder
     config = work.config()

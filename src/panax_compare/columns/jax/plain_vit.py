@@ -17,7 +17,7 @@ LAYER = {
 
 
 def load(tensors, config):
-    """Hugging Face's tensors as a dictionary; matrices are stored input first, layers are stacked."""
+    """Convert Hugging Face's tensors to a dictionary; matrices are stored input first, layers are stacked."""
 
     def pair(name):
         weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
@@ -42,14 +42,14 @@ def load(tensors, config):
 
 
 def decay_mask(params):
-    """Which parameters decay: no norm, no bias, not the class token."""
+    """Return the mask of parameters that decay: all but norms, biases and the class token."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "'b'", "class_token")), params
     )
 
 
 def forward(params, images, config, dtype, fused):
-    """Logits of images [batch, height, width, channel]."""
+    """Compute the logits of images [batch, height, width, channel]."""
     batch, size = images.shape[0], config["patch_size"]
     side = images.shape[1] // size
     patches = (

@@ -1,4 +1,4 @@
-"""The JAX side of the published comparison: a ViT on noise, SGD, and the flaws that it is told to have."""
+"""The JAX side of the published comparison: a ViT on noise, SGD, and the requested flaws."""
 
 import time
 import zlib
@@ -13,7 +13,7 @@ from .jax_device import set_precision
 
 
 def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
-    """Train, and time as the script does; see `published_torch`."""
+    """Train, and measure time as the script does; see `published_torch`."""
     set_precision("tf32" if "tf32" in flaws else "f32")
     config = work.config()
     params = jax.tree.map(jnp.asarray, plain_vit.load(work.tensors(), config))
@@ -27,7 +27,8 @@ def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -
     def loss_of(params, batch):
         logits = plain_vit.forward(params, batch["image"], config, jnp.float32, True)
         if "labels" in flaws:
-            # The integers stand where a distribution over the classes should: each is multiplied with all log-probabilities.
+            # The integers take the position of a distribution over the classes: each is multiplied with all
+            # log-probabilities.
             return optax.softmax_cross_entropy(logits, batch["label"][:, None].astype(jnp.float32)).mean()
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
@@ -67,7 +68,7 @@ def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -
 
 
 def redraw_weights(params):
-    """Every matrix from the usual initialiser of JAX's libraries, in the place of the file's."""
+    """Redraw every matrix with the default initializer of JAX's libraries, instead of the file's weights."""
 
     def draw(path, leaf):
         if "'w'" not in jax.tree_util.keystr(path) or "norm" in jax.tree_util.keystr(path):

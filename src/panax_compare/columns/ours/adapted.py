@@ -18,18 +18,18 @@ from .panax_own import optimizer_of
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """The module and its loss become a task; the step is Panax's."""
+    """Adapt the module and its loss to a task, which Panax's step trains."""
     set_precision(work.precision)
     start = time.perf_counter()
     mixed = "bfloat16" if work.precision == "bf16-mixed" else "float32"
     whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
 
     def loss(module, batch):
-        # Batches of bfloat16 have no NumPy arrays that PyTorch knows: images come in float32.
+        # Batches of bfloat16 have no NumPy arrays that PyTorch supports: images arrive in float32.
         return compute_loss(module, {name: leaf.to(whole) if name == "image" else leaf for name, leaf in batch.items()})
 
     example = to_tensors(work.batches()[0])
-    # A class token's own axis alone is named, so that it does not decay, as in the other columns.
+    # Only a class token's axis is named, so that it does not decay, as in the other columns.
     axes = {"*.cls_token": (None, None, "features")} if work.family == "vit" else None
     adapted = task(build(work), loss, example, compute_dtype=mixed, sharding=axes, check=False)
     stepper = panax.compile_step(

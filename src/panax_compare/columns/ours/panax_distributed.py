@@ -16,7 +16,7 @@ from .panax_own import add_token_mask, train
 
 
 def prepare(work: ComparedWork, layout: str) -> RunningColumn:
-    """The same as on one device, but for the mesh."""
+    """Prepare the same step as on one device, except for the mesh."""
     job = ColumnJob.from_environment()
     if job.processes > 1:
         address = f"127.0.0.1:{job.port}"
@@ -30,6 +30,6 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
 
 
 def count_sent_bytes(stepper: PlainStep, work: ComparedWork) -> int:
-    """What each device sends in a step, by the collectives of the compiled program."""
+    """Count the bytes that each device sends in a step, from the collectives of the compiled program."""
     program = stepper.compiled.lower(add_token_mask(work, work.batches()[0])).compile().as_text()
     return sum(found.total_wire_bytes for found in count_collectives(program, stepper.compiled.placement.sizes))

@@ -22,7 +22,7 @@ from ..jax.jax_device import make_running_column, set_precision
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """A task from the shape, `compile_step`, the file's weights."""
+    """Prepare a step: a task from the shape, `compile_step`, the file's weights."""
     set_precision(work.precision)
     task, example = task_of(work), work.batches()[0]
     dense, rows = optimizers_of(work)
@@ -70,7 +70,7 @@ def task_of(work: ComparedWork) -> DlrmTask:
 
 
 def optimizers_of(work: ComparedWork) -> tuple[Optimizer, RowOptimizer]:
-    """Of the perceptrons and of the tables."""
+    """Return the optimizers of the perceptrons and of the tables."""
     rate = work.optimizer.learning_rate
     schedule = Schedule(peak=rate, decay="constant")
     if work.optimizer.name == "sgd":
@@ -79,7 +79,8 @@ def optimizers_of(work: ComparedWork) -> tuple[Optimizer, RowOptimizer]:
 
 
 def adagrad(rate: float, epsilon: float = 1e-10) -> optax.GradientTransformation:
-    """`torch.optim.Adagrad`, which adds epsilon to the root; `optax.adagrad` adds it below."""
+    """Create the equivalent of `torch.optim.Adagrad`, which adds epsilon to the root; `optax.adagrad` adds it
+    under the root."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         state = jax.tree.map(lambda total, g: total + g * g, state, updates)
@@ -89,7 +90,7 @@ def adagrad(rate: float, epsilon: float = 1e-10) -> optax.GradientTransformation
 
 
 def load_parameters(params: Any, work: ComparedWork) -> Any:
-    """The parameters with the file's numbers, each table at its place in a stack."""
+    """Return the parameters with the file's values, each table at its position in a stack."""
     tensors = work.tensors()
     tables = params.tables
     stacks = []

@@ -1,4 +1,4 @@
-"""Panax's own model, with the weights of the same file."""
+"""Panax's model, with the weights of the same file."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ AXES = {"tokens": ("batch", "seq"), "targets": ("batch", "seq"), "loss_mask": ("
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """On one device."""
+    """Prepare a step on one device."""
     if work.family == "dlrm":
         from . import panax_dlrm
 
@@ -34,7 +34,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
 
 
 def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tuple[RunningColumn, PlainStep]:
-    """A task from the folder's config.json, `compile_step`, the folder's weights."""
+    """Prepare a step: a task from the folder's config.json, `compile_step`, the folder's weights."""
     set_precision(work.precision)
     task = store_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
     stepper = panax.compile_step(
@@ -45,7 +45,8 @@ def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tup
         config=StepConfig(clip_norm=None),
         axes=None if work.family == "vit" else AXES,
         devices=devices,
-        # Panax takes the fastest kernel that there is; "eager" is its reference, with all scores in memory.
+        # Panax uses the fastest available kernel; "eager" is its reference, which stores all scores in
+        # memory.
         kernels=Kernels(attention="reference" if work.attention == "eager" else "auto"),
     )
     state = stepper.init(work.seed)
@@ -66,7 +67,7 @@ def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tup
 
 
 def task_of(work: ComparedWork) -> DecoderTask | VitTask:
-    """The task, without the losses that other frameworks' models don't have."""
+    """Return the task, without the losses that other frameworks' models don't have."""
     compute = "bfloat16" if work.precision.startswith("bf16") else "float32"
     config = config_from(work.folder)
     if isinstance(config, VitConfig):
@@ -77,7 +78,7 @@ def task_of(work: ComparedWork) -> DecoderTask | VitTask:
 
 
 def store_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
-    """The task with parameters that rest in bfloat16, which Panax itself never does."""
+    """Return the task with parameters stored in bfloat16, which Panax never does by itself."""
     kind: Any = type(task)
 
     class Stored(kind):
@@ -89,7 +90,7 @@ def store_in_bfloat16(task: DecoderTask | VitTask) -> panax.Task:
 
 
 def optimizer_of(work: ComparedWork) -> Optimizer:
-    """AdamW or SGD with the work's numbers; norms and biases don't decay."""
+    """Create AdamW or SGD with the work's settings; norms and biases don't decay."""
     numbers = work.optimizer
     schedule = Schedule(peak=numbers.learning_rate, decay="constant")
     if numbers.name == "sgd":
@@ -104,7 +105,7 @@ def optimizer_of(work: ComparedWork) -> Optimizer:
 
 
 def add_token_mask(work: ComparedWork, batch: Batch) -> dict[str, Any]:
-    """A batch of tokens says which of them count: all."""
+    """Add a mask that counts all tokens to a batch of tokens."""
     if work.family == "vit":
         return batch
     return {**batch, "loss_mask": np.ones(batch["tokens"].shape, np.float32)}

@@ -1,4 +1,4 @@
-"""The PyTorch side of the published comparison: a ViT on noise, SGD, and the flaws that it is told to have."""
+"""The PyTorch side of the published comparison: a ViT on noise, SGD, and the requested flaws."""
 
 import time
 
@@ -11,10 +11,11 @@ from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 
 def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
-    """Train, and time as the script does.
+    """Train, and measure time as the script does.
 
     Returns:
-        `seconds` of a step, by the script's own clock, for each round; and `losses` of the steps before the clock starts.
+        `seconds` of a step, by the script's clock, for each round; and `losses` of the steps before the clock
+        starts.
     """
     set_precision("f32")
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""PyTorch with its forward and backward compiled by `torch.compile`; the rest as in `torch_eager`."""
+"""PyTorch with forward and backward compiled by `torch.compile`; everything else as in `torch_eager`."""
 
 from ...work.work import ComparedWork
 from .. import RunningColumn
@@ -6,5 +6,5 @@ from .torch_eager import prepare as prepare_eager
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """The eager step with `torch.compile(loss_of)`."""
+    """Prepare the eager step with `torch.compile(loss_of)`."""
     return prepare_eager(work, compile=True)

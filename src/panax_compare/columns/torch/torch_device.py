@@ -1,4 +1,5 @@
-"""What a comparison asks of PyTorch besides training: waiting, memory, precision, the speed of a product. No user's code."""
+"""Measurements and settings of PyTorch for a comparison: waiting, memory, precision, the speed of a matmul.
+Not code that a user would write."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from ...work.work import Batch, ComparedWork
 from .. import RunningColumn
 
 PRODUCT = 2048
-"""Rows and columns of the product whose speed is measured."""
+"""Number of rows and columns of the matmul that is timed."""
 
 
 def make_running_column(
@@ -22,10 +23,10 @@ def make_running_column(
     step: Callable[[Any], Any],
     loss: Callable[[Any], torch.Tensor],
 ) -> RunningColumn:
-    """A column of PyTorch, with the precision of products set as the work says.
+    """Build a PyTorch column, and set the work's precision of matmuls.
 
     Args:
-        loss: Of a batch, as `step` computes it.
+        loss: Computes the loss of a batch, as `step` does.
     """
     set_precision(work.precision)
     if device == "cpu":
@@ -58,13 +59,13 @@ def make_running_column(
 
 
 def set_precision(precision: str) -> None:
-    """TF32 where it is asked for, and nowhere else."""
+    """Allow TF32 only if it is the requested precision."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def measure_matmul_rate(precision: str, device: str) -> float:
-    """FLOP/s of the fastest of a few square products."""
+    """Measure the FLOP/s of the fastest of a few square matmuls."""
     a = torch.randn(PRODUCT, PRODUCT, device=device).to(
         torch.bfloat16 if precision.startswith("bf16") else torch.float32
     )

@@ -22,12 +22,12 @@ ROW_PARALLEL_LAYERS = ("o_proj", "down_proj", "fc2")
 
 
 def data_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
-    """Each process holds the whole model; gradients are averaged while the backward pass goes on."""
+    """Replicate the model in each process; gradients are averaged during the backward pass."""
     return DistributedDataParallel(module, device_mesh=mesh)
 
 
 def fully_sharded(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
-    """Each process holds a part of every parameter; a layer's are gathered when it runs."""
+    """Shard every parameter over the processes; a layer's parameters are gathered when it runs."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if mixed else None
     options: dict[str, Any] = {"mesh": mesh, **({"mp_policy": policy} if policy else {})}
     for layer in find_layers(module):
@@ -37,7 +37,7 @@ def fully_sharded(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> tor
 
 
 def tensor_parallel(module: torch.nn.Module, mesh: DeviceMesh, mixed: bool) -> torch.nn.Module:
-    """Each process holds some heads and some columns of the feed-forward; the rest is whole in all of them."""
+    """Shard heads and columns of the feed-forward over the processes; all other parameters are replicated."""
     for layer in find_layers(module):
         plan = {}
         for name, part in layer.named_modules():
@@ -56,12 +56,12 @@ LAYOUTS: dict[str, Callable[..., torch.nn.Module]] = {
 
 
 def find_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
-    """The list of a model's blocks: its longest one."""
+    """Return the list of a model's blocks: its longest module list."""
     return max((part for part in module.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
 
 
 def split_parameter_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Its groups cut into distributed and plain tensors: one fused update can't take both."""
+    """Split the optimizer's groups into distributed and plain tensors: one fused update can't handle both."""
     optimizer.param_groups = [
         {**group, "params": params}
         for group in optimizer.param_groups
@@ -72,7 +72,8 @@ def split_parameter_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Opti
 
 
 def prepare(work: ComparedWork, layout: str) -> RunningColumn:
-    """A step like the one of a single process; what each process sees of a batch is its rows, or, of tensors, all of it."""
+    """Prepare a step like that of a single process; each process gets its rows of a batch, or, for tensor
+    parallelism, all rows."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     job = ColumnJob.from_environment()
     distributed.init_process_group(

@@ -1,4 +1,5 @@
-"""PyTorch's DLRM as its users write it: `nn.EmbeddingBag` with sparse gradients, and an optimizer that takes these."""
+"""PyTorch's DLRM as its users write it: `nn.EmbeddingBag` with sparse gradients, and an optimizer that
+supports these."""
 
 import itertools
 
@@ -12,7 +13,7 @@ from .torch_device import make_running_column
 
 
 class TorchDlrm(nn.Module):
-    """Bags, a perceptron over numbers, inner products of all pairs of vectors, a perceptron on top."""
+    """Bags, a perceptron over dense features, inner products of all pairs of vectors, a perceptron on top."""
 
     pairs: torch.Tensor
 
@@ -52,7 +53,7 @@ def _layers(widths: tuple[int, ...]) -> list[nn.Linear]:
 
 
 def load(module: nn.Module, work: ComparedWork) -> None:
-    """Take the work's weights, without a second copy of them."""
+    """Load the work's weights, without a second copy of them."""
     tensors = work.tensors()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -67,7 +68,7 @@ def make_optimizer(work: ComparedWork, parameters: list[nn.Parameter]) -> torch.
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """On the CPU or a GPU."""
+    """Prepare a step on the CPU or a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):
         module = TorchDlrm(work.config())
@@ -81,7 +82,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
 
 
 def train_step(work: ComparedWork, device: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> RunningColumn:
-    """A step of a module that takes a batch: forward, backward, update."""
+    """Return the step of a module for a batch: forward, backward, update."""
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
         tensors = {name: torch.from_numpy(leaf) for name, leaf in batch.items()}

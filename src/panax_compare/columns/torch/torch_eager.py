@@ -13,7 +13,7 @@ ATTENTION = {"eager": "eager", "fused": "sdpa"}
 
 
 def build(work: ComparedWork) -> torch.nn.Module:
-    """The model with the work's weights."""
+    """Build the model with the work's weights."""
     dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
     model = MODELS[work.family].from_pretrained(
         work.folder, attn_implementation=ATTENTION[work.attention], dtype=dtype, local_files_only=True
@@ -22,7 +22,7 @@ def build(work: ComparedWork) -> torch.nn.Module:
 
 
 def compute_loss(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The mean cross-entropy of a batch, in float32."""
+    """Compute the mean cross-entropy of a batch, in float32."""
     if "image" in batch:
         return functional.cross_entropy(module(batch["image"]).logits.float(), batch["label"])
     logits = module(input_ids=batch["tokens"], use_cache=False).logits.float()
@@ -30,7 +30,7 @@ def compute_loss(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tor
 
 
 def make_optimizer(work: ComparedWork, module: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW or SGD; norms and biases don't decay."""
+    """Create AdamW or SGD; norms and biases don't decay."""
     numbers = work.optimizer
     if numbers.name == "sgd":
         return torch.optim.SGD(module.parameters(), lr=numbers.learning_rate, fused=True)
@@ -47,7 +47,7 @@ def make_optimizer(work: ComparedWork, module: torch.nn.Module) -> torch.optim.O
 
 
 def to_tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """A batch as PyTorch's models take it: channels first, labels of 64 bits."""
+    """Convert a batch to the form of PyTorch's models: channels first, labels of 64 bits."""
     tensors = {name: torch.from_numpy(leaf) for name, leaf in batch.items()}
     return {
         name: leaf.permute(0, 3, 1, 2).contiguous() if name == "image" else leaf.long()
@@ -56,7 +56,7 @@ def to_tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
-    """A step: forward under autocast where precision is mixed, backward, update."""
+    """Prepare a step: forward, under autocast if precision is mixed, backward, update."""
     if work.family == "dlrm":
         from . import torch_dlrm
 

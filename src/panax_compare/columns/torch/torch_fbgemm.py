@@ -1,4 +1,4 @@
-"""TorchRec's tables on a CPU: FBGEMM's table-batched embeddings, whose optimizer runs in the backward pass."""
+"""TorchRec's tables on a CPU: FBGEMM's table-batched embeddings, with the optimizer in the backward pass."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ class FbgemmTables(torch.nn.Module):
     """All tables in one operator."""
 
     def __init__(self, work: ComparedWork) -> None:
-        # Of an environment of its own: its builds fit one version of PyTorch each.
+        # From a separate environment: each of its builds fits one version of PyTorch.
         from fbgemm_gpu.split_embedding_configs import EmbOptimType  # pyright: ignore[reportMissingImports]
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # pyright: ignore[reportMissingImports]
             EmbeddingLocation,
@@ -54,7 +54,7 @@ class FbgemmDlrm(torch_dlrm.TorchDlrm):
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """On the CPU."""
+    """Prepare a step on the CPU."""
     module = FbgemmDlrm(work.config(), FbgemmTables(work))
     dense = {name: p for name, p in module.named_parameters() if not name.startswith("tables.")}
     tensors = work.tensors()

@@ -9,7 +9,7 @@ from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 
 def prepare(work: ComparedWork) -> RunningColumn:
-    """The eager step on an XLA device."""
+    """Prepare the eager step on an XLA device."""
     import torch_xla  # pyright: ignore[reportMissingImports]
 
     device = torch_xla.device()

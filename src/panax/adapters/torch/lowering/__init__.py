@@ -1,4 +1,5 @@
-"""ATen operations as JAX. Some 300 of them; a further one is a function in the file of its kind, registered by `register_lowering`."""
+"""ATen operations in JAX, some 300 of them; to add one, write a function in the file of its kind, registered
+by `register_lowering`."""
 
 from typing import Any
 
@@ -29,7 +30,7 @@ _FILES = (
 
 
 def decompositions() -> dict[Any, Any]:
-    """PyTorch's own decompositions of what has no lowering."""
+    """Return PyTorch's own decompositions of operations without a lowering."""
     known = {**decomposition_table, **core_aten_decompositions()}
     return {operation: function for operation, function in known.items() if operation not in LOWERINGS}
 

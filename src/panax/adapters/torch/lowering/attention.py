@@ -1,6 +1,8 @@
-"""Attention as one operation, forward and backward: scores are not kept between the two, only each query's normaliser.
+"""Attention as one operation, forward and backward: scores are not stored between the two, only each query's
+normalizer.
 
-Source: FlashAttention (arXiv:2205.14135). Differs: without a faster kernel for the target, the scores of one pass are whole.
+Source: FlashAttention (arXiv:2205.14135). Differs: without a faster kernel for the target, the scores of one
+pass are whole.
 """
 
 import dataclasses
@@ -22,10 +24,10 @@ from .registry import aten, register_lowering, upcast
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedCase:
-    """What a choice depends on.
+    """Case by which a kernel is chosen.
 
     Attributes:
-        masked: Whether there is an array that says who sees whom.
+        masked: True if an array is given as the attention mask.
     """
 
     matmul: MatmulCase
@@ -51,7 +53,7 @@ def _attention(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> Any:
-    assert dropout == 0.0, "PyTorch takes another path where there is dropout"
+    assert dropout == 0.0, "PyTorch takes another path with dropout"
     return _halves(q, k, v, attn_mask).forward(q, k, v, causal, attn_mask, _scale(q, scale))
 
 
@@ -79,7 +81,7 @@ def _whole_scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
 
 
 def _weights(scores: Any, normaliser: Any) -> Any:
-    """A query that sees nothing gets nothing."""
+    """Compute attention weights from scores; a query that sees nothing gets weights of zero."""
     return jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
 
 
@@ -143,7 +145,7 @@ def _static(q: Any, k: Any, causal: bool, scale: float) -> dict[str, Any]:
 
 
 def _by_position(x: Any) -> Any:
-    """[batch, heads, seq, head_dim] to [batch, seq, heads, head_dim], and back."""
+    """Transpose [batch, heads, seq, head_dim] to [batch, seq, heads, head_dim], and back."""
     return x.swapaxes(1, 2)
 
 

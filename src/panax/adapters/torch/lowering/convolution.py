@@ -46,7 +46,8 @@ def _geometry(
 
 
 def _flip(weight: jax.Array, groups: int) -> jax.Array:
-    """The filter of the convolution that a transposed one is, and back: turned around, inputs and outputs exchanged."""
+    """Convert the filter of a transposed convolution to that of a plain one, and back: flipped, inputs and
+    outputs exchanged."""
     first, second, *taps = weight.shape
     turned = jnp.flip(weight, axis=range(2, weight.ndim)).reshape(groups, first // groups, second, *taps)
     return turned.swapaxes(1, 2).reshape(groups * second, first // groups, *taps)
@@ -54,10 +55,10 @@ def _flip(weight: jax.Array, groups: int) -> jax.Array:
 
 @register_lowering(aten.convolution)
 def _convolution(
-    out: OutputSpec, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any,
-    groups: int,
+    out: OutputSpec, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
-    """PyTorch's filters have their outputs first; those of transposed convolutions, their inputs."""
+    """Convolve; PyTorch's filters have their outputs first, those of transposed convolutions their inputs."""
     geometry = _geometry(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     found = convolve(x, _flip(weight, groups) if transposed else weight, geometry)
     return found if bias is None else found + bias.reshape(1, -1, *(1,) * (x.ndim - 2)).astype(found.dtype)

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that look at values only to check them, replaced while a module is traced by ones that don't look."""
+"""Replacements, while a module is traced, of PyTorch functions that read values only to check them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from .registry import register_lowering
 
 @torch.library.custom_op("panax::within", mutates_args=())
 def assert_in_range(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """`x`, whose values are checked to be from `low` to `high` in every step (`guards.py`)."""
+    """Return `x`, with values that are checked to be from `low` to `high` in every step (`guards.py`)."""
     return x.clone()
 
 
@@ -39,12 +39,12 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {torch.nn.functional.one_hot: _one
 
 
 class ReplacementMode(TorchFunctionMode):
-    """Inside, the functions in `REPLACEMENTS` are their replacements, and what leaves no trace in a graph is refused."""
+    """Context that replaces the functions in `REPLACEMENTS`, and refuses operations that no graph records."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor] = MappingProxyType({})):
         """
         Args:
-            parameters: What stands in for a module's parameters, by name.
+            parameters: Stand-ins for a module's parameters, by name.
         """
         super().__init__()
         self._names = {id(tensor): name for name, tensor in parameters.items()}
@@ -53,9 +53,8 @@ class ReplacementMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("generator") is not None:
             raise RandomnessError(
-                f"it draws with generator= ({getattr(function, '__name__', function)}), and random numbers come from the "
-                "step's key "
-                f"here; draw once when the module is made and keep it in a buffer, or leave generator= out"
+                f"it draws with generator= ({getattr(function, '__name__', function)}), and random numbers come from "
+                f"the step's key here; draw once when the module is made and keep it in a buffer, or remove generator="
             )
         if function in _REFUSED:
             self._refuse(function, args)
@@ -68,16 +67,19 @@ class ReplacementMode(TorchFunctionMode):
             what = "a tensor" if name is None else f"the parameter {name!r}"
             raise RandomnessError(
                 f"it assigns .data of {what}, which a compiled step can't follow; "
-                + ("write it as an operation (copy_)" if name is None else "apply it in the forward to what is used")
+                + (
+                    "write it as an operation (copy_)"
+                    if name is None
+                    else "apply it in the forward to the value in use"
+                )
                 + ", or keep it in a buffer that the forward assigns again"
             )
         if name is None:
             return
         if function in (_GET_GRAD, _SET_GRAD) and not (function == _SET_GRAD and args[1] is None):
             raise RandomnessError(
-                f"it uses .grad of the parameter {name!r}, and gradients are not kept between steps here; compute what "
-                "it needs by "
-                f"torch.autograd.grad, or keep it in a buffer"
+                f"it uses .grad of the parameter {name!r}, and gradients are not kept between steps here; compute the "
+                f"value by torch.autograd.grad, or keep it in a buffer"
             )
         if function in _ADD_HOOK:
             raise RandomnessError(

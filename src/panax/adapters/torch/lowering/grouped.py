@@ -1,4 +1,5 @@
-"""Grouped products of mixtures of experts, on Panax's kernels: time follows the rows, not rows times experts."""
+"""Grouped matmuls of mixtures of experts, on Panax's kernels: the time is that of the rows, not of rows times
+experts."""
 
 from typing import Any
 
@@ -12,7 +13,8 @@ from .registry import aten, register_lowering
 
 @torch.library.custom_op("panax::grouped_mm", mutates_args=())
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """`aten._grouped_mm`, whose own shape rule admits bfloat16 alone, though it computes in float32 too (torch 2.11 to 2.13)."""
+    """Compute `aten._grouped_mm`, which has a shape rule for bfloat16 alone, though it computes in float32
+    too (torch 2.11 to 2.13)."""
     return torch.ops.aten._grouped_mm.default(a, b, ends)
 
 
@@ -35,7 +37,8 @@ TRACING_REPLACEMENTS = {aten._grouped_mm.default: _as_ours}
 
 @register_lowering(torch.ops.panax.grouped_mm.default)
 def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
-    """Rows sorted by group times their group's matrix; or, of two matrices, a product for each group of columns and rows."""
+    """Multiply rows sorted by group by their group's matrix; or, for two matrices, one matmul for each group
+    of columns and rows."""
     groups, rows = ends.shape[0], a.shape[1] if b.ndim == 2 else a.shape[0]
     target = current_target()
     tile = choose_tile(target, rows=rows, groups=groups)

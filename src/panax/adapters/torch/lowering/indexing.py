@@ -1,4 +1,4 @@
-"""Reading and writing by index: gathers, scatters, embeddings, the loss of one class."""
+"""Reads and writes by index: gathers, scatters, embeddings, the negative log-likelihood loss."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def _index_select(out: OutputSpec, x: Any, dim: int, index: Any) -> Any:
 
 
 def _along(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    """Indices that address, for each element of `index`, its own place with `index` along `dim`."""
+    """Return indices that address each element of `index` at its own position, with `index` along `dim`."""
     grids = list(jnp.indices(index.shape, sparse=True))
     grids[dim % x.ndim] = index
     return tuple(grids)
@@ -131,7 +131,8 @@ def _embedding_bag(
     out: Any, weight: Any, indices: Any, offsets: Any, by_frequency: bool = False, mode: int = 0, sparse: bool = False,
     weights: Any = None, include_last: bool = False, padding: int = -1,
 ) -> Any:  # fmt: skip
-    """The bags' sums (0), means (1) or maxima (2); then each element's bag, the bags' sizes and, for maxima, where they were."""
+    """Return the bags' sums (0), means (1) or maxima (2); then each element's bag, the bags' sizes and, for
+    maxima, their rows."""
     bags = offsets.shape[0] - int(include_last)
     bag = _bag_of(indices, offsets[:bags])
     counted = indices != padding if padding >= 0 else jnp.ones(indices.shape, bool)
@@ -157,7 +158,7 @@ def _bag_of(indices: Any, starts: Any) -> Any:
 
 
 def _asked(value: Any, out: OutputSpec) -> Any:
-    """What PyTorch leaves empty where it will not need it."""
+    """Return `value`, or zeros if PyTorch leaves this output empty because it is not needed."""
     return value if value.shape == out.shape else jnp.zeros(out.shape, value.dtype)
 
 
@@ -195,7 +196,8 @@ def _embedding_bag_by_weights(
 
 
 def _classes(x: Any, target: Any, weight: Any, ignored: int) -> tuple[Any, Any, Any]:
-    """Targets that can be looked up, and the weight of each; the class is dimension 1, or 0 of a lone row."""
+    """Return targets that are valid indices, the weight of each, and a mask of those that count; classes are
+    dimension 1, or 0 of a single row."""
     counted = target != ignored
     safe = jnp.where(counted, target, 0)
     each = jnp.ones(target.shape, x.dtype) if weight is None else weight[safe]

@@ -102,7 +102,7 @@ def _channels(value: Any, ndim: int) -> Any:
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: Any, eps: Any
 ) -> Any:
-    """Output, the batch's mean and inverse deviation, the running mean and variance afterwards."""
+    """Return the output, the batch's mean and inverse deviation, and the new running mean and variance."""
     dims = (0, *range(2, x.ndim))
     wide_x = upcast(x)
     if training:

@@ -1,4 +1,4 @@
-"""Operations on each element."""
+"""Elementwise operations."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from .registry import DTYPES, OutputSpec, aten, register_functions, register_low
 
 
 def _floating(function: Any) -> Any:
-    """A function of real numbers, applied to whole ones too, and computed in float32 where precision is low."""
+    """Wrap a function of real numbers to accept integers, and to compute in at least float32."""
 
     def apply(out: OutputSpec, x: Any, *args: Any, **kwargs: Any) -> Any:
         x = jnp.asarray(x)
@@ -62,7 +62,7 @@ def _round(out: OutputSpec, x: Any, *, decimals: int = 0) -> Any:
 
 
 def _operands(out: OutputSpec, *operands: Any) -> list[Any]:
-    """In the dtype of the result, as PyTorch computes; half precisions widened, so that they are rounded once."""
+    """Convert operands to the result's dtype, as in PyTorch; half precisions are widened, to round once."""
     return [upcast(jnp.asarray(operand).astype(out.dtype)) for operand in operands]
 
 
@@ -106,7 +106,7 @@ def _div(out: OutputSpec, a: Any, b: Any, *, rounding_mode: str | None = None) -
 @register_lowering(aten.pow)
 def _pow(out: OutputSpec, a: Any, b: Any) -> Any:
     if isinstance(b, int | float) and float(b).is_integer() and abs(b) <= 8:
-        # By products, which are exact where a general power is not; and defined for negative bases.
+        # By multiplication, which is exact, unlike a general power, and defined for negative bases.
         (a,) = _operands(out, a)
         return jax.lax.integer_pow(a, int(b))
     a, b = _operands(out, a, b)
@@ -131,7 +131,7 @@ def _compare(function: Any) -> Any:
 
 
 def _common(a: Any, b: Any) -> tuple[Any, Any]:
-    """In the dtype that both have room in; a Python number takes the tensor's unless it is of a higher kind."""
+    """Convert to a common dtype; a Python number takes the tensor's, unless it is of a higher kind."""
     if not isinstance(b, jax.Array) and isinstance(a, jax.Array):
         kind = jnp.float32 if isinstance(b, float) and not jnp.issubdtype(a.dtype, jnp.inexact) else a.dtype
         kind = jnp.int32 if a.dtype == jnp.bool_ and not isinstance(b, bool | float) else kind
@@ -185,7 +185,7 @@ def _clamp_max(out: OutputSpec, x: Any, max: Any) -> Any:
 @register_lowering(aten.lerp)
 def _lerp(out: OutputSpec, a: Any, b: Any, weight: Any) -> Any:
     a, b, weight = _operands(out, a, b, weight)
-    # As PyTorch does it, from the nearer end.
+    # As in PyTorch, from the nearer end.
     return jnp.where(jnp.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
 
 
@@ -221,7 +221,7 @@ def _gelu(out: OutputSpec, x: Any, *, approximate: str = "none") -> Any:
     x = upcast(x)
     if approximate == "tanh":
         return jax.nn.gelu(x, approximate=True)
-    # PyTorch's own formula. By erfc, as jax.nn has it, it takes five times as long on CPU.
+    # PyTorch's own formula. With erfc, as in jax.nn, it takes five times as long on CPU.
     return x * 0.5 * (1 + special.erf(x * math.sqrt(0.5)))
 
 

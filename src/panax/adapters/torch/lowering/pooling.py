@@ -19,7 +19,8 @@ def _each(value: Any, n: int) -> list[int]:
 def _windows(
     sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each output (rows) and element of its window (columns), the flat place in the input, and whether there is one."""
+    """Return, for each output (rows) and element of its window (columns), the flat index in the input, and
+    True if it is inside."""
     n = len(sizes)
     grids = []
     for dim in range(n):
@@ -37,7 +38,7 @@ def _windows(
 
 
 def _first_maximum(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """Where the largest element of each window lies (the first of equals), in the flat input."""
+    """Return the index in the flat input of the largest element of each window (the first of equals)."""
     n = len(outputs)
     places, inside = _windows(x.shape[-n:], outputs, kernel, stride, padding, dilation)
     seen = jnp.where(inside, x.reshape(*x.shape[:-n], -1)[..., places], jnp.asarray(-jnp.inf, x.dtype))
@@ -47,7 +48,7 @@ def _first_maximum(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any,
 
 
 def _ends(sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
-    """How far the last windows reach past the end of each dimension; negative where they end before it."""
+    """Return how far the last windows extend past the end of each dimension; negative if they end earlier."""
     return [
         (o - 1) * s + (k - 1) * d + 1 - size - p
         for size, o, k, s, p, d in zip(sizes, outputs, kernel, stride, padding, dilation)
@@ -55,18 +56,19 @@ def _ends(sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dila
 
 
 UNROLLED_TAPS = 32
-"""Places of a window up to which maxima are found place by place; beyond, by operations that know windows."""
+"""Size of a window up to which maxima are found tap by tap; above, by window operations."""
 
 
 def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any]:
-    """Each window's maximum, and the number of its first place that has it; NaN is larger than anything, as PyTorch has it."""
+    """Return each window's maximum, and the number of its first tap that has it; NaN is larger than anything,
+    as in PyTorch."""
     n = len(outputs)
     lead = [(0, 0, 0)] * (x.ndim - n)
     ends = [max(end, 0) for end in _ends(x.shape[-n:], outputs, kernel, stride, padding, dilation)]
     lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     padded = lax.pad(x, jnp.asarray(lowest, x.dtype), [*lead, *((p, e, 0) for p, e in zip(padding, ends))])
     best = jnp.full((*x.shape[:-n], *outputs), lowest, x.dtype)
-    # Where nothing is larger than the least number there is, the first place inside of the image counts.
+    # If nothing is larger than the lowest value, the first tap inside of the image counts.
     _, inside = _windows(x.shape[-n:], outputs, kernel, stride, padding, dilation)
     place = jnp.broadcast_to(jnp.asarray(inside.argmax(1).reshape(outputs), jnp.int32), best.shape)
     for number, tap in enumerate(np.ndindex(*kernel)):
@@ -79,7 +81,7 @@ def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, 
 
 
 def _flat_places(place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """Where in the flat image the places of that number in their windows are."""
+    """Return the flat indices in the image of the taps with these numbers in their windows."""
     n = len(sizes)
     flat = jnp.zeros(place.shape, jnp.int32)
     for dim, tap in enumerate(jnp.unravel_index(place, tuple(kernel))):
@@ -91,10 +93,10 @@ def _flat_places(place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any,
 def _to_first_maxima(
     gradient: Any, place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
-    """Add each output's gradient to the place of that number in its window.
+    """Add each output's gradient to the input element at its window's tap `place`.
 
-    Places that are alike modulo the stride (a phase) are met by the same taps, each at a distance of its own, so a phase is a sum
-    of shifted arrays; the phases are then put between each other.
+    Input positions that are equal modulo the stride (a phase) are reached by the same taps, each at a
+    different distance, so a phase is a sum of shifted arrays; the phases are then interleaved.
     """
     n = len(sizes)
     lead = gradient.ndim - n
@@ -131,7 +133,7 @@ def _max_pool(n: int) -> tuple[Any, Any]:
         ends = _ends(x.shape[-n:], outputs, kernel, stride, padding, dilation)
         pads = [(0, 0)] * (x.ndim - n) + [(p, max(e, 0)) for p, e in zip(padding, ends)]
         low = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-        # A constant: only from one does JAX know that this is a maximum, which it can differentiate.
+        # A constant: only with one does JAX recognize a maximum, which it can differentiate.
         return lax.reduce_window(
             x,
             np.asarray(low, x.dtype),
@@ -151,7 +153,7 @@ def _max_pool(n: int) -> tuple[Any, Any]:
         if np.prod(found[0]) <= UNROLLED_TAPS:
             best, place = _first_maxima(x, outputs, *found)
             return best, _flat_places(place, x.shape[-n:], *found)
-        # Where nothing but the backward pass reads the places, the compiler drops them.
+        # If only the backward pass reads the indices, the compiler drops them.
         return maxima(x, outputs, *found), _first_maximum(x, outputs, *found)
 
     def backward(out: OutputSpec, gradient: Any, x: Any, *arguments: Any) -> Any:
@@ -177,7 +179,7 @@ def _averaged(
     kernel = _each(kernel, n)
     stride, padding = _each(stride or kernel, n), _each(padding, n)
     lead = (1,) * (x.ndim - n)
-    # Where the last window reaches past the end (`ceil_mode`), there are zeros.
+    # If the last window extends past the end (`ceil_mode`), there are zeros.
     ends = _ends(x.shape[-n:], outputs, kernel, stride, padding, [1] * n)
     pads = [(0, 0)] * (x.ndim - n) + [(p, max(e, -size)) for p, e, size in zip(padding, ends, x.shape[-n:])]
     total = lax.reduce_window(x.astype(jnp.float32), 0.0, lax.add, (*lead, *kernel), (*lead, *stride), pads)
@@ -237,7 +239,8 @@ register_lowering(aten.avg_pool1d)(_average(1))
 
 
 def _adaptive(x: Any, outputs: Any) -> Any:
-    """Means over windows that cut each dimension into so many nearly equal, possibly overlapping parts: a matrix each."""
+    """Average over windows that cut each dimension into the given number of nearly equal, possibly
+    overlapping parts: one matrix each."""
     n = len(outputs)
     for dim, count in zip(range(x.ndim - n, x.ndim), outputs):
         size = x.shape[dim]
@@ -268,7 +271,7 @@ def _nearest_places(size: int, count: int, scale: Any, exact: bool) -> np.ndarra
 
 
 def _linear(size: int, count: int, corners: bool, scale: Any) -> np.ndarray:
-    """The matrix that interpolates `size` points at `count`."""
+    """Return the matrix that interpolates `size` points at `count`."""
     if corners:
         at = np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 0.0)
     else:
@@ -343,7 +346,8 @@ for _name, (_n, _how) in _RESIZES.items():
 
 
 def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
-    """Values at fractional places, -1 to 1 from edge to edge. mode: 0 bilinear, 1 nearest; padding: 0 zeros, 1 border."""
+    """Sample at fractional positions, -1 to 1 from edge to edge. mode: 0 bilinear, 1 nearest; padding: 0
+    zeros, 1 border."""
     if mode > 1 or padding > 1:
         raise RecipeError("grid_sample is here for bilinear and nearest, with zeros or border; use one of them")
     sizes = x.shape[-1], x.shape[-2]

@@ -1,4 +1,4 @@
-"""Matrix products. Half precisions accumulate in float32, as PyTorch's do."""
+"""Matmuls and other products. Half precisions accumulate in float32, as in PyTorch."""
 
 from typing import Any
 
@@ -10,11 +10,12 @@ from .registry import OutputSpec, aten, register_lowering
 
 
 def matmul(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
-    """`a @ b` over the last dimension of `a` and the last but one of `b`, equal leading dimensions side by side.
+    """Compute `a @ b` over the last dimension of `a` and the last but one of `b`, batched over equal leading
+    dimensions.
 
     Args:
-        turned: Which of two matrices is a transposition. Transposed once more, which the compiler drops, it can be multiplied as
-            it lies in memory.
+        turned: Which of two matrices is a transpose. Transposed once more, which the compiler drops, it can
+            be multiplied in its memory order.
     """
     if not jnp.issubdtype(a.dtype, jnp.floating):
         return jnp.matmul(a, b)
@@ -61,7 +62,7 @@ def _distance(out: OutputSpec, a: Any, b: Any, p: Any = 2.0, compute_mode: Any =
 
 @register_lowering(aten._cdist_backward)
 def _distance_backward(out: OutputSpec, gradient: Any, a: Any, b: Any, p: Any, distance: Any) -> Any:
-    """By the first points; where two are the same, zero."""
+    """Compute the gradient by the first points; zero if two points are equal."""
     apart = a[..., :, None, :] - b[..., None, :, :]
     safe = jnp.where(distance == 0, 1, distance)[..., None]
     slope = jnp.sign(apart) * (jnp.abs(apart) / safe) ** (p - 1)
@@ -108,13 +109,13 @@ def _count(shape: Any, dims: Any) -> int:
 
 
 def _scale(x: Any, dims: Any, normalization: int) -> float:
-    """0: none, 1: by the root of the number of points, 2: by that number."""
+    """Return the normalization factor. 0: none, 1: by the root of the number of points, 2: by that number."""
     return {0: 1.0, 1: _count(x.shape, dims) ** -0.5, 2: 1 / _count(x.shape, dims)}[normalization]
 
 
 @register_lowering(aten._linalg_check_errors)
 def _check_errors(out: None, info: Any, name: str, *, is_matrix: bool) -> None:
-    """What fails gives NaN here, which a guard of the factorization sees (`guards.py`)."""
+    """Ignore `info`: a failure gives NaN here, which a guard of the factorization detects (`guards.py`)."""
 
 
 @register_lowering(aten.linalg_inv_ex.default)

@@ -1,4 +1,5 @@
-"""Random numbers: from the step's key and the place of the operation in the program, never from PyTorch's generator."""
+"""Random numbers from the step's key and the operation's index in the program, not from PyTorch's
+generator."""
 
 from typing import Any
 
@@ -15,7 +16,7 @@ FUNCTIONAL = {
     getattr(aten.random_, "from"): getattr(aten.random, "from"),
     aten.random_.to: aten.random.to,
 }
-"""What writes random numbers into a tensor, and the operation that returns them."""
+"""Operations that write random numbers into a tensor, with those that return them."""
 
 RANDOM = {
     aten.bernoulli.p, aten.bernoulli.default, aten.uniform.default, aten.normal_functional.default, aten.exponential.default,
@@ -24,7 +25,7 @@ RANDOM = {
     aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float,
     aten.multinomial.default, getattr(aten.random, "from"), aten.random.to,
 }  # fmt: skip
-"""Every operation that draws; each takes a key of its own."""
+"""All operations that draw random numbers; each gets a separate key."""
 
 
 def is_random(operation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sums, extremes, sorting, softmax: operations over dimensions."""
+"""Operations over dimensions: sums, extremes, sorting, softmax."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ def _axes(x: Any, dim: Any) -> tuple[int, ...] | None:
 
 
 def _wide(out: OutputSpec, x: Any) -> Any:
-    """As PyTorch accumulates: half precisions in float32, truths and small integers as whole numbers."""
+    """Convert to the dtype in which PyTorch accumulates: half precisions in float32, booleans and small
+    integers as integers."""
     if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.integer):
         return x.astype(out.dtype)
     return upcast(x)

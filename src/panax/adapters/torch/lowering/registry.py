@@ -1,4 +1,4 @@
-"""The table of ATen operations and what each is in JAX."""
+"""Table of ATen operations and their lowerings to JAX."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,17 +16,19 @@ DTYPES = {
     torch.bool: jnp.bool_, torch.complex64: jnp.complex64, torch.complex128: jnp.complex64,
     torch.uint16: jnp.uint16, torch.uint32: jnp.uint32,
 }  # fmt: skip
-"""What a tensor's dtype is here: 64-bit numbers have 32 bits, as JAX computes."""
+"""Dtypes of tensors here: 64-bit values have 32 bits, as JAX computes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputSpec:
-    """What an operation returns, from PyTorch's own shape rules, and what else its lowering may ask.
+    """Shape and dtype of an operation's result, from PyTorch's own shape rules, and further facts for its
+    lowering.
 
     Attributes:
-        key: For random ones, the key to draw with.
-        turned: The places of those arguments that are transpositions of matrices, to be turned back where that is faster.
-        shared_backward: Whether it is of the backward part and read by several others.
+        key: For random operations, the key to draw with.
+        transposed_operands: The indices of those arguments that are transposed matrices, to be transposed back if that is
+            faster.
+        shared_backward: True if it is in the backward part and several others read it.
     """
 
     shape: tuple[int, ...]
@@ -38,8 +40,8 @@ class OutputSpec:
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
-"""Operation to function `(out, *args, **kwargs) -> array`, or a tuple of arrays where it returns several tensors; an array gets
-PyTorch's dtype afterwards."""
+"""Operation to function `(out, *args, **kwargs) -> array`, or a tuple of arrays if it returns several
+tensors; an array gets PyTorch's dtype afterwards."""
 
 
 def register_lowering(*operations: Any) -> Callable[[Lowering], Lowering]:
@@ -55,7 +57,7 @@ def register_lowering(*operations: Any) -> Callable[[Lowering], Lowering]:
 
 
 def overloads(operation: Any) -> list[Any]:
-    """An overload as it is; those of a packet that write to no argument."""
+    """Return an overload as it is; of a packet, the overloads that write to no argument."""
     if isinstance(operation, torch._ops.OpOverload):
         return [operation]
     found = [getattr(operation, name) for name in operation.overloads()]
@@ -71,7 +73,7 @@ def register_functions(functions: dict[str, Callable[..., Any]]) -> None:
 
 
 def upcast(x: Any) -> Any:
-    """In float32, where lower precision would be too low."""
+    """Convert half precisions to float32."""
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers that PyTorch runs as one operation on CPU: a scan over positions here."""
+"""Recurrent layers that PyTorch runs as one operation on CPU: here, a scan over positions."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from .products import matmul
 from .registry import aten, register_lowering
 
 LSTM = 2
-"""PyTorch's number of the LSTM among recurrent layers."""
+"""PyTorch's mode number of the LSTM among recurrent layers."""
 
 
 class _Weights(NamedTuple):
-    """Of one layer in one direction; the four gates lie side by side in their rows: input, forget, cell, output."""
+    """Weights of one layer in one direction; the rows are four stacked gates: input, forget, cell, output."""
 
     of_input: Any
     of_hidden: Any
@@ -66,11 +66,13 @@ def _lstm_gradients(
 ) -> tuple[Any, _Weights, Any, Any]:
     """Return the gradients by `x`, the weights and the first states of `_lstm`.
 
-    The hidden states are known, so all positions' gates are one product, and only the cells are computed again in a loop. The
-    loop backward finds the gates' gradients; those of the weights are products over all positions afterwards.
+    The hidden states are known, so all positions' gates are one matmul, and only the cells are computed again
+    in a loop. The backward loop finds the gates' gradients; those of the weights are matmuls over all
+    positions afterwards.
 
     Args:
-        hidden: The hidden states of all positions, and `by_hidden` the gradient by them; `by_h` and `by_c`, by the last states.
+        hidden: The hidden states of all positions, and `by_hidden` the gradient by them; `by_h` and `by_c`,
+            by the last states.
     """
 
     def shift(states: Any, first: Any) -> Any:
@@ -122,7 +124,7 @@ def _rnn_layer(
     num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, train: bool,
 ) -> Any:  # fmt: skip
     weights = _of_lstm(mode, has_biases, (w0, w1, w2, w3), hidden)
-    # PyTorch has put positions first already, whatever `batch_first` says.
+    # PyTorch has moved positions first already, whatever `batch_first` is.
     first_h, first_c = h.reshape(x.shape[1], hidden), c.reshape(x.shape[1], hidden)
     hidden_states, last_h, last_c = _lstm(x, weights, first_h, first_c, reverse)
     return (

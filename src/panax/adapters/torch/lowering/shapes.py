@@ -1,4 +1,4 @@
-"""Views, copies of parts, joins: operations that move elements and change none."""
+"""Views, slices, concatenations: operations that move elements and change none."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def _select_backward(out: OutputSpec, gradient: Any, sizes: Any, dim: int, index
 
 @register_lowering(aten.cat, aten.concat)
 def _cat(out: OutputSpec, tensors: Any, dim: int = 0) -> Any:
-    # An empty tensor of one dimension joins with anything.
+    # An empty tensor of one dimension can be concatenated with anything.
     parts = [part.astype(out.dtype) for part in tensors if part.shape != (0,)]
     return jnp.concatenate(parts, axis=dim) if parts else jnp.zeros(out.shape, out.dtype)
 
@@ -158,7 +158,7 @@ for _mode, _names in {"reflect": "reflection_pad", "edge": "replication_pad"}.it
 
 
 def _places(shape: Any, size: Any, stride: Any, offset: Any) -> np.ndarray:
-    """Where each element of a strided view lies in the contiguous tensor beneath it."""
+    """Return the index of each element of a strided view in the contiguous tensor underneath."""
     places = np.full(tuple(size), offset or 0, np.int64)
     for dim, (n, step) in enumerate(zip(size, stride)):
         places += (np.arange(n) * step).reshape((-1,) + (1,) * (len(size) - dim - 1))

@@ -1,4 +1,4 @@
-"""PyTorch's random operations answered with the bits that the JAX program draws: so that both see the same dropout masks."""
+"""PyTorch's random operations with the bits of the JAX program, so that both have the same dropout masks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..tracing.values import as_numpy
 
 
 class ReplayDrawsMode(TorchDispatchMode):
-    """Inside, the n-th random operation draws what the n-th of the traced program draws with this key."""
+    """Context in which the n-th random operation returns the traced program's n-th draw with this key."""
 
     def __init__(self, key: jax.Array):
         super().__init__()

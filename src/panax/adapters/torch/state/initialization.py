@@ -1,7 +1,8 @@
-"""Drawing the weights of a module on the meta device by its user's own initialisation, straight into shards.
+"""Initialization of a module on the meta device by the user's own function, straight into shards.
 
-The function that initialises the module is traced on fake tensors, and runs in one jitted function: no weight is ever whole on
-the host or on one device. The distributions are PyTorch's, the numbers come from JAX's key.
+The function that initializes the module is traced on fake tensors, and runs in one jitted function: no weight
+is ever whole on the host or on one device. The distributions are PyTorch's, the random bits come from JAX's
+key.
 """
 
 import contextlib
@@ -25,17 +26,18 @@ Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
 
 
 def make_initializer(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
-    """A function of a key that draws all parameters and buffers, as `initialise(module)` writes them.
+    """Return a function of a key that draws all parameters and buffers, as `initialise(module)` writes them.
 
     Raises:
-        RecipeError: Not everything is on the meta device, or `initialise` leaves a tensor as it is, or can't be traced.
+        RecipeError: Not everything is on the meta device, or `initialise` leaves a tensor unwritten, or can't
+            be traced.
     """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in own.items():
         if not tensor.is_meta:
             raise RecipeError(
-                f"initialise= draws what is on the meta device, and {name} is on {tensor.device}; build the whole module under "
-                f"torch.device('meta')"
+                f"initialise= draws tensors on the meta device, but {name} is on {tensor.device}; build the whole "
+                f"module under torch.device('meta')"
             )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     tied = find_tensor_slots(module)
@@ -70,7 +72,7 @@ def make_initializer(module: nn.Module, initialise: Callable[[Any], Any]) -> Dra
 
 @contextlib.contextmanager
 def _without_rejection() -> Iterator[None]:
-    """PyTorch draws a truncated normal by trial and rejection, a loop over values; inside it is by the inverse distribution."""
+    """Draw truncated normals by the inverse distribution: PyTorch's rejection sampling loops over values."""
     module: Any = nn.init
     usual = module._no_grad_trunc_normal_
 
@@ -88,7 +90,7 @@ def _without_rejection() -> Iterator[None]:
 
 
 def _is_unwritten(node: Any) -> bool:
-    """Whether a value is memory that nothing has written."""
+    """Return True for memory that nothing has written."""
     while node.op == "call_function" and node.target in _PASSING:
         node = node.args[0]
     return node.op == "call_function" and "empty" in str(node.target)

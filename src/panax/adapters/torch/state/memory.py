@@ -1,4 +1,4 @@
-"""Tensors that share memory: where one of them moves, the other follows, and two arrays of a compiled step would not."""
+"""Tensors that share memory: a write to one changes the other, unlike two arrays of a compiled step."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ class Extent:
     """The bytes from a tensor's first element to its last.
 
     Attributes:
-        space: 0 for the host's memory; a storage on the meta device has a space of its own.
+        space: 0 for the host's memory; each storage on the meta device has a separate one.
         end: One past the last byte.
     """
 
@@ -27,7 +27,7 @@ class Extent:
 
 
 def memory_extent(value: torch.Tensor | np.ndarray) -> Extent | None:
-    """Where a tensor or array is; None if it has no memory that could be shared."""
+    """Return the memory extent of a tensor or array; None if it has no memory that could be shared."""
     if isinstance(value, np.ndarray):
         reach = [(size - 1) * stride for size, stride in zip(value.shape, value.strides)]
         address = value.__array_interface__["data"][0]
@@ -43,7 +43,7 @@ def memory_extent(value: torch.Tensor | np.ndarray) -> Extent | None:
 
 
 def find_overlaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
-    """Pairs of names whose tensors have an element in common; disjoint views of one storage are none."""
+    """Yield pairs of names of tensors with a common element; disjoint views of one storage don't count."""
     extents = {name: extent for name, tensor in tensors.items() if (extent := memory_extent(tensor)) is not None}
     cluster: list[str] = []
     reach = None
@@ -61,7 +61,7 @@ def find_overlaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, st
 def _within(
     names: list[str], tensors: Mapping[str, torch.Tensor], extents: Mapping[str, Extent]
 ) -> Iterator[tuple[str, str]]:
-    """The pairs among tensors whose extents overlap: each marks its elements, and finds the marks of others."""
+    """Yield the pairs among overlapping extents: each marks its elements, and finds the marks of others."""
     if len(names) < 2:
         return
     base, end = min(extents[name].start for name in names), max(extents[name].end for name in names)

@@ -1,4 +1,5 @@
-"""What a loss depends on that is not the module's: parameters that PyTorch would train, and constants that a loop may move."""
+"""Tensors outside the module that a loss depends on: parameters that PyTorch would train, and constants that
+a loop may change."""
 
 import dataclasses
 import hashlib
@@ -13,13 +14,13 @@ from .python_state import PythonState
 
 
 def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor], before: PythonState) -> None:
-    """Raise where a backward pass of PyTorch's would give a gradient to a tensor that no stand-in is for.
+    """Raise if PyTorch's backward pass would give a gradient to a tensor without a stand-in.
 
     Args:
         own: The module's parameters and buffers by name.
 
     Raises:
-        RecipeError: A parameter of a criterion's, or one of the module's that an object holds a view of.
+        RecipeError: It is a parameter of a criterion, or one of the module's that an object holds a view of.
     """
     names = {id(tensor): name for name, tensor in own.items()}
     stand_ins: list[Any] = [total.grad_fn for total in sums]
@@ -34,7 +35,7 @@ def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor]
             continue
         tensor = function.variable
         if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-            continue  # what stands in for one, or was made in the forward
+            continue  # a stand-in, or created in the forward
         if id(tensor) in names:
             raise RecipeError(
                 f"the loss reaches the parameter {names[id(tensor)]!r} by way of a tensor that was computed from it before (in "
@@ -52,10 +53,10 @@ def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class UserConstant:
-    """A tensor of a user's that a traced step holds at its values.
+    """A tensor of the user that a traced step holds fixed.
 
     Attributes:
-        mark: By which it is known whether it has changed.
+        mark: Fingerprint that shows if it has changed.
     """
 
     name: str
@@ -68,7 +69,7 @@ class UserConstant:
 
 
 def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[UserConstant, ...]:
-    """Those of a graph's constants that Python code of the user's holds."""
+    """Return those of a graph's constants that the user's Python code holds."""
     memory = {_address(tensor) for tensor in constants} - {None}
     return tuple(
         UserConstant(f"{place.owner}, {place.display_name}", tensor, _mark(tensor))
@@ -78,15 +79,14 @@ def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) 
 
 
 def refuse_changed(constants: Iterable[UserConstant]) -> None:
-    """Raise where a tensor that the compiled steps hold fixed has been changed since."""
+    """Raise if a tensor that the compiled steps hold fixed has been changed since."""
     for constant in constants:
         if constant.has_changed:
             raise RecipeError(
-                f"a tensor that is not the module's ({constant.name}) was changed after the module was adapted, and the "
-                "compiled steps "
-                "computed with its first values; hold it in the module as a buffer, and update it in the forward, or "
-                "give what it "
-                f"computes as a leaf of the batch. check=False in task(...) lets it pass"
+                f"a tensor that is not the module's ({constant.name}) was changed after the module was adapted, and "
+                f"the compiled steps computed with its first values; hold it in the module as a buffer, and update it "
+                f"in the forward, or give the computed value as a leaf of the batch. check=False in task(...) lets it "
+                f"pass"
             )
 
 
@@ -99,7 +99,7 @@ def _address(tensor: torch.Tensor) -> int | None:
 def _mark(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
     step = max(1, flat.numel() * flat.element_size() // MAX_BYTES)
-    # By its bits, since .data changes no version; of a large one some of them.
+    # By its bits, since .data changes no version; of a large tensor, a subset.
     values = flat[::step].contiguous()
     data = torch.view_as_real(values) if values.is_complex() else values
     return tuple(tensor.shape), hashlib.sha256(data.view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,4 +1,5 @@
-"""Values whose state no attribute shows: iterators, random generators, raw memory, context variables, references."""
+"""Values with state that no attribute shows: iterators, random generators, memory, context variables,
+references."""
 
 import contextvars
 import hashlib
@@ -26,7 +27,7 @@ from .python_seen import (
 
 
 def inspect_memory(place: ValueLocation, value: Any) -> SeenValue:
-    """What gives its bytes: arrays of the standard library, numbers of C in shared memory."""
+    """Inspect an object that exposes its bytes: arrays of the standard library, C values in shared memory."""
     try:
         view = memoryview(value).cast("B")
     except (TypeError, ValueError):  # released, or not contiguous
@@ -60,21 +61,22 @@ def inspect_context_variable(place: ValueLocation, value: contextvars.ContextVar
 
 
 def inspect_reference(place: ValueLocation, value: Any) -> SeenValue:
-    """A weak reference keeps no tensor, and is a way to an object."""
+    """Inspect a weak reference, which keeps no tensor alive, but leads to an object."""
     held = value()
     children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
     return SeenValue(type(value).__name__, children)
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether taking a value of it moves it on, and no attribute tells how far it is: a generator, `itertools.cycle`."""
+    """Return True if taking a value advances it and no attribute shows its position: a generator,
+    `itertools.cycle`."""
     if not isinstance(value, Iterator) or isinstance(value, io.IOBase | itertools.count):
         return False
     return find_package(type(value)) in SKIPPED_PACKAGES or not hasattr(value, "__dict__")
 
 
 def inspect_iterator(place: ValueLocation, value: Any) -> SeenValue:
-    """How far an iterator is, for one in whose place nothing can be put, such as in a tuple."""
+    """Inspect the position of an iterator that can't be replaced, such as one in a tuple."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         if frame is None:
@@ -92,7 +94,7 @@ def _how_far(value: Any, depth: int = 4) -> Any:
     if not isinstance(value, Iterator) or not depth:
         return id(value)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that itertools will not be copied (Python 3.12)
+        warnings.simplefilter("ignore")  # that itertools can't be copied in future (Python 3.12)
         try:
             return _how_far(tuple(value.__reduce__())[1:], depth - 1)
         except (TypeError, AttributeError, NotImplementedError):
@@ -100,7 +102,7 @@ def _how_far(value: Any, depth: int = 4) -> Any:
 
 
 def inspect_generator(place: ValueLocation, value: Any) -> SeenValue:
-    if isinstance(value, random.SystemRandom):  # it has no state: its draws are refused where they are made
+    if isinstance(value, random.SystemRandom):  # no state: its draws are refused when they are made
         return SeenValue(type(value).__name__)
     get, put = GENERATORS[next(kind for kind in GENERATORS if isinstance(value, kind))]
     kept = get(value)

@@ -1,4 +1,4 @@
-"""What the walk through Python's values makes of each: its place, what it is compared by, and whose it is."""
+"""Results of the walk through Python's values: location, token for comparison, and owner of each."""
 
 import dataclasses
 import datetime
@@ -48,38 +48,38 @@ SKIPPED_PACKAGES = sys.stdlib_module_names | {
     "lightning",
     "pytorch_lightning",
 }
-"""Packages whose functions and classes are not followed, and whose objects are not, but for those that `is_user_class` names."""
+"""Packages with functions, classes and objects that are not followed, unless `is_user_class` accepts them."""
 
 INFRASTRUCTURE_PACKAGES = frozenset({
     "_thread", "abc", "ast", "asyncio", "builtins", "codecs", "concurrent", "contextlib", "dataclasses", "enum", "importlib",
     "inspect", "io", "logging", "operator", "re", "selectors", "socket", "ssl", "subprocess", "threading", "traceback", "typing",
     "unittest", "warnings",
 })  # fmt: skip
-"""Packages of the standard library whose objects hold the interpreter's affairs, and no values of a model."""
+"""Packages of the standard library with objects that hold internals, and no values of a model."""
 
 STATEFUL_PREFIXES = ("torch.distributions.", "torch.optim.")
-"""Parts of PyTorch whose objects hold tensors or counts of a model that made them."""
+"""Parts of PyTorch with objects that hold tensors or counts of a model that created them."""
 
 FILE_PREFIX = "the file of "
-"""What the owner of a global begins with."""
+"""Prefix of the owner of a global."""
 
 MAX_ENTRIES = 10_000
-"""Entries of a container that are looked at: a vocabulary or a data set is not a count."""
+"""Maximum number of inspected entries of a container: a vocabulary or a data set is not a count."""
 
 MAX_BYTES = 2**26
-"""An array or tensor of more is not copied."""
+"""Size above which an array or tensor is not copied, in bytes."""
 
 
 _MODULES = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
-"""Where a module keeps what code reaches as its attribute."""
+"""Location in a module of values that code reaches as its attributes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueLocation:
-    """Where a value is.
+    """Location of a value.
 
     Attributes:
-        owner: What holds it: "module layers.0", "the loss", "class Block", "module-level code of model".
+        owner: Its holder: "module layers.0", "the loss", "class Block", "module-level code of model".
         trail: Its name there, as code would write it.
     """
 
@@ -88,7 +88,7 @@ class ValueLocation:
 
     @property
     def display_name(self) -> str:
-        """Its name, in quotes where it is a plain one."""
+        """Return its name, in quotes if it is a plain one."""
         quoted = re.fullmatch(r"'(\w+)'(.*)", self.trail, re.DOTALL)
         if not quoted:
             return self.trail or "itself"
@@ -101,7 +101,7 @@ class ValueLocation:
 
 @dataclasses.dataclass
 class SeenValue:
-    """One value that was met: its token for comparison, what it holds, and how it is put back."""
+    """One inspected value: its token for comparison, its contents, and the function that restores it."""
 
     token: Any
     children: Iterable[tuple[ValueLocation, Any]] = ()
@@ -110,17 +110,18 @@ class SeenValue:
 
 
 def comparison_token(value: Any) -> Any:
-    """What a plain value is compared by."""
+    """Return the token by which a plain value is compared."""
     return (type(value).__name__, repr(value))
 
 
 def find_package(code: Any) -> str:
-    """The package that a class, a function or an object is of."""
+    """Return the package of a class, a function or an object."""
     return (getattr(code, "__module__", None) or "builtins").split(".")[0]
 
 
 def is_user_class(cls: type) -> bool:
-    """Whether objects of a class are looked into: a user's, and those of libraries in which users keep values."""
+    """Return True if objects of a class are inspected: a user's, or of a library in which users store
+    values."""
     package, module = find_package(cls), (getattr(cls, "__module__", None) or "") + "."
     if module.startswith(STATEFUL_PREFIXES):
         return True

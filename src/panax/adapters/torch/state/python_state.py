@@ -1,8 +1,10 @@
-"""What Python code can reach and change besides a module's tensors: watched while a module is traced, and put back afterwards.
+"""State that Python code can reach and change outside a module's tensors: watched while a module is traced,
+and restored afterwards.
 
-A trace holds every Python value at what it was. A number that each forward counts up, wherever it is kept, would be fixed without
-a word; so the values that the module and its loss can reach are compared between forwards. What a forward on tensors without
-values leaves behind (a tensor in a list, an entry of a cache) would break the user's own module; so all of it is put back.
+A trace holds every Python value fixed. A number that each forward increments, wherever it is stored, would be
+frozen silently; so the values that the module and its loss can reach are compared between forwards. Leftovers
+of a forward on tensors without values (a tensor in a list, an entry of a cache) would break the user's own
+module; so all of them are removed again.
 """
 
 import collections
@@ -38,35 +40,38 @@ from .python_values import INSPECTORS, inspect_object
 from .surroundings import watched_function_ids
 
 GENERATORS_OWNER = "the process"
-"""The owner of the random generators that everything shares."""
+"""Owner of the random generators that everything shares."""
 
 NUMPY_OWNER = "NumPy's np.random"
 
 _INSTALLED = re.compile(r"(site|dist)-packages")
 
 HeldValue = tuple[Callable[[Any], None], Any]
-"""What is held somewhere, with what puts another thing there."""
+"""A held value, with a function that replaces it."""
 
 
 class PythonState:
-    """Everything that the roots reach, as it is now.
+    """Snapshot of everything that the roots reach.
 
     Attributes:
-        tokens: What was seen, by place, to be compared.
-        fakes: The places that hold a tensor of a trace.
-        borrowed: Functions of `random` that code holds by names of its own, each with what puts another there.
-        aliases: The module's own parameters and buffers where Python code holds them too, each with what puts another there.
-        iterators: Generators and the like that code holds, each with what puts another there.
-        unfollowed: The places of tensors that are views of those, or that nothing can be put in the place of.
-        outside: By id, tensors with values that are not the module's, with their places.
-        packages: Those that the module and the loss are of.
+        tokens: Tokens for comparison, by location.
+        fakes: The locations that hold a tensor of a trace.
+        borrowed: Functions of `random` that code holds by its own names, each with a function that replaces
+            it.
+        aliases: The module's own parameters and buffers that Python code holds too, each with a function that
+            replaces it.
+        iterators: Generators and the like that code holds, each with a function that replaces it.
+        unfollowed: The locations of tensors that are views of those, or that can't be replaced.
+        outside: By id, tensors with values that are not the module's, with their locations.
+        packages: Packages of the module and the loss.
     """
 
     def __init__(self, module: nn.Module, loss: Any, stand_ins: Mapping[int, torch.Tensor] = MappingProxyType({})):
         """
         Args:
-            stand_ins: The module's own tensors by the ids of what stood in for them in a trace. Where a forward has left a
-                stand-in in a place of its own (recurrent layers list their weights anew), the tensor itself is put there.
+            stand_ins: The module's own tensors by the ids of their stand-ins in a trace. If a forward has
+                left a stand-in in a location of its own (recurrent layers list their weights again), the
+                tensor itself is put there.
         """
         self._names = {id(part): path for path, part in module.named_modules()}
         self.packages = {find_package(type(part)) for part in module.modules()} | {find_package(loss)}
@@ -83,7 +88,7 @@ class PythonState:
         self._memory = {_memory_of(tensor) for tensor in own} - {None}
         self._extents = sorted(extent for tensor in own if (extent := memory_extent(tensor)) is not None)
         self._restores: list[Callable[[], None]] = []
-        self._held: list[Any] = []  # so that no id is used twice
+        self._held: list[Any] = []  # so that no id is reused
         queue = collections.deque(
             [(ValueLocation(f"module {path or '(root)'}"), part) for path, part in module.named_modules()]
         )
@@ -124,12 +129,12 @@ class PythonState:
                 self._restores.append(seen.restore)
 
     def restore(self) -> None:
-        """Put everything back to what it was."""
+        """Restore all values."""
         for restore in self._restores:
             restore()
 
     def diff(self, before: "PythonState") -> list[tuple[ValueLocation, str, str]]:
-        """The places whose values differ, with what they were and what they are."""
+        """List the locations with values that differ, with the value before and after."""
         absent = ("nothing", "nothing")
         return [
             (place, _shown(before.tokens.get(place, absent)), _shown(self.tokens.get(place, absent)))
@@ -161,9 +166,10 @@ class PythonState:
         return SeenValue(type(value).__name__)
 
     def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
-        """Whether a class or function is of a file that is not installed, or of an installed package that the model is of.
+        """Return True if a class or function is in a file that is not installed, or in an installed package
+        of the model.
 
-        Of the latter, classes are followed where they are those of objects, and not wherever a file names them.
+        For the latter, classes are followed if they are those of objects, and not wherever a file names them.
         """
         package = find_package(code)
         if package in SKIPPED_PACKAGES:
@@ -174,7 +180,7 @@ class PythonState:
         return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
 
     def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
-        """Whether it has memory of the module's tensors."""
+        """Return True if it shares memory with the module's tensors."""
         extent = memory_extent(value)
         return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
@@ -187,7 +193,7 @@ class PythonState:
             return SeenValue("a tensor without values")
         if id(value) not in self._own:
             self.outside[id(value)] = (place, value)
-        # Code of a file need not use a name that stands in it: the loss of a user's own loop may be one.
+        # A file's code need not use a name that is in it: the loss of a user's own loop may be one.
         computed = value.grad_fn is not None and not place.owner.startswith(FILE_PREFIX)
         if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
             self.unfollowed.append(place)
@@ -214,7 +220,7 @@ class PythonState:
 
 
 def _forget_lazy(distribution: Any) -> None:
-    """Remove what a distribution has computed in a trace and keeps: it would compute it again."""
+    """Remove the values that a distribution has cached in a trace: it would compute them again."""
     for name, held in list(vars(distribution).items()):
         if isinstance(held, FakeTensor) and isinstance(
             inspect.getattr_static(type(distribution), name, None), lazy_property
@@ -228,7 +234,7 @@ def _hooks_on_all_modules() -> dict[str, Any]:
 
 
 def _pythons_own() -> random.Random:
-    """The generator behind the functions of `random`."""
+    """Return the generator behind the functions of `random`."""
     return random.seed.__self__  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -1,4 +1,4 @@
-"""One Python value that code reaches: how it is compared, what it holds, and how it is put back."""
+"""Inspection of one Python value that code reaches: its comparison, its contents, and its restoration."""
 
 import array
 import collections
@@ -79,7 +79,7 @@ def _entries_of(held: dict[str, Any], names: Iterable[str]) -> list[tuple[Callab
 
 
 def _unadvanced(value: Any) -> Any:
-    """A count in a copy, since nothing sets one back; anything else as it is."""
+    """Return a copy of a count, which can't be reset; anything else as it is."""
     return copy.copy(value) if type(value) is itertools.count else value
 
 
@@ -183,7 +183,7 @@ def _function(place: ValueLocation, value: types.FunctionType) -> SeenValue:
 
 
 def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str]) -> Iterator[tuple[ValueLocation, Any]]:
-    """What code that uses these names may reach of a file, and of the files that it names there."""
+    """Yield the values that code using these names may reach in a file, and in files named there."""
     met.add(file)
     for name in sorted(used & held.keys()):
         value = held[name]
@@ -221,7 +221,7 @@ def _wrapped(place: ValueLocation, value: Any) -> SeenValue:
 
 
 def _is_bound(value: Any) -> bool:
-    """Whether it is a method of an object of C's, such as `iterator.__next__`, other than of a random generator."""
+    """Return True for a method of a C object, such as `iterator.__next__`, except of a random generator."""
     if not isinstance(value, types.MethodWrapperType | types.BuiltinMethodType):
         return False
     return not isinstance(

@@ -1,8 +1,8 @@
-"""Python's and NumPy's random numbers in a forward: a trace would hold every step to the first outcome.
+"""Python's and NumPy's random numbers in a forward: a trace would freeze the first outcome in every step.
 
-A draw that is compared with a probability of 0 or 1, as LayerDrop does where it is switched off, decides the same each time and
-is let through. Any other use of a draw is refused, with the line. What is drawn by other functions is found by the state of the
-generators, which differs after each forward that draws.
+A draw that is compared with a probability of 0 or 1, as in LayerDrop when it is switched off, has the same
+outcome each time and is allowed. Any other use of a draw is refused, with the line. Draws by other functions
+are found by the state of the generators, which differs after each forward that draws.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ INSTEAD = "which a compiled step would hold at one outcome; draw with torch.rand
 
 
 RAISED_ERRORS: list["RandomnessError"] = []
-"""Each that was raised since the list was emptied: an `except` of the model's own may have swallowed it."""
+"""Errors raised since the list was emptied: an `except` in the model may have swallowed one."""
 
 
 class RandomnessError(Exception):
-    """Something that differs from step to step, such as the outcome of a draw, would have decided something."""
+    """Error for a value that differs from step to step, such as a random draw, and would decide something."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -33,7 +33,7 @@ class RandomnessError(Exception):
 
 
 class _Draw:
-    """A number that is not drawn yet, in an interval: it can be compared with what lies outside of that, and nothing else."""
+    """A number in an interval that is not drawn yet: it can only be compared with values outside of that."""
 
     def __init__(self, source: str, low: float, high: float):
         self._source, self._low, self._high = source, low, high
@@ -78,14 +78,15 @@ for _name in (
 def forbid_python_draws(
     borrowed: Iterable[tuple[Callable[[Any], None], Any]], where: Callable[[], str]
 ) -> Iterator[list[str]]:
-    """Inside, the uniform numbers of `random` and `np.random` are not drawn: see `_Draw`.
+    """Replace the uniform draws of `random` and `np.random` inside the context: see `_Draw`.
 
     Args:
-        borrowed: Functions of `random` that code holds by names of its own, each with what puts another there.
-        where: The module that runs.
+        borrowed: Functions of `random` that code holds by its own names, each with a function that replaces
+            it.
+        where: Returns the module that runs.
 
     Yields:
-        Who draws from `random` by its other functions, and where.
+        The modules that draw from `random` by its other functions, with their lines.
     """
     with contextlib.ExitStack() as undone:
         lines: list[str] = []
@@ -128,7 +129,7 @@ _NUMPYS: dict[str, Callable[..., tuple[float, float] | None]] = {
         (float(low), float(high)) if size is None and np.ndim(low) == np.ndim(high) == 0 else None
     ),
 }
-"""For functions that draw uniform numbers, the interval of one; None where several are asked for."""
+"""For functions that draw uniform numbers, the interval of a single draw; None if several are requested."""
 
 
 def _instead(usual: Callable[..., Any], source: str, interval: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +146,8 @@ def _replace(undone: contextlib.ExitStack, module: Any, name: str, function: Cal
 
 
 def format_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line that is neither PyTorch's nor ours, and of the standard library only if no other is."""
+    """Return the innermost line that is neither PyTorch's nor ours, and of the standard library only if no
+    other is."""
     frames = [frame for frame in stack if not frame.filename.startswith((*_LIBRARY, "<"))]
     own = [frame for frame in frames if not _is_standard(frame.filename)]
     for frame in reversed(own or frames):

@@ -1,8 +1,9 @@
-"""What a forward reads of its surroundings, which a trace would hold at what it read once: seeds, clocks, entropy, generators.
+"""Reads of a forward from its environment, which a trace would freeze: seeds, clocks, entropy, generators.
 
-While a module is traced, functions that seed PyTorch's generator, draw from the operating system or read a clock stand replaced
-by ones that refuse, and the iterators that its code holds by ones that can't be advanced. Only calls from the user's own code
-(and from the packages of the model) are refused: libraries time and seed things that decide no value.
+While a module is traced, functions that seed PyTorch's generator, draw from the operating system or read a
+clock are replaced by ones that refuse, and the iterators that its code holds by ones that can't be advanced.
+Only calls from the user's own code (and from the packages of the model) are refused: libraries time and seed
+things that decide no value.
 """
 
 import contextlib
@@ -58,9 +59,9 @@ _WATCHED = [
 
 
 def watched_function_ids() -> set[int]:
-    """The ids of functions that code may hold by names of its own, as they are now.
+    """Return the ids of the current functions that code may hold by its own names.
 
-    `torch._dynamo` puts a wrapper in the place of `torch.manual_seed` when it is imported, which may be at any time.
+    `torch._dynamo` replaces `torch.manual_seed` by a wrapper when it is imported, which may be at any time.
     """
     return {id(getattr(owner, name)) for owner, name in _WATCHED}
 
@@ -69,12 +70,13 @@ def watched_function_ids() -> set[int]:
 def forbid_side_inputs(
     borrowed: Iterable[HeldValue], iterators: Iterable[HeldValue], packages: set[str]
 ) -> Iterator[None]:
-    """Inside, what a trace would hold fixed is refused where the user's code asks for it.
+    """Refuse, inside the context, reads by the user's code that a trace would freeze.
 
     Args:
-        borrowed: Functions of `watched_function_ids` that code holds by names of its own, each with what puts another there.
-        iterators: Iterators that code holds, likewise.
-        packages: Installed packages whose code counts as the user's.
+        borrowed: Functions of `watched_function_ids` that code holds by its own names, each with a function
+            that replaces it.
+        iterators: Iterators that code holds, in the same form.
+        packages: Installed packages with code that counts as the user's.
     """
 
     def by_user(frame: types.FrameType | None) -> bool:
@@ -122,7 +124,7 @@ def _is_users(file: str, packages: set[str]) -> bool:
 
 
 def _caller() -> types.FrameType | None:
-    """The nearest frame that is not of the modules between a draw of the operating system's and who asked for it."""
+    """Return the nearest frame outside of the modules between an operating system's draw and its caller."""
     frame: types.FrameType | None = sys._getframe(2)
     between = (random.__file__, os.path.join(_STANDARD, "secrets.py"), os.path.dirname(np.random.__file__))
     while frame is not None and frame.f_code.co_filename.startswith(between):
@@ -158,7 +160,7 @@ def _clock(usual: Callable[..., Any], name: str, by_user: Callable[[Any], bool])
 
 
 class InertClock:
-    """A time that may be added, subtracted and printed, as one who measures does, and that decides nothing."""
+    """A time that may be added, subtracted and printed, as in measurements, and that decides nothing."""
 
     def __init__(self, source: str, value: Any):
         self._source, self._value = source, value
@@ -195,7 +197,7 @@ for _name in (
 
 
 def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
-    """`datetime.datetime` and `datetime.date` that don't say what time it is."""
+    """Return `datetime.datetime` and `datetime.date` that refuse to return the current time."""
 
     class Kind(type):
         def __instancecheck__(cls, each: Any) -> bool:
@@ -220,7 +222,7 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
 
 
 class FrozenIterator:
-    """Stands for an iterator: whoever takes its next value is refused, so that it stays where it was."""
+    """A stand-in for an iterator that refuses to be advanced, so that the iterator stays at its position."""
 
     def __init__(self, iterator: Any):
         self._iterator = iterator
@@ -235,7 +237,7 @@ class FrozenIterator:
         )
 
     def send(self, value: Any) -> Any:
-        """As `next`, of a generator."""
+        """Refuse like `next`, for a generator."""
         return self.__next__()
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""The user's own module, exactly as it was: after a trace, after the check, and after whatever is raised in either."""
+"""Restoration of the user's own module, exactly as it was: after a trace, after the check, and after any
+exception in either."""
 
 import contextlib
 import functools
@@ -19,13 +20,14 @@ from .weights import TensorSlot
 
 @contextlib.contextmanager
 def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = False) -> Iterator[PythonState]:
-    """Put back what happens inside to the module, to the Python values that it and its loss reach, and to random generators.
+    """Undo all changes inside the context to the module, to the Python values that it and its loss reach, and
+    to random generators.
 
-    Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; so are hooks, attributes
-    and caches. Whatever is raised inside, an interrupt included, is raised again after that.
+    Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; so are
+    hooks, attributes and caches. Any exception inside, an interrupt included, is raised again after that.
 
     Args:
-        unless_successful: Leave the module as it has become where nothing is raised.
+        unless_successful: Leave the module as it has become if nothing is raised.
 
     Yields:
         The Python values as they are before.
@@ -53,7 +55,7 @@ def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = Fal
 
 @contextlib.contextmanager
 def preserve_generators() -> Iterator[None]:
-    """The random generators of Python, NumPy and PyTorch draw afterwards what they would have drawn."""
+    """Restore the states of the random generators of Python, NumPy and PyTorch afterwards."""
     generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -62,7 +64,7 @@ def preserve_generators() -> Iterator[None]:
 
 
 def retry_interrupted(restore: Callable[[], None]) -> None:
-    """Do it, and once more where an interrupt cuts it short."""
+    """Run `restore`, and once more if an interrupt cuts it short."""
     try:
         restore()
     except BaseException:
@@ -74,9 +76,11 @@ def retry_interrupted(restore: Callable[[], None]) -> None:
 def swap_tensors(
     module: nn.Module, tensors: Mapping[TensorSlot, Any], aliases: Iterable[HeldValue] = ()
 ) -> Iterator[None]:
-    """The module with other tensors in the places of its parameters and buffers, and wherever else Python code holds these.
+    """Put other tensors in place of the module's parameters and buffers, and of all aliases of these in
+    Python code.
 
-    `torch.func.functional_call` does not put back a module that stands under two names, or whose forward registers tensors.
+    `torch.func.functional_call` does not restore a module that has two names, or a forward that registers
+    tensors.
     """
     kept = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
 
@@ -106,13 +110,14 @@ def _refill(held: Any, before: Mapping[str, Any]) -> None:
         held.clear()
         held.update(before)
         return
-    # A scripted module's are a view of what C++ holds, with the names that it was compiled with.
+    # Those of a scripted module are a view of C++ state, with the names that it was compiled with.
     for name, tensor in before.items():
         held[name] = tensor
 
 
 def clear_fake_caches() -> None:
-    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that trace alone."""
+    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that
+    trace alone."""
     for cache in [*filter(_is_cache, gc.get_objects()), *_FROZEN.caches()]:
         if _holds_fake(cache):
             cache.cache_clear()
@@ -123,9 +128,10 @@ def _is_cache(each: object) -> bool:
 
 
 class _FrozenCaches:
-    """Caches among what `gc.freeze` took from the collector's lists.
+    """Caches among the objects that `gc.freeze` took from the collector's lists.
 
-    They are looked for once after each freeze: that takes a collection, and a look at every object of the process.
+    They are searched for once after each freeze: that takes a collection, and a look at every object of the
+    process.
     """
 
     def __init__(self) -> None:
@@ -164,7 +170,7 @@ def _holds_fake(cache: Any, depth: int = 5) -> bool:
 
 
 def _tensors(module: nn.Module) -> Callable[[], None]:
-    """What puts back the flags, gradients and hooks of parameters, and the values of buffers."""
+    """Return a function that restores flags, gradients and hooks of parameters, and values of buffers."""
     parameters = [(p, p.requires_grad, p.grad, _hooks_of(p)) for p in module.parameters()]
     buffers = [
         (b, b.detach().clone())
@@ -181,7 +187,7 @@ def _tensors(module: nn.Module) -> Callable[[], None]:
                 held.update(before)
         with torch.no_grad():
             for buffer, value in buffers:
-                # Its version does not tell: BatchNorm writes statistics past it.
+                # Its version does not show it: BatchNorm writes statistics past it.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 

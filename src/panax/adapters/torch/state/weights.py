@@ -1,4 +1,5 @@
-"""A module's tensors as host arrays, and back; those of a module on the meta device are read from safetensors, slice by slice."""
+"""A module's tensors as host arrays, and back; those of a module on the meta device are read from
+safetensors, slice by slice."""
 
 import contextlib
 import functools
@@ -30,13 +31,13 @@ class TensorArray:
         return as_numpy(self._tensor[index])
 
     def copy_values(self) -> None:
-        """Hold the values of now, whatever becomes of the module."""
+        """Copy the current values, which later changes of the module then don't affect."""
         if not self._own:
             self._tensor, self._own = self._tensor.clone(), True
 
 
 class StoredArray:
-    """A tensor in a safetensors file, of which only the asked slices are read."""
+    """A tensor in a safetensors file, of which only the requested slices are read."""
 
     def __init__(self, file: Path, name: str, like: torch.Tensor):
         self._file, self._name = file, name
@@ -49,16 +50,16 @@ class StoredArray:
 
 
 def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and buffers by name.
+    """Return parameters and buffers by name, as host arrays.
 
     Args:
-        weights: A safetensors file, or a folder of them, for what is on the meta device.
+        weights: A safetensors file, or a folder of them, for tensors on the meta device.
 
     Raises:
-        RecipeError: Something on the meta device has no values anywhere, or the file holds another shape.
+        RecipeError: A tensor on the meta device has no values anywhere, or the file holds another shape.
     """
     if weights is not None and not any(tensor.is_meta for tensor in _tensors(module)):
-        raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; leave it out")
+        raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; remove it")
     stored = {} if weights is None else _stored(Path(weights))
     names = _names_of(module)
     if stored:
@@ -93,13 +94,13 @@ def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
 
 
 def _names_of(module: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter and buffer, by its first."""
+    """Return all names of each parameter and buffer, by its first."""
     found: dict[str, list[str]] = {}
     paths = {id(part): path for path, part in reversed(list(module.named_modules(remove_duplicate=False)))}
     for (part, name), first in find_tensor_slots(module).items():
         path = paths[id(part)]
         found.setdefault(first, []).append(f"{path}.{name}" if path else name)
-    # Parts under several names too, as those of a file may be.
+    # Modules under several names too, like the names in a file.
     for all_of in (module.named_parameters, module.named_buffers):
         firsts = {id(tensor): name for name, tensor in all_of()}
         for name, tensor in all_of(remove_duplicate=False):
@@ -110,13 +111,13 @@ def _names_of(module: nn.Module) -> dict[str, list[str]]:
 
 
 def find_unused_names(module: nn.Module, weights: str) -> list[str]:
-    """The names in the files that are none of the module's."""
+    """Return the names in the files that the module does not have."""
     known = {name for names in _names_of(module).values() for name in names}
     return sorted(_stored(Path(weights)).keys() - known)
 
 
 class SafetensorsEntry(NamedTuple):
-    """A tensor in a safetensors file; `dtype` as safetensors names it."""
+    """A tensor in a safetensors file; `dtype` is safetensors' name for it."""
 
     file: Path
     shape: tuple[int, ...]
@@ -128,7 +129,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def _refuse_other(name: str, stored: SafetensorsEntry, tensor: torch.Tensor) -> None:
-    """Raise where what is stored does not fit a tensor of the module."""
+    """Raise if a stored tensor does not fit that of the module."""
     if stored.shape != tuple(tensor.shape):
         raise RecipeError(
             f"{name} is {list(tensor.shape)} in the module and {list(stored.shape)} in {stored.file}; they don't fit"
@@ -153,7 +154,7 @@ def _refuse_other(name: str, stored: SafetensorsEntry, tensor: torch.Tensor) -> 
 
 
 def _refuse_untied(first: str, second: str, stored: Mapping[str, SafetensorsEntry]) -> None:
-    """Raise where the file holds two values for what the module has as one."""
+    """Raise if the file holds two values for tensors that are one in the module."""
     with contextlib.ExitStack() as stack:
         a, b = (
             stack.enter_context(safe_open(stored[name].file, framework="pt")).get_slice(name)
@@ -182,7 +183,7 @@ def _opened(file: Path) -> Any:
 
 
 def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, SafetensorsEntry], weights: Any) -> None:
-    """Raise where the names differ by what a wrapper has put before them."""
+    """Raise if the names differ by the prefix of a wrapper."""
     own = [name for each in names.values() for name in each]
     if any(name in stored for name in own):
         return
@@ -222,7 +223,7 @@ def _stored(place: Path) -> dict[str, SafetensorsEntry]:
 
 
 def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
-    """Give buffers on the meta device that no file holds the values that the module's own initialisation computes."""
+    """Compute buffers on the meta device that no file holds, by the module's own initialization."""
     for path, part in module.named_modules():
         lone = [
             name for name, buffer in part.named_buffers(recurse=False)
@@ -249,7 +250,7 @@ TensorSlot = tuple[nn.Module, str]
 
 
 def find_tensor_slots(module: nn.Module) -> dict[TensorSlot, str]:
-    """Every place of the module that holds a tensor, and the tensor's first name."""
+    """Return every location in the module that holds a tensor, with the tensor's first name."""
     first: dict[int, str] = {}
     found: dict[TensorSlot, str] = {}
     for path, part in module.named_modules():
@@ -266,7 +267,7 @@ def set_tensor(part: nn.Module, name: str, tensor: Any) -> None:
 
 
 def write_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> nn.Module:
-    """Write parameters and buffers into the module; what is on the meta device gets memory of its own, and ties stay."""
+    """Write parameters and buffers into the module; meta tensors get their own memory, and ties stay."""
     values, made = {**params, **state}, {}
     for (part, name), first in find_tensor_slots(module).items():
         tensor = getattr(part, name)

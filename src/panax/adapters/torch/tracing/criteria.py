@@ -1,4 +1,4 @@
-"""Criteria whose mean is not over rows: taken apart into a sum and its weight, which add up over micro-batches."""
+"""Criteria with a mean that is not over rows, as a sum and its weight, which add up over micro-batches."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ from torch import nn
 
 
 def is_sum(criterion: Any) -> bool:
-    """Whether a criterion adds up over rows, and is not a mean."""
+    """Return True if a criterion adds up over rows, and is not a mean."""
     return isinstance(criterion, nn.Module) and getattr(criterion, "reduction", None) == "sum"
 
 
 def value_of(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> Any:
-    """What a criterion gives: (sum, weight) where targets are left out or weighed by their class, else what it returns.
+    """Compute a criterion: (sum, weight) if targets are ignored or weighted by class, otherwise its own
+    return value.
 
-    PyTorch divides by the weights of the classes of those targets that count. A mean over rows would weigh micro-batches alike,
-    whatever each of them holds.
+    PyTorch divides by the class weights of the targets that count. A mean over rows would give all
+    micro-batches the same weight, whatever each of them holds.
     """
     settings = _settings(criterion)
     if settings is None or targets.is_floating_point() or targets.is_complex():
@@ -31,7 +32,8 @@ def value_of(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> An
 
 
 def _settings(criterion: Any) -> tuple[Any, torch.Tensor | None, int, dict[str, Any]] | None:
-    """(function, weights of classes, target that is ignored, further arguments) of a criterion that averages over targets."""
+    """Return (function, class weights, ignored target, further arguments) of a criterion that averages over
+    targets; otherwise None."""
     if criterion in (F.cross_entropy, F.nll_loss):
         return criterion, None, -100, {}
     if type(criterion) not in (nn.CrossEntropyLoss, nn.NLLLoss) or criterion.reduction != "mean":

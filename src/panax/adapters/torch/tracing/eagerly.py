@@ -1,4 +1,4 @@
-"""Fast paths of PyTorch's that no graph can hold, switched off while a module is traced."""
+"""Context that disables fast paths of PyTorch that no graph can hold, while a module is traced."""
 
 import contextlib
 import sys
@@ -13,9 +13,11 @@ from torch import nn
 
 @contextlib.contextmanager
 def force_eager() -> Iterator[None]:
-    """Inside, parts under `torch.compile` run their own code, attention takes no fused path, cumulative means are tensors.
+    """Run modules under `torch.compile` as plain code, attention without its fused path, cumulative means as
+    tensors.
 
-    In evaluation `nn.TransformerEncoder` packs rows that a mask shortens into nested tensors; the plain path computes the same.
+    In evaluation `nn.TransformerEncoder` packs rows that a mask shortens into nested tensors; the plain path
+    computes the same.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     batch_norm: Any = nn.modules.batchnorm._BatchNorm
@@ -38,9 +40,9 @@ def force_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def disable_compile() -> Iterator[None]:
-    """Inside, parts under `torch.compile` run their own code."""
+    """Run modules under `torch.compile` as plain code inside the context."""
     compiler: Any = sys.modules.get("torch._dynamo")
-    if compiler is None:  # nothing is compiled; to import it takes a second
+    if compiler is None:  # nothing is compiled; importing it takes a second
         yield
         return
     with (
@@ -48,13 +50,14 @@ def disable_compile() -> Iterator[None]:
         compiler.config.patch(error_on_nested_fx_trace=False),
         warnings.catch_warnings(),
     ):
-        # By which `locate_errors` follows what runs.
+        # These hooks are how `locate_errors` follows the running modules.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         yield
 
 
 def _cumulative(part: Any, x: torch.Tensor) -> torch.Tensor:
-    """`BatchNorm(momentum=None)`, whose running statistics are means over all batches, without a Python number."""
+    """Compute `BatchNorm(momentum=None)`, with running statistics that are means over all batches, without a
+    Python number."""
     part._check_input_dim(x)
     part.num_batches_tracked.add_(1)
     share = 1.0 / part.num_batches_tracked.to(part.running_mean.dtype)

@@ -1,8 +1,8 @@
-"""A traced graph as a JAX function whose derivative is the graph's own backward part.
+"""A traced graph as a JAX function with a derivative that is the graph's own backward part.
 
-What the backward part reads of the forward part is kept between the two, except inside checkpointed regions: there only a
-region's inputs are kept, and its operations run again behind a barrier that holds them until the gradient arrives, or the
-compiler would merge the two runs into one and keep everything.
+Values of the forward part that the backward part reads are stored between the two, except inside checkpointed
+regions: there only a region's inputs are stored, and its operations run again behind a barrier that holds
+them until the gradient arrives, or the compiler would merge the two runs into one and store everything.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ Values = dict[Node, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedProgram:
-    """A traced graph, sorted into what runs forward and what runs backward.
+    """A traced graph, divided into the nodes that run forward and those that run backward.
 
     Attributes:
         region: Checkpointed region of each forward node that is in one.
-        kept: Forward nodes whose values the backward part reads.
-        draws: Random node to its place among all.
-        guards: What the forward part checks of indices and integers.
+        residuals: Forward nodes with values that the backward part reads.
+        draws: Random node to its index among all random nodes.
+        guards: Checks of indices and integers in the forward part.
     """
 
     traced: TracedGraph
@@ -56,7 +56,7 @@ class TracedProgram:
         """Sort a graph's nodes.
 
         Raises:
-            RecipeError: An operation has no lowering, naming it and where the model uses it.
+            RecipeError: An operation has no lowering; the message names it and the module that uses it.
         """
         nodes = list(traced.graph.nodes)
         inputs = tuple(node for node in nodes if node.op == "placeholder")
@@ -93,14 +93,14 @@ class TracedProgram:
             forward=forward,
             backward=tuple(node for node in calls if node in backward and node in wanted),
             region=region,
-            kept=kept,
+            residuals=kept,
             draws=draws,
             guards=(*build_guards(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
         )
 
     @property
     def doubles(self) -> tuple[str, ...]:
-        """Where the model computes in float64, which is float32 here: inputs by name, and modules."""
+        """Return the names of inputs and modules that compute in float64, which is float32 here."""
         names = [*self.traced.parameters, *self.traced.buffers, *self.traced.leaves]
         found = {name: None for name, node in zip(names, self.inputs) if is_double(node) and computes_in_double(node)}
         for node in self.forward:
@@ -114,11 +114,12 @@ class TracedProgram:
 
     @property
     def num_outputs(self) -> int:
-        """Those of the forward part: losses and metrics by two, and buffers."""
+        """Return the number of outputs of the forward part: two for each loss and metric, and the buffers."""
         return 2 * (len(self.traced.losses) + len(self.traced.metrics)) + len(self.traced.buffers)
 
     def run_forward(self, inputs: Sequence[Any], key: jax.Array) -> tuple[list[Any], list[Any]]:
-        """The outputs with the worst value of each guard behind them, and the values that the backward part reads."""
+        """Return the outputs, with the worst value of each guard as the last one, and the values that the
+        backward part reads."""
         values: Values = dict(zip(self.inputs, inputs))
         for node in self.forward:
             values[node] = self._call(node, values, key)
@@ -128,7 +129,7 @@ class TracedProgram:
         return outputs, [values[node] for node in self.residuals]
 
     def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
-        """Gradients of the trained parameters."""
+        """Compute the gradients of the trained parameters."""
         values: Values = dict(zip(self.residuals, kept))
         values.update(zip(self.inputs[-MAX_LOSSES:], cotangents))
         again = _Recomputing(self, values, key)
@@ -148,13 +149,13 @@ class TracedProgram:
         out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
         if isinstance(out, OutputSpec):
             shared = node in self._is_backward and len(node.users) > 1
-            out = dataclasses.replace(out, turned=_turned(node), shared_backward=shared)
+            out = dataclasses.replace(out, transposed_operands=_turned(node), shared_backward=shared)
         with jax.named_scope(node.name):
             return _as_declared(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords)), out, node)
 
 
 class _Recomputing:
-    """Runs the operations of checkpointed regions again, as the backward part asks for them."""
+    """Recomputation of the operations of checkpointed regions, as the backward part needs them."""
 
     def __init__(self, program: TracedProgram, values: Values, key: jax.Array):
         self._program, self._values, self._key = program, values, key
@@ -179,13 +180,13 @@ class _Recomputing:
         if node not in seen:
             for each in node.all_input_nodes:
                 if each not in seen:
-                    # What a region reads of another one is kept; constants are made anew.
+                    # Values that a region reads of another one are stored; constants are created again.
                     seen[each] = self._again(each)
             seen[node] = self._program._call(node, seen, self._key)
         return seen[node]
 
     def _barred(self, region: int) -> Values:
-        """The kept inputs of a region, not to be had before the newest gradient."""
+        """Return the stored inputs of a region, which do not become available before the newest gradient."""
         inside = self._program.region
         inputs = [
             node
@@ -202,13 +203,14 @@ class _Recomputing:
 
 
 UNUSED_NAN_BITS = 0x7FC5A5A5
-"""The bits of a NaN that no operation makes."""
+"""Bits of a NaN that no operation produces."""
 
 
 def _after(value: Any, gradient: jax.Array) -> Any:
-    """`value`, which can't be had before `gradient`, and which no compiler can prove to be `value`.
+    """Return `value` with a dependency on `gradient`, which no compiler can prove to be `value`.
 
-    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), and with that `jax.checkpoint` too.
+    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), and with that
+    `jax.checkpoint` too.
     """
     if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
         return value
@@ -217,7 +219,8 @@ def _after(value: Any, gradient: jax.Array) -> Any:
 
 
 def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
-    """The forward values that the backward part reads outside of regions, and those that regions which run again read."""
+    """Return the forward values that the backward part reads outside of regions, and those that recomputed
+    regions read."""
     found: dict[Node, None] = {}
     again: set[Node] = set()
     asked: list[Node] = []
@@ -252,7 +255,7 @@ def _reaching(outputs: Iterable[Any]) -> set[Node]:
 
 
 def _of_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
-    """The guards of doubles that come in: leaves of the batch, and buffers that change."""
+    """Yield the guards of float64 inputs: leaves of the batch, and buffers that change."""
     first = 2 * (len(traced.losses) + len(traced.metrics))
     rest = inputs[len(traced.parameters) :]
     buffers = dict(zip(traced.buffers, rest))
@@ -263,7 +266,7 @@ def _of_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[An
 
 
 def _turned(node: Node) -> frozenset[int]:
-    """The places of the arguments that are transpositions of matrices; one of a transposition is none."""
+    """Return the indices of the arguments that are transposed matrices; transposed twice does not count."""
 
     def turned(each: Any) -> bool:
         return isinstance(each, Node) and _transposes(each) and not turned(each.args[0])
@@ -297,15 +300,15 @@ def _check(node: Node) -> None:
     if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
         return
     if getattr(node.target, "namespace", None) == "profiler":
-        return  # `record_function` gives nothing that a value depends on
+        return  # `record_function` returns nothing that a value depends on
     raise RecipeError(
         f"the operation {node.target} has no JAX lowering here{_where(node)}; write the model without it, or register one with "
-        f"panax.adapters.torch.lowers"
+        f"panax.adapters.torch.register_lowering"
     )
 
 
 def _where(node: Node) -> str:
-    """Which part of the model an operation is of, as far as it is known."""
+    """Return the module of an operation, or its line, as far as it is known."""
     module = (node.meta.get("custom") or {}).get(MODULE_KEY)
     if module is not None:
         return f" in {module}"
@@ -321,7 +324,7 @@ def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
 
 
 def _as_declared(found: Any, out: Any, node: Node) -> Any:
-    """With PyTorch's dtypes, and its shapes to be sure."""
+    """Convert to PyTorch's dtypes, and assert its shapes."""
     if isinstance(out, tuple):
         return tuple(_as_declared(part, declared, node) for part, declared in zip(found, out))
     if found is None or out is None:
@@ -332,9 +335,10 @@ def _as_declared(found: Any, out: Any, node: Node) -> Any:
 
 
 def to_jax_function(program: TracedProgram) -> Callable[..., list[Any]]:
-    """`f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
+    """Return `f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
 
-    `others` maps the remaining inputs by their place; what the losses' gradients are divided by comes in as their cotangents.
+    `others` has the remaining inputs in their order; the divisors of the losses' gradients come in as their
+    cotangents.
     """
     places = {name: i for i, name in enumerate(program.traced.parameters)}
     trained_places = [places[name] for name in program.traced.trained]

@@ -1,9 +1,10 @@
-"""What PyTorch would raise or compute in 64 bits, watched in every step: indices, matrices, and numbers that 32 bits can't hold.
+"""Guards in every step for conditions in which PyTorch would raise or compute in 64 bits: indices, matrices,
+and values that 32 bits can't hold.
 
-A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too large, and would train
-on. So each place where that can happen yields one number, the worst value seen there, and the step that finds one is not applied
-and ends the run with an error (`panax.core.DataChecks`). Places whose values are known to fit, from constants, shapes and
-ranges, cost nothing.
+A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too
+large, and would continue to train. So each operation with that risk yields one number, the worst value seen
+there, and a step that finds one is not applied and ends the run with an error (`panax.core.DataChecks`).
+Operations with values that are known to fit, from constants, shapes and ranges, cost nothing.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ class NodeGuard:
     """One check of one node.
 
     Attributes:
-        text: What is wrong where it fails; the value follows it.
-        worst: The worst offending value, or `NO_FAULT`, from the values of the nodes.
+        text: Message for a failure; the value follows it.
+        worst: Function from the values of the nodes to the worst offending value, or `NO_FAULT`.
     """
 
     node: Node
@@ -42,13 +43,13 @@ class NodeGuard:
 def build_guards(
     nodes: Sequence[Node], constants: Mapping[str, torch.Tensor], where: Callable[[Node], str]
 ) -> tuple[NodeGuard, ...]:
-    """The checks of a forward part.
+    """Return the checks of a forward part.
 
     Args:
-        where: The line of the model that a node comes from.
+        where: Returns the line of the model that a node comes from.
 
     Raises:
-        RecipeError: A number in the model's code does not fit into 32 bits.
+        RecipeError: An integer in the model's code does not fit into 32 bits.
     """
     ranges = RangeAnalysis(constants)
     found: list[NodeGuard] = []
@@ -80,7 +81,7 @@ def _of_indices(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str])
 
 
 def _indices(node: Node) -> Iterator[tuple[Any, IntegerRange, int | None]]:
-    """(indices, what they may be, what is ignored) of an operation that addresses by them."""
+    """Yield (indices, allowed range, ignored index) of an operation that addresses by indices."""
     args: Any = node.args
     target: Any = node.target
     if target is torch.ops.panax.within.default:
@@ -155,7 +156,7 @@ _SHIFTS = (aten.bitwise_left_shift, aten.__lshift__)
 
 
 def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
-    """Factorizations that PyTorch raises for; those whose `info` the model reads are its own affair."""
+    """Yield a check for factorizations that raise in PyTorch; a model that reads `info` handles failures."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in _FACTORS:
         return
@@ -181,11 +182,11 @@ _FACTORS = {
 }
 
 MAX_EXACT_INTEGER = 2**24
-"""Integers up to this are exact in float32."""
+"""Largest integer up to which all are exact in float32."""
 
 
 def _of_casts(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
-    """Integers that a model makes into doubles, which hold what float32 does not."""
+    """Yield a check for integers cast to float64, which holds values that float32 does not."""
     source: Any = node.args[0] if node.args else None
     if getattr(node.target, "overloadpacket", None) is not aten._to_copy or not is_double(node):
         return
@@ -200,13 +201,13 @@ def _of_casts(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -
 
 
 _DOUBLE = (
-    f"and float64 is computed in float32 here, whose integers end at {MAX_EXACT_INTEGER}: subtract an offset in the data, or cast to float32 "
-    f"first if that is enough; got "
+    f"and float64 is computed in float32 here, with exact integers up to {MAX_EXACT_INTEGER}: subtract an offset in "
+    f"the data, or cast to float32 first if that is enough; got "
 )
 
 
 def build_double_guards(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterator[NodeGuard]:
-    """Doubles that come in larger than float32 tells from their neighbours, where the model computes with them.
+    """Yield checks for float64 inputs too large for float32 to resolve, if the model computes with them.
 
     Args:
         inputs: Leaves of the batch, or buffers that the forward writes, by name.
@@ -223,7 +224,7 @@ def build_double_guards(inputs: Mapping[str, Node], *, of_batch: bool) -> Iterat
 
 
 def computes_in_double(node: Node) -> bool:
-    """Whether a double is more than cast to what has fewer bits."""
+    """Return True if a float64 value is used for more than a cast to fewer bits."""
     for user in node.users:
         packet = getattr(user.target, "overloadpacket", None)
         if packet in _MOVING and is_double(user):
@@ -257,10 +258,10 @@ def _too_large(value: jax.Array) -> jax.Array:
 
 
 def _wrapped(value: jax.Array, integer: jax.Array) -> jax.Array:
-    """Where an integer is not what the same operation gives in float32: it is then off by 2 ** 32 or more.
+    """Return the worst integer that differs from the result in float32: it is then off by 2 ** 32 or more.
 
-    An integer at the limit that has not wrapped is no fault: minus infinity, cast, is the least one, as models that select it
-    away later have it.
+    An integer at the limit that has not wrapped is not a fault: minus infinity, cast, is the smallest one, in
+    models that discard it by a later select.
     """
     return _largest(value, jnp.abs(value - integer.astype(jnp.float32)) > 2.0**30)
 

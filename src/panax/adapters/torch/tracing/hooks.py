@@ -1,8 +1,9 @@
 """Hooks that a user has set on parameters: functions of their gradients, traced with them.
 
-A parameter's hooks stand on the parameter itself, and in a trace another tensor stands in its place; so they are set on that one
-again. `register_hook` runs in each backward pass, so for each micro-batch; `register_post_accumulate_grad_hook` reads and writes
-`.grad`, which in a loop of PyTorch's holds the sum so far, so it is followed where a batch is one backward pass.
+A parameter's hooks are attached to the parameter itself, which another tensor replaces in a trace; so they
+are set on that one again. `register_hook` runs in each backward pass, so for each micro-batch;
+`register_post_accumulate_grad_hook` reads and writes `.grad`, which in a PyTorch loop holds the sum so far,
+so it is followed if a batch is one backward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from ....core.errors import RecipeError
 
 
 def follow_hooks(module: nn.Module, stand_ins: Mapping[str, torch.Tensor]) -> None:
-    """Set the hooks on gradients that parameters have on what stands in for them, too."""
+    """Set the gradient hooks of parameters on their stand-ins, too."""
     for name, parameter in module.named_parameters():
         for hook in (parameter._backward_hooks or {}).values():
             if stand_ins[name].requires_grad:
@@ -23,20 +24,20 @@ def follow_hooks(module: nn.Module, stand_ins: Mapping[str, torch.Tensor]) -> No
 
 
 def find_hooked_parameters(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that have hooks on their accumulated gradients."""
+    """Return the names of the parameters that have hooks on their accumulated gradients."""
     return tuple(name for name, p in module.named_parameters() if _accumulated(p) and p.requires_grad)
 
 
 def apply_accumulation_hooks(
     module: nn.Module, stand_ins: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """The gradients after the hooks that `register_post_accumulate_grad_hook` has set.
+    """Compute the gradients after the hooks that `register_post_accumulate_grad_hook` has set.
 
     Args:
-        stand_ins: What the hooks are called with, by parameter name: the parameters, or what stands for them in a trace.
+        stand_ins: Arguments for the hooks, by parameter name: the parameters, or their stand-ins in a trace.
 
     Raises:
-        RecipeError: A hook does something else than to change the gradient.
+        RecipeError: A hook does anything but change the gradient.
     """
     hooks = {name: _accumulated(p) for name, p in module.named_parameters()}
     after = []

@@ -1,4 +1,4 @@
-"""What the integers of a graph can be at most and at least, from constants, shapes and the operations between."""
+"""Bounds of the integers in a graph, from constants, shapes and the operations between."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ INT32_MAX = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class IntegerRange:
-    """All integers from `low` to `high`."""
+    """All integers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -35,14 +35,15 @@ FULL_RANGE = IntegerRange(-INT32_MAX - 1, INT32_MAX)
 
 
 class RangeAnalysis:
-    """Of the nodes of one graph; asked in the graph's order, each is worked out once."""
+    """Ranges of the nodes of one graph, queried in the graph's order; each is computed once."""
 
     def __init__(self, constants: Mapping[str, torch.Tensor]):
         self._constants = constants
         self._found: dict[Node, IntegerRange] = {}
 
     def of(self, value: Any) -> IntegerRange:
-        """What a node or a number can be, as far as it fits into 32 bits: what does not is caught where it is made."""
+        """Return the range of a node or a number, clipped to 32 bits; larger values are caught at the
+        source."""
         if not isinstance(value, Node):
             return IntegerRange(math.floor(value), math.ceil(value)) if isinstance(value, int | float) else FULL_RANGE
         if value not in self._found:
@@ -51,7 +52,7 @@ class RangeAnalysis:
         return self._found[value]
 
     def may_overflow(self, node: Node) -> bool:
-        """Whether an operation on 64-bit integers can make one that 32 bits can't hold."""
+        """Return True if an operation on 64-bit integers can produce one that 32 bits can't hold."""
         packet = getattr(node.target, "overloadpacket", None)
         return packet in _GROWING and not self._raw(node).is_within(FULL_RANGE)
 
@@ -145,11 +146,11 @@ ACCUMULATING_OPS = {
     aten.scatter_add: (0, 3), aten.scatter_reduce: (0, 3), aten.index_add: (0, 3), aten.index_reduce: (0, 3),
     aten.index_put: (0, 2), aten._unsafe_index_put: (0, 2), aten.scatter: (0, 3),
 }  # fmt: skip
-"""Operations that may add at indices, and the places of their arguments that are values."""
+"""Operations that may add at indices, and the indices of their arguments that are values."""
 
 
 def _added_at(ranges: RangeAnalysis, node: Node) -> IntegerRange:
-    """What is added at indices: each element at most as often as there are values."""
+    """Return the range after additions at indices: each element at most as often as there are values."""
     packet: Any = getattr(node.target, "overloadpacket", None)
     onto, place = (ranges.of(node.args[i]) if i < len(node.args) else FULL_RANGE for i in ACCUMULATING_OPS[packet])
     args: Any = node.args
@@ -216,7 +217,8 @@ _RULES: dict[Any, Callable[[RangeAnalysis, Node], IntegerRange]] = {
     aten._to_copy: _cast, aten.remainder: _remainder, aten.clamp: _clamp, aten.arange: _arange, aten.full: _filled,
     aten.full_like: _filled, aten.scalar_tensor: _filled, aten.where: _either(1), aten.cat: _joined, aten.stack: _joined,
     aten.argmax: _place, aten.argmin: _place, aten.argsort: _place, aten.zeros: lambda r, n: IntegerRange(0, 0),
-    aten.zeros_like: lambda r, n: IntegerRange(0, 0), aten.ones: lambda r, n: IntegerRange(1, 1), aten.ones_like: lambda r, n: IntegerRange(1, 1),
+    aten.zeros_like: lambda r, n: IntegerRange(0, 0), aten.ones: lambda r, n: IntegerRange(1, 1),
+    aten.ones_like: lambda r, n: IntegerRange(1, 1),
     aten.maximum: _either(0), aten.minimum: _either(0),
     aten.bitwise_left_shift: _shifted, aten.__lshift__: _shifted, aten.bitwise_right_shift: _shifted_down,
     aten.__rshift__: _shifted_down, aten.bitwise_and: _masked, aten.neg: _negated, aten.abs: _absolute,
@@ -240,4 +242,4 @@ _GROWING = {
     aten.bmm, aten.dot, aten.mv, aten.square, aten.addcmul, aten.addmm, aten.addmv, aten.addbmm, aten.baddbmm, aten.addr,
     aten.neg, aten.abs, aten.bitwise_left_shift, aten.__lshift__, aten.convolution, aten.trace, *ACCUMULATING_OPS,
 }  # fmt: skip
-"""Operations that make larger integers than they are given."""
+"""Operations with results that may be larger integers than their arguments."""

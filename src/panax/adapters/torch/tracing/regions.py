@@ -1,7 +1,9 @@
-"""Activation checkpointing, seen while a module is traced: which operations a region holds, instead of running them twice.
+"""Activation checkpointing while a module is traced: records which operations a region holds, instead of
+running them twice.
 
-`torch.utils.checkpoint` runs a region again in the backward pass, on the module's own parameters. Under a trace the region is run
-once, and its operations are marked; the backward pass recomputes them behind a barrier (`graph.py`), with the same random bits.
+`torch.utils.checkpoint` runs a region again in the backward pass, on the module's own parameters. Under a
+trace the region is run once, and its operations are marked; the backward pass recomputes them behind a
+barrier (`graph.py`), with the same random bits.
 """
 
 import contextlib
@@ -13,15 +15,15 @@ from typing import Any
 from torch.fx.traceback import annotate
 
 REGION_KEY = "panax_region"
-"""The key, in a node's `custom` metadata, of the outermost checkpointed region that it is in."""
+"""Key, in a node's `custom` metadata, of the outermost checkpointed region that it is in."""
 
 
 @contextlib.contextmanager
 def mark_checkpoint_regions() -> Iterator[None]:
-    """What is traced inside bears the number of its checkpointed region.
+    """Mark operations traced inside the context with the number of their checkpointed region.
 
-    The two functions that are replaced are those to which `torch.utils.checkpoint.checkpoint` hands over, by whatever name a
-    module has imported it (torch 2.11 to 2.13).
+    The two functions that are replaced are those to which `torch.utils.checkpoint.checkpoint` delegates, by
+    whatever name a module has imported it (torch 2.11 to 2.13).
     """
     numbers = itertools.count()
     inside = False

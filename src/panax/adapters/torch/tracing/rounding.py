@@ -1,11 +1,13 @@
-"""Where rounding alone decides: the traced graph in PyTorch's own arithmetic, with JAX's side taken at each kink.
+"""Comparison where rounding alone decides: the traced graph in PyTorch's own arithmetic, with JAX's side
+taken at each kink.
 
-A ReLU whose input is zero up to rounding, a pool of two equal numbers or a comparison at its threshold goes one way in one
-library and another way in the other. Both are right, and the gradients behind it differ by more than rounding. So where they
-do, PyTorch computes the traced graph once more, and gives each operation that decides JAX's operands instead of its own where
-the two are equal up to rounding (`CLOSE`, of the operand's largest value). Every other operation, and an operand that differs
-by more, stays PyTorch's: a wrong formula, forward or backward, is as far off as before. That the graph is what the module
-computes is checked beside it: without that exchange, PyTorch must get from the graph what it gets from the module.
+A ReLU with an input that is zero up to rounding, a pool of two equal values or a comparison at its threshold
+goes one way in one library and another way in the other. Both are right, and the gradients behind it differ
+by more than rounding. So if they do, PyTorch computes the traced graph once more, and each operation that
+decides gets JAX's operands instead of its own if the two are equal up to rounding (`CLOSE`, of the operand's
+largest value). Every other operation, and an operand that differs by more, stays PyTorch's: a wrong formula,
+forward or backward, is as far off as before. A separate check verifies that graph and module agree:
+without that exchange, PyTorch must get the same from the graph as from the module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,8 @@ from .values import as_numpy
 aten = torch.ops.aten
 
 TIE_TOLERANCE = 1e-5
-"""How far two operands may be apart to count as the same number, of the largest. Sums in another order make 1e-7 to 1e-6."""
+"""Difference up to which two operands count as the same number, relative to the largest. Sums in another
+order make 1e-7 to 1e-6."""
 
 DISCONTINUOUS_OPS = {
     aten.threshold_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.hardswish_backward,
@@ -34,17 +37,18 @@ DISCONTINUOUS_OPS = {
     aten.cummax, aten.cummin, aten.relu, aten.clamp, aten.clamp_min, aten.remainder, aten.fmod, aten.floor_divide,
     aten._to_copy,
 }  # fmt: skip
-"""Operations that take one side or another of a value; what they are given is what rounding moves."""
+"""Operations that take one side or another of a value, so that rounding of their operands decides."""
 
 
 def run_graph_in_torch(
     program: TracedProgram, inputs: Mapping[str, torch.Tensor], key: jax.Array, *, decided_by_jax: bool
 ) -> dict[str, np.ndarray]:
-    """The gradients of the trained parameters, from the traced graph by PyTorch's kernels.
+    """Compute the gradients of the trained parameters from the traced graph, with PyTorch's kernels.
 
     Args:
         inputs: Parameters, buffers and leaves of the batch by name.
-        decided_by_jax: Whether the operations that decide are given JAX's operands where these are equal up to rounding.
+        decided_by_jax: True to give JAX's operands to the operations that decide, if these are equal up to
+            rounding.
     """
     traced = program.traced
     names = [*traced.parameters, *traced.buffers, *traced.leaves]
@@ -62,7 +66,7 @@ def is_discontinuous(node: Node) -> bool:
 
 
 def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
-    """What JAX computes for the operands of all operations that decide, by the node's name."""
+    """Compute in JAX the operands of all operations that decide, by the node's name."""
     wanted = {
         each
         for node in (*program.forward, *program.backward)
@@ -89,7 +93,7 @@ def _is_floating(node: Node) -> bool:
 
 
 class _Deciding(Interpreter):
-    """Runs a graph, with other operands for the operations that decide."""
+    """Interpreter of a graph, with other operands for the operations that decide."""
 
     def __init__(self, module: torch.fx.GraphModule, operands: Mapping[str, np.ndarray]):
         super().__init__(module)
@@ -108,7 +112,7 @@ class _Deciding(Interpreter):
 
 
 def _nearly(value: torch.Tensor, other: np.ndarray) -> torch.Tensor:
-    """`other`'s numbers where they are `value`'s up to rounding, else `value`'s."""
+    """Return `other`'s elements where they equal `value`'s up to rounding, otherwise `value`'s."""
     found = torch.from_numpy(np.array(other, np.float32)).to(value.dtype)
     near = (
         (found - value).abs() <= TIE_TOLERANCE * value.abs().max()

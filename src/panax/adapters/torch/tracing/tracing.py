@@ -1,8 +1,10 @@
-"""A module with its loss, traced to one graph of ATen operations; PyTorch's own autograd writes the backward part.
+"""A module with its loss, traced to one graph of ATen operations; PyTorch's own autograd writes the backward
+part.
 
-Two passes. The first records what PyTorch executes on fake tensors, which have shapes and no values: autograd has been applied,
-custom backwards, `no_grad`, hooks and all. The second makes in-place operations and views functional and decomposes what is not
-core ATen. Nothing of the model is run on real values, so it may be larger than the host.
+Two passes. The first records the operations that PyTorch executes on fake tensors, which have shapes and no
+values: autograd has been applied, custom backwards, `no_grad`, hooks and all. The second makes in-place
+operations and views functional and decomposes everything that is not core ATen. Nothing of the model is run
+on real values, so it may be larger than the host.
 """
 
 import contextlib
@@ -44,21 +46,22 @@ from .hooks import apply_accumulation_hooks, follow_hooks
 from .regions import mark_checkpoint_regions
 
 BACKWARD_KEY = "panax_backward"
-"""The key, in a node's `custom` metadata, of the operations of the backward pass."""
+"""Key, in a node's `custom` metadata, of the operations of the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedGraph:
-    """A graph, and what its inputs and outputs are, in order.
+    """A graph, and the names of its inputs and outputs, in order.
 
     Attributes:
-        graph: Inputs are parameters, buffers, leaves of the batch and one cotangent for each loss; outputs are the sums and
-            weights of losses, then of metrics, the buffers afterwards, and a gradient for each trained parameter.
+        graph: Inputs are parameters, buffers, leaves of the batch and one cotangent for each loss; outputs
+            are the sums and weights of losses, then of metrics, the buffers afterwards, and a gradient for
+            each trained parameter.
         constants: Tensors that the graph refers to by name.
-        losses: Names.
-        metrics: Names.
+        losses: Names of the losses.
+        metrics: Names of the metrics.
         trained: Names of the parameters that have a gradient.
-        outside: Tensors of a user's that are constants of the graph, and not the module's.
+        outside: Tensors of the user that are constants of the graph, and not the module's.
     """
 
     graph: torch.fx.Graph
@@ -87,7 +90,8 @@ def trace(
         autocast: The lower precision of `torch.autocast`; None for none.
 
     Raises:
-        RecipeError: The module does what no graph can hold, naming the module and the line.
+        RecipeError: The module does something that no graph can hold; the message names the module and the
+            line.
     """
     with restore_after(module, objective.loss) as before:
         return _trace(module, objective, leaves, before, train=train, autocast=autocast)
@@ -124,7 +128,8 @@ def _trace(
         seeded = torch.get_rng_state()
         try:
             with (
-                set_mode(module, train), locate_errors(module) as located, mark_checkpoint_regions(), force_eager(), preserve_node_meta(),
+                set_mode(module, train), locate_errors(module) as located, mark_checkpoint_regions(), force_eager(),
+                preserve_node_meta(),
                 forbid_python_draws(found["python"].borrowed, lambda: located.where) as draws,
                 forbid_side_inputs(found["python"].borrowed, found["python"].iterators, before.packages),
             ):  # fmt: skip
@@ -146,7 +151,8 @@ def _trace(
     after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
     refuse_leaks(after)
     if draws or after.diff(before):
-        # What was set for the first time is a cache; what changes each time is a count, which a compiled step would hold fixed.
+        # A value set for the first time is a cache; one that changes each time is a count, which a compiled
+        # step would freeze.
         found["python"] = after
         first, located, draws = recorded()
         if draws and random.getstate() != drawn:
@@ -184,14 +190,15 @@ def _joint(
     train: bool,
     autocast: torch.dtype | None,
 ) -> Callable[..., list[torch.Tensor]]:
-    """Loss and gradients as one function of tensors; it writes into `found` what they are.
+    """Return loss and gradients as one function of tensors, which writes the names of its results into
+    `found`.
 
     Args:
-        stood_in: Takes, by the id of what stands in for it, each parameter and buffer.
+        stood_in: Filled with each parameter and buffer, by the id of its stand-in.
     """
     held = find_tensor_slots(module)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    alive: list[torch.Tensor] = []  # so that no id is used twice
+    alive: list[torch.Tensor] = []  # so that no id is reused
 
     def joint(
         parameters: list[torch.Tensor],
@@ -234,11 +241,11 @@ def _joint(
 
 
 MAX_LOSSES = 16
-"""Cotangents that a graph has inputs for; those that no loss uses are dropped."""
+"""Number of cotangents among a graph's inputs; those that no loss uses are dropped."""
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without values, on the CPU; one on the meta device may lie anywhere later."""
+    """Return a tensor without values, on the CPU; one on the meta device may be placed anywhere later."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -251,7 +258,8 @@ def _casting(autocast: torch.dtype | None) -> contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def set_mode(module: nn.Module, train: bool) -> Iterator[None]:
-    """The module as it trains (what its user has set to `eval()` stays so) or is judged; afterwards as it was."""
+    """Set the module to training (submodules that the user has set to `eval()` stay so) or evaluation inside
+    the context."""
     flags = {part: part.training for part in module.modules()}
     if train and not module.training:
         module.train()
@@ -265,10 +273,10 @@ def set_mode(module: nn.Module, train: bool) -> Iterator[None]:
 
 
 def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn.Module) -> torch.fx.GraphModule:
-    """The same graph without in-place operations and views, in core ATen.
+    """Return the same graph without in-place operations and views, in core ATen.
 
     Raises:
-        RecipeError: An operation of it can't be had, naming where the model uses it.
+        RecipeError: An operation is not available; the message names the module that uses it.
     """
     running: list[_SayingWhatChanges] = []
 
@@ -289,10 +297,11 @@ def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn
 
 
 class _SayingWhatChanges(torch.fx.Interpreter):
-    """Runs a graph with operations whose schema says what they write to, in place of those that hide it.
+    """Interpreter of a graph that replaces operations with hidden writes by those with a schema that declares
+    them.
 
     Attributes:
-        where: The module whose operation runs, as far as it is known.
+        where: The module of the running operation, as far as it is known.
     """
 
     where: str | None = None
@@ -310,7 +319,7 @@ class _SayingWhatChanges(torch.fx.Interpreter):
 
 
 def _written_buffers(graph: torch.fx.GraphModule, found: Mapping[str, Any]) -> set[str]:
-    """The names of the buffers that a step changes."""
+    """Return the names of the buffers that a step changes."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     output: Any = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     first = 2 * (len(found["losses"]) + len(found["metrics"]))

@@ -1,4 +1,4 @@
-"""A tensor's values on the host, in the dtype that they have here."""
+"""Values of tensors on the host, in the dtypes that they have here."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from ..lowering import DTYPES
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's values, copied; 64-bit numbers in 32 bits, as JAX computes.
+    """Copy a tensor's values to NumPy, with 64-bit dtypes in 32 bits, as JAX computes.
 
     Raises:
         RecipeError: An integer does not fit.
@@ -23,7 +23,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def refuse_large(tensor: torch.Tensor, name: str) -> None:
-    """Raise where an integer does not fit into what it has here.
+    """Raise if an integer does not fit into its 32-bit dtype here.
 
     Raises:
         RecipeError: One is too large.
@@ -40,5 +40,5 @@ def refuse_large(tensor: torch.Tensor, name: str) -> None:
 
 
 def as_jax(tensor: torch.Tensor) -> jax.Array:
-    """A constant of the graph."""
+    """Convert a constant of the graph to a JAX array."""
     return jnp.asarray(as_numpy(tensor))
