@@ -147,7 +147,7 @@ def roll_placement(placement: Placement, places: int) -> Placement:
 
 
 def leaf_names(state: TrainState, scalars: Scalars) -> list[str]:
-    """Return the names of the leaves that `RolledReplay.take` sums, in order."""
+    """Return the names of the leaves that `RolledReplay.replay_step` sums, in order."""
     return [
         jax.tree_util.keystr(path, simple=True, separator=".")
         for tree in (state, {"scalars": scalars})

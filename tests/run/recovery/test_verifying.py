@@ -62,7 +62,7 @@ def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
     """The verdict on three executions, of which some are corrupted."""
     with monkeypatch.context() as patch:
         Sick(device, leaf, flip, lambda number, before: before in errs).patch(patch)
-        sums = [each.take(state, batch)[2] for each in taken]
+        sums = [each.replay_step(state, batch)[2] for each in taken]
     return compare_replays(sums, [0, 1, 2])
 
 
