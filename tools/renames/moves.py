@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .imports import Edit, ImportRewriter, apply, imported_from, line_starts, span
-from .table import Rename
+from .imports import Edit, ImportRewriter, apply, imported_from, line_starts
+from .lazy import rewrite_lazy_keys
+from .table import Rename, forward
 
 
 def move_modules(root: Path, moves: list[Rename], texts: list[Path]) -> list[str]:
@@ -26,7 +27,7 @@ def move_modules(root: Path, moves: list[Rename], texts: list[Path]) -> list[str
     """
     source = root / "src"
     files = {_dotted(path, source): path for path in sorted(source.rglob("*.py"))}
-    table = {name: _moved(name, moves) for name in files}
+    table = {name: forward(name, moves) for name in files}
     if unknown := sorted(move.old for move in moves if move.kind != "module" or move.old not in files):
         raise ValueError(f"not modules of this tree: {', '.join(unknown)}; nothing was moved")
     if doubled := sorted(name for name, count in Counter(table.values()).items() if count > 1):
@@ -45,7 +46,7 @@ def move_modules(root: Path, moves: list[Rename], texts: list[Path]) -> list[str
             result = rewriter.rewrite()
             remarks |= {f"{name}: {remark}" for remark in (*read, *rewriter.remarks)}
             if path.name == "__init__.py" and module:
-                result = _lazy_keys(result, module, table)
+                result = rewrite_lazy_keys(result, module, table)
             if module in changed and re.search(r"__file__|__package__", text):
                 remarks.add(f"{name}: reads where it stands")
         else:
@@ -75,20 +76,6 @@ def _file(module: str, package: bool) -> Path:
     return path / "__init__.py" if package else path.with_suffix(".py")
 
 
-def _moved(name: str, moves: list[Rename]) -> str:
-    """Return the new path of a module: its own move, or that of the nearest package that moves with what it holds.
-
-    >>> _moved("p.a.b", [Rename("module", "p.a", "p.c")])
-    'p.c.b'
-    """
-    table = {move.old: move.new for move in moves}
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        if (new := table.get(".".join(parts[:count]))) is not None:
-            return ".".join((new, *parts[count:]))
-    return name
-
-
 def _functions_named_like_modules(files: Mapping[str, Path]) -> frozenset[str]:
     """Return the paths that are a module and also an export of its package, as `kernels.attention`: imports mean the export."""
     names: set[str] = set()
@@ -116,22 +103,6 @@ def _in_strings_and_comments(text: str, moves: "TextMoves") -> tuple[str, list[s
             edits.add(Edit(start, end, moves.rewrite(text[start:end])))
             remarks += moves.imports(text[start:end])
     return apply(text, edits), remarks
-
-
-def _lazy_keys(text: str, package: str, table: Mapping[str, str]) -> str:
-    """Put the new paths of modules into the keys of a package's table of lazy imports."""
-    new_package = table.get(package, package)
-    lines = line_starts(text)
-    edits: set[Edit] = set()
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Dict) or not all(isinstance(value, ast.Tuple) for value in node.values):
-            continue
-        for key in node.keys:
-            if isinstance(key, ast.Constant) and (new := table.get(f"{package}.{key.value}", "")).startswith(
-                f"{new_package}."
-            ):
-                edits.add(Edit(*span(key, lines), f'"{new.removeprefix(f"{new_package}.")}"'))
-    return apply(text, edits)
 
 
 class TextMoves:

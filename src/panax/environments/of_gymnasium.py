@@ -218,11 +218,11 @@ def _as_device(array: np.ndarray) -> np.ndarray:
     return array.astype(NARROW_DTYPES.get(array.dtype.name, array.dtype.name), copy=False)
 
 
-def _space(told: Mapping[str, Any], whose: str) -> Space:
+def _space(told: Mapping[str, Any], subject: str) -> Space:
     if told["kind"] == "Discrete" and told["start"] == 0:
         return Discrete(count=told["count"])
     if told["kind"] != "Box":
-        raise RecipeError(f"{whose} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
+        raise RecipeError(f"{subject} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
     shape, low, high = tuple(told["shape"]), told["low"], told["high"]
     dtype: Any = NARROW_DTYPES.get(told["dtype"], told["dtype"])
     return Box(low=normalize_bounds(low, shape), high=normalize_bounds(high, shape), shape=shape, dtype=dtype)

@@ -112,12 +112,12 @@ def _strong(state: State) -> State:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
 
-def _space(theirs: Any, whose: str) -> Space:
+def _space(theirs: Any, subject: str) -> Space:
     kind = type(theirs).__name__
     if kind == "Discrete":
         return Discrete(count=int(theirs.n))
     if kind != "Box":
-        raise RecipeError(f"{whose} are a {kind}; expected a Box or a Discrete")
+        raise RecipeError(f"{subject} are a {kind}; expected a Box or a Discrete")
     shape = tuple(int(size) for size in theirs.shape)
     low, high = (np.broadcast_to(np.asarray(bound, np.float64), shape) for bound in (theirs.low, theirs.high))
     return Box(

@@ -58,35 +58,36 @@ class Schedule(Validated):
         return "wrap the function of the step: CustomSchedule(function=...)" if callable(value) else None
 
     def __post_init__(self) -> None:
-        said = "optimizer.schedule"
         if self.peak <= 0:
-            raise RecipeError(f"{said}.peak={self.peak}; expected a positive learning rate")
+            raise RecipeError(f"optimizer.schedule.peak={self.peak}; expected a positive learning rate")
         if self.warmup_steps < 0:
-            raise RecipeError(f"{said}.warmup_steps={self.warmup_steps}; expected 0 or more")
+            raise RecipeError(f"optimizer.schedule.warmup_steps={self.warmup_steps}; expected 0 or more")
         if not 0.0 <= self.final <= 1.0:
-            raise RecipeError(f"{said}.final={self.final}; expected a share of the peak, in [0, 1]")
+            raise RecipeError(f"optimizer.schedule.final={self.final}; expected a share of the peak, in [0, 1]")
         if not 0.0 <= self.stable < 1.0:
-            raise RecipeError(f"{said}.stable={self.stable}; expected a share of the run, in [0, 1)")
+            raise RecipeError(f"optimizer.schedule.stable={self.stable}; expected a share of the run, in [0, 1)")
         if self.cycles < 1:
-            raise RecipeError(f"{said}.cycles={self.cycles}; expected 1 or more")
+            raise RecipeError(f"optimizer.schedule.cycles={self.cycles}; expected 1 or more")
         for name, usual in (("stable", 0.0), ("cycles", 1)):
             if self.decay in _ENDLESS and getattr(self, name) != usual:
                 raise RecipeError(
-                    f'{said}.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; '
+                    f'optimizer.schedule.{name}={getattr(self, name)} has no effect with decay="{self.decay}", which has no end; '
                     f"use cosine, linear or sqrt"
                 )
         if self.decay == "inverse_sqrt" and not self.warmup_steps:
             raise RecipeError(
-                f'{said}.decay="inverse_sqrt" falls by the warm-up\'s steps; set {said}.warmup_steps to 1 or more'
+                'optimizer.schedule.decay="inverse_sqrt" falls by the warm-up\'s steps; set optimizer.schedule.warmup_steps to 1 or more'
             )
 
         if self.per_batch != "same" and self.base_batch is None:
             raise RecipeError(
-                f"{said}.per_batch={self.per_batch!r}: the peak is that of a batch of how many rows? Set {said}.base_batch"
+                f"optimizer.schedule.per_batch={self.per_batch!r}: the peak is that of a batch of how many rows? Set "
+                "optimizer.schedule.base_batch"
             )
         if self.base_batch is not None and (self.per_batch == "same" or self.base_batch < 1):
             raise RecipeError(
-                f"{said}.base_batch={self.base_batch}; expected 1 row or more, and {said}.per_batch for the growth of the peak"
+                f"optimizer.schedule.base_batch={self.base_batch}; expected 1 row or more, and "
+                "optimizer.schedule.per_batch for the growth of the peak"
             )
 
     def scale_to_batch(self, rows: int) -> "Schedule":

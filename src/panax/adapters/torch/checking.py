@@ -138,9 +138,9 @@ def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
     here."""
     a, b = (int((~np.isfinite(gradient)).sum()) for gradient in (theirs, ours))
     if a or b:
-        whose = "PyTorch's own gradient" if a else "the gradient as traced"
+        subject = "PyTorch's own gradient" if a else "the gradient as traced"
         raise RecipeError(
-            f"{whose} of {name} is NaN or infinite on the example, in {a} places in PyTorch and in {b} as traced: "
+            f"{subject} of {name} is NaN or infinite on the example, in {a} places in PyTorch and in {b} as traced: "
             f"look for a root or a logarithm of 0, or 0 times infinity, behind a torch.where or a mask, or give "
             f"another example. check=False trains it nevertheless, and skips such steps"
         )

@@ -285,11 +285,11 @@ class Images:
         kept = {"classes": self.classes, "numbers": self._numbers, "notes": self.notes, "places": self._places}
         return Images(self._encoded, self._decoding, self._skipped, **{**kept, **changed})
 
-    def with_classes(self, classes: Sequence[str], whose: str) -> "Images":
+    def with_classes(self, classes: Sequence[str], origin: str) -> "Images":
         """Return the same images with labels indexed by `classes`, which may contain more than occur here.
 
         Args:
-            whose: Origin of the classes, for messages.
+            origin: Origin of the classes, for messages.
 
         Raises:
             DataError: A label that occurs here is not among them, or the class names of the labels are
@@ -298,7 +298,7 @@ class Images:
         if self._encoded.labels is None or tuple(classes) == self.classes:
             return self
         if not self.classes:
-            raise DataError(f"the meaning of these images' labels is unknown; expected {whose}: {_listed(classes)}")
+            raise DataError(f"the meaning of these images' labels is unknown; expected {origin}: {_listed(classes)}")
         place = {name: number for number, name in enumerate(classes)}
         labels = self._encoded.labels[self._numbers]
         found = np.unique(labels if self._places is None else self._places[labels]).tolist()
@@ -306,7 +306,7 @@ class Images:
         if unknown:
             raise DataError(
                 f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
-                f"{'is' if len(unknown) == 1 else 'are'} not among {whose}: {_listed(classes)}. Remove them, or train "
+                f"{'is' if len(unknown) == 1 else 'are'} not among {origin}: {_listed(classes)}. Remove them, or train "
                 f"on them"
             )
         mine = np.array([place.get(name, -1) for name in self.classes], np.int32)

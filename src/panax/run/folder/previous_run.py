@@ -146,7 +146,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
     if not isinstance(before, int) or not 1 <= step < experiment.num_steps:
         return ""
     words = ""
-    for name, whose in (("optimizer", ""), ("table_optimizer", " of tables")):
+    for name, scope in (("optimizer", ""), ("table_optimizer", " of tables")):
         optimizer = getattr(experiment, name)
         # An optimizer that brings its own learning rate has nothing to compare.
         if optimizer is None or (isinstance(optimizer, Optimizer) and optimizer.reported_rate(before) is None):
@@ -158,9 +158,9 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
             last = np.asarray(optimizer.learning_rate(before)(step - 1)).item()
             following = np.asarray(optimizer.learning_rate(experiment.num_steps)(step)).item()
         if last == following:
-            words += f"; the learning rate{whose} stays at {last:.3g}"
+            words += f"; the learning rate{scope} stays at {last:.3g}"
             continue
-        words += f"; the learning rate{whose} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
+        words += f"; the learning rate{scope} goes from {last:.3g} at step {step} to {following:.3g} at step {step + 1}"
         if following > last * RATE_RISE_FACTOR:
             words += (
                 f", since its schedule is recomputed over {experiment.num_steps} steps; to continue from {last:.3g}, begin a run "
