@@ -1,6 +1,6 @@
 """Comparison of one workload in PyTorch, in plain JAX, in Flax and in Panax, and the conclusions that it
 supports."""
 
-from .work.settings import Settings
+from .workload.settings import Settings
 
 __all__ = ["Settings"]

@@ -18,7 +18,7 @@ from .measure.measuring import measure
 from .measure.racing import Race, StopCondition, format_race_table
 from .report import write_report
 from .results import read_comparison
-from .work.settings import ATTENTIONS, DEFAULTS, OPTIMIZERS, PRECISIONS, SIZES, Settings
+from .workload.settings import ATTENTIONS, DEFAULTS, OPTIMIZERS, PRECISIONS, SIZES, Settings
 
 DESCRIPTION = """\
 The same model, weights, data, loss, optimizer, precision and batch in PyTorch, torch.compile, plain JAX, Flax, the PyTorch model

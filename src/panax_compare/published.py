@@ -16,7 +16,7 @@ from panax.system.owned_dir import remove_owned_dir
 from .environment import describe_machine, has_gpu
 from .measure.crew import ColumnError, WorkerGroup
 from .measure.measuring import make_fixtures
-from .work.settings import Settings
+from .workload.settings import Settings
 
 SIDES = {"torch": "PyTorch", "jax": "JAX"}
 RESULTS = "published.json"

@@ -8,7 +8,7 @@ from .columns import EVERY, Column
 from .formatting import format_ratio, format_seconds, format_size, join_words
 from .results import ColumnResult, Comparison
 from .verdict import ColumnFigures, describe_verdict
-from .work.sources import CodeLength, count_column_lines
+from .workload.sources import CodeLength, count_column_lines
 
 RETRACED = 5.0
 """A step that takes this many times as long as usual was recompiled."""

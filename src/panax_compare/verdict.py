@@ -9,7 +9,7 @@ from panax.core.finite_stats import max_finite, min_finite, sort_finite_first
 
 from .measure.peaks import PeakRate, peak_rate
 from .results import ColumnResult, Comparison
-from .work.equality import compare_losses, tolerances
+from .workload.equality import compare_losses, tolerances
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A comparison with made-up figures, for what is said of one."""
 
 from panax_compare.results import ColumnResult, Comparison
-from panax_compare.work.settings import Settings
+from panax_compare.workload.settings import Settings
 
 MACHINE = {
     "processor": "a processor",

@@ -15,7 +15,7 @@ from panax_compare.measure import measuring
 from panax_compare.measure.crew import ColumnError, WorkerGroup
 from panax_compare.measure.measuring import measure
 from panax_compare.results import read_comparison
-from panax_compare.work.settings import Settings, check_hardware
+from panax_compare.workload.settings import Settings, check_hardware
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from panax_compare.published import FLAWS, Published, variants
 from panax_compare.report import write_report
 from panax_compare.report.plots import ColumnBar, bars, lines
 from panax_compare.report.published import answers, write_published
-from panax_compare.work.sources import count_code_lines, count_column_lines, read_source
+from panax_compare.workload.sources import count_code_lines, count_column_lines, read_source
 
 VOID = {"meta", "path", "circle"}
 

@@ -16,7 +16,7 @@ from panax_compare.measure import measuring
 from panax_compare.measure.crew import ColumnError, link_packages
 from panax_compare.measure.racing import REACHED, Race, StopCondition, format_race_table
 from panax_compare.measure.stream import HELD_OUT, TRAIN, Stream, make_stream
-from panax_compare.work.settings import Settings
+from panax_compare.workload.settings import Settings
 
 SETTINGS = Settings(work="decoder", size="tiny", columns=("torch_eager", "plain_jax", "panax"), checked_steps=2)
 

@@ -16,9 +16,9 @@ from panax_compare.measure import measuring
 from panax_compare.published import Published, measure_published
 from panax_compare.results import read_comparison
 from panax_compare.verdict import compute_rows
-from panax_compare.work.making import make_work
-from panax_compare.work.settings import Settings
-from panax_compare.work.work import read_work, use_weight_decay
+from panax_compare.workload.compared_work import read_work, use_weight_decay
+from panax_compare.workload.fixtures import make_work
+from panax_compare.workload.settings import Settings
 
 COLUMNS = ("torch_eager", "torch_compile", "plain_jax", "flax", "adapted", "panax")
 

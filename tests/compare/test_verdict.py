@@ -9,7 +9,7 @@ from comparing import COMPILED, EAGER, OWN, column, comparison
 
 from panax_compare.questions import answer_questions, describe_new_shape
 from panax_compare.verdict import comparison_peak, compute_rows, describe_verdict
-from panax_compare.work.equality import compare_losses, tolerances
+from panax_compare.workload.equality import compare_losses, tolerances
 
 
 def said(found):

@@ -23,12 +23,12 @@ from panax.checkpoint import checkpointer as checkpointer_module
 from panax.core import named_leaves
 from panax.hooks import Hook
 from panax.mesh import MeshShape
-from panax.run.recovery import rewinding
+from panax.run.recovery import rollback
 from panax.run.reporting.report import RunReporter
 
 PLACES = {
-    "restore": (rewinding, "restore_newest"),
-    "record": (rewinding, "write_rollbacks"),
+    "restore": (rollback, "restore_newest"),
+    "record": (rollback, "write_rollbacks"),
     "forget": (Checkpointer, "remove_abandoned"),
     "remove": (checkpointer_module, "remove"),
     "memory": (MemoryTier, "forget"),

@@ -76,7 +76,8 @@ class Schedule(Validated):
                 )
         if self.decay == "inverse_sqrt" and not self.warmup_steps:
             raise RecipeError(
-                'optimizer.schedule.decay="inverse_sqrt" falls by the warm-up\'s steps; set optimizer.schedule.warmup_steps to 1 or more'
+                'optimizer.schedule.decay="inverse_sqrt" falls by the steps of the warm-up; set '
+                "optimizer.schedule.warmup_steps to 1 or more"
             )
 
         if self.per_batch != "same" and self.base_batch is None:

@@ -31,7 +31,7 @@ from .preparation import LogFn, prepare
 from .recovery.checkpointing import CheckpointSchedule
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
-from .recovery.rewinding import RollbackController
+from .recovery.rollback import RollbackController
 from .recovery.verification import SdcVerifier, check_verifiable
 from .reporting.report import RunReporter
 from .reporting.session import open_ledger

@@ -22,7 +22,7 @@ from .recovery.fallback_layouts import write_fallback_layouts
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
 from .recovery.probing import HardwareProbe
-from .recovery.rewinding import RollbackController
+from .recovery.rollback import RollbackController
 from .recovery.verification import SdcVerifier
 from .reporting.generation import generate_text
 from .reporting.histograms import weight_histograms

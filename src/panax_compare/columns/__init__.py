@@ -14,7 +14,7 @@ from typing import Any
 
 from panax.core.errors import RecipeError, suggest_name
 
-from ..work.work import Batch, Family
+from ..workload.compared_work import Batch, Family
 
 ALL: tuple[Family, ...] = ("vit", "llama", "mixtral")
 

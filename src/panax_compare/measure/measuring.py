@@ -17,8 +17,8 @@ from panax.system.owned_dir import make_owned_dir, remove_owned_dir
 from ..columns import EVERY, Column, find_column, select_columns
 from ..environment import MachineLoad, describe_machine, free_device_bytes, has_gpu
 from ..results import ColumnResult, Comparison, resume_or_start
-from ..work.settings import Settings, check_hardware
-from ..work.work import NUDGED, WORK, ComparedWork, read_work
+from ..workload.compared_work import NUDGED, WORK, ComparedWork, read_work
+from ..workload.settings import Settings, check_hardware
 from .crew import ColumnError, WorkerGroup
 
 LogFn = Callable[[str], None]

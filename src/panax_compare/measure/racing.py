@@ -15,8 +15,8 @@ from panax.metrics.report.wording import format_duration, format_money
 from panax.system import json_reader
 
 from ..columns import Column
-from ..work.equality import compare_losses, tolerances
-from ..work.settings import Settings
+from ..workload.equality import compare_losses, tolerances
+from ..workload.settings import Settings
 from .crew import WorkerGroup
 from .measuring import LogFn, Measurement
 

@@ -11,7 +11,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.data.formats.npy_header import map_npy
 from panax.system import json_reader
 
-from ..work.work import Batch
+from ..workload.compared_work import Batch
 
 if TYPE_CHECKING:
     from panax.run.preparation import OpenedData

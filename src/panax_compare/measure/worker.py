@@ -17,7 +17,7 @@ import numpy as np
 from panax.system import json_reader
 
 from ..columns import RunningColumn, find_column
-from ..work.work import Batch, ComparedWork, read_work
+from ..workload.compared_work import Batch, ComparedWork, read_work
 from .cores import usable_cores
 from .job import ColumnJob, read_loopback_bytes
 from .stream import HELD_OUT, TRAIN, Stream
@@ -58,8 +58,8 @@ def _answer(command: dict[str, Any], worker: dict[str, Any], find_recipe: Callab
 
 
 def _make(command: dict[str, Any], find_recipe: Callable[[str], Any]) -> dict[str, Any]:
-    from ..work.making import make_work
-    from ..work.settings import Settings
+    from ..workload.fixtures import make_work
+    from ..workload.settings import Settings
 
     settings = Settings(**{**command["settings"], "columns": tuple(command["settings"]["columns"])})
     make_work(settings, Path(command["folder"]), find_recipe, command.get("stream_steps", 0))

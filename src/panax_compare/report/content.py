@@ -10,8 +10,8 @@ from ..formatting import format_percent, format_rate, format_ratio, format_secon
 from ..questions import answer_questions
 from ..results import Comparison
 from ..verdict import ColumnFigures, comparison_peak, compute_rows, describe_verdict, loss_tolerances
-from ..work.settings import PRECISIONS
-from ..work.sources import count_column_lines, read_source
+from ..workload.settings import PRECISIONS
+from ..workload.sources import count_column_lines, read_source
 from .plots import ColumnBar, bars, lines
 
 

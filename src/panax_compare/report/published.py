@@ -8,7 +8,7 @@ from panax.metrics.page.markdown import markdown, table
 
 from ..formatting import format_seconds
 from ..published import FLAWS, SIDES, Published, variants
-from ..work.sources import read_source
+from ..workload.sources import read_source
 from .plots import ColumnBar, bars
 from .writing import MARKDOWN, PAGE, PLOTS
 

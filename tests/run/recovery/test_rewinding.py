@@ -24,7 +24,7 @@ from panax.metrics.report.reading import read_run
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, RewindConfig
 from panax.run.feed import PREFETCH_BATCHES
-from panax.run.recovery import rewinding
+from panax.run.recovery import rollback
 from panax.run.recovery.skipped_batches import DataProgress
 from panax.run.reporting.report import RunReporter
 
@@ -212,8 +212,8 @@ def told(tmp_path_factory):
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        pytest.param(rewinding, "write_rollbacks", 1, marks=pytest.mark.slow),
-        pytest.param(rewinding, "write_rollbacks", 2, marks=pytest.mark.slow),
+        pytest.param(rollback, "write_rollbacks", 1, marks=pytest.mark.slow),
+        pytest.param(rollback, "write_rollbacks", 2, marks=pytest.mark.slow),
         (Checkpointer, "remove_abandoned", 2),
         pytest.param(checkpointer_module, "remove", 1, marks=pytest.mark.slow),
         pytest.param(RunReporter, "rewound", 2, marks=pytest.mark.slow),

@@ -212,7 +212,7 @@ def test_killed_while_going_back(tmp_path, monkeypatch, undisturbed, where):
         raise Killed
 
     owner = {
-        "write_rollbacks": panax.run.recovery.rewinding,
+        "write_rollbacks": panax.run.recovery.rollback,
         "remove_abandoned": Checkpointer,
         "record_rollback": panax.run.reporting.report.RunReporter,
     }[where]

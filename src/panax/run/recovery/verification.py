@@ -30,7 +30,7 @@ from ..paused import effective_verify_every
 from ..preparation import LogFn, PreparedRun
 from ..reporting.report import RunReporter
 from .checkpointing import is_step_due
-from .rewinding import RollbackController
+from .rollback import RollbackController
 
 MAX_NAMED = 8
 """Maximum number of devices or leaves that are named in a message."""

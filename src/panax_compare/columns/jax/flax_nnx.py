@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from ...work.work import ComparedWork, use_weight_decay
+from ...workload.compared_work import ComparedWork, use_weight_decay
 from .. import RunningColumn
 from .jax_device import make_running_column, set_precision
 from .optax_optimizer import make_optimizer

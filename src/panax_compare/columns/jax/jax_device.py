@@ -11,7 +11,7 @@ import numpy as np
 
 from panax.metrics.throughput import measure_loop
 
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 
 PRODUCT = 2048

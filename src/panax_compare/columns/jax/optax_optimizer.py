@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from ...work.work import OptimizerNumbers
+from ...workload.compared_work import OptimizerNumbers
 
 
 def make_optimizer(numbers: OptimizerNumbers, decayed: Any) -> optax.GradientTransformation:

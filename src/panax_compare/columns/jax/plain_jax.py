@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from . import plain_decoder, plain_vit
 from .jax_device import make_running_column, set_precision

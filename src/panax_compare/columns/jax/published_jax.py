@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from . import plain_vit
 from .jax_device import set_precision
 

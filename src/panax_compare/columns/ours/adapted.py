@@ -10,7 +10,7 @@ from panax.adapters.torch import task
 from panax.core.measures import total_loss
 from panax.train import StepConfig
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from ..jax.jax_device import make_running_column, set_precision
 from ..torch.torch_eager import build, compute_loss, to_tensors

@@ -10,7 +10,7 @@ from panax.plan.collectives import count_collectives
 from panax.run import PlainStep
 
 from ...measure.job import ColumnJob
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from .panax_own import add_token_mask, train
 

@@ -16,7 +16,7 @@ from panax.models import DlrmConfig, DlrmTask
 from panax.optim import Optax, Optimizer, RowAdagrad, RowOptimizer, RowSgd, Schedule, Sgd
 from panax.train import StepConfig
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from ..jax.jax_device import make_running_column, set_precision
 

@@ -17,7 +17,7 @@ from panax.optim import AdamW, Optimizer, Schedule, Sgd
 from panax.run import PlainStep
 from panax.train import StepConfig
 
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 from ..jax.jax_device import make_running_column, set_precision
 

@@ -5,7 +5,7 @@ import time
 import torch
 
 from ...measure.cores import usable_cores
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .torch_device import set_precision
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 

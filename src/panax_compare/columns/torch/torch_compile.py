@@ -1,6 +1,6 @@
 """PyTorch with forward and backward compiled by `torch.compile`; everything else as in `torch_eager`."""
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from .torch_eager import prepare as prepare_eager
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...measure.cores import usable_cores
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 
 PRODUCT = 2048

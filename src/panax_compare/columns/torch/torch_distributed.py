@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ...measure.job import ColumnJob
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 from .torch_device import make_running_column
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors

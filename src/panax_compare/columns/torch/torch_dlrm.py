@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 from .torch_device import make_running_column
 

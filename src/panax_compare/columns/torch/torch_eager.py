@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassification
 
-from ...work.work import Batch, ComparedWork, use_weight_decay
+from ...workload.compared_work import Batch, ComparedWork, use_weight_decay
 from .. import RunningColumn
 from .torch_device import make_running_column
 

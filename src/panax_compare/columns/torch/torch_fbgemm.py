@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ...work.work import ComparedWork
+from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from . import torch_dlrm
 

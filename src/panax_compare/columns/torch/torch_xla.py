@@ -2,7 +2,7 @@
 
 import torch
 
-from ...work.work import Batch, ComparedWork
+from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
 from .torch_device import make_running_column
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors

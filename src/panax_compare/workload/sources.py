@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..columns import Column
-from .work import Family
+from .compared_work import Family
 
 FOLDER = Path(__file__).parents[1] / "columns"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from panax.core.finite_stats import max_finite
 
-from .work import ROUNDING
+from .compared_work import ROUNDING
 
 ROUNDINGS = {"f32": 16, "tf32": 4, "bf16": 4, "bf16-mixed": 4}
 """Roundings of one step; more in float32, since libraries' exponentials and error functions themselves differ

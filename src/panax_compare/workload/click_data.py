@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from .compared_work import CONFIG, WEIGHTS, Batch, ComparedWork, OptimizerNumbers, save_batches
 from .settings import DEFAULT_SIZES, Settings
-from .work import CONFIG, WEIGHTS, Batch, ComparedWork, OptimizerNumbers, save_batches
 
 MLPERF_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155,

@@ -24,9 +24,9 @@ from panax.system import json_reader
 
 from ..measure.stream import TRAIN, Stream, make_stream
 from .click_data import make_clicks
+from .compared_work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
-from .work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
 
 MIN_VOCABULARY = 1024
 """Minimum vocabulary of a decoder that is trained on text: a byte-pair tokenizer needs more than the bytes
