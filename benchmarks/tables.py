@@ -59,7 +59,7 @@ def step_of(rows: int, width: int, examples: int, capacity: int, optimizer: RowO
     feature = FeatureConfig(leaf="ids", capacity=capacity)
     table = TableConfig(name="table", rows=rows, width=width, features=(feature,), placement="rows")
     program = Program.create(
-        OneTable(TablesConfig(tables=(table,)), width), Sgd(), num_steps=1000, table_optimizer=optimizer
+        OneTable(TablesConfig(tables=(table,)), width), Sgd(), num_steps=1000, embedding_optimizer=optimizer
     )
     step = CompiledStep(program, Placement.create(devices=jax.devices()[:1]), {"ids": ("batch", None)})
     # Spread over all rows as a hash would, with the same number of distinct ones in every table.

@@ -72,7 +72,7 @@ def step_of(
         task or Grower(),
         Sgd(schedule=Schedule(peak=0.1)),
         num_steps=10,
-        table_optimizer=optimizer,
+        embedding_optimizer=optimizer,
         config=StepConfig(micro_batches=micro),
     )
     shape = None if mesh is None else MeshShape(**mesh)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rewound import Line
+from rollback_run import Line
 
 from panax.train import CompiledStep
 

@@ -38,7 +38,7 @@ def dlrm_criteo() -> Experiment:
         task=DlrmTask(model=model),
         data=ExampleData(examples=CLICKS, batch_size=2048, held_out=0.025),
         optimizer=AdamW(schedule=Schedule(peak=2e-3, warmup_steps=100, final=0.0)),
-        table_optimizer=LazyAdam(schedule=Schedule(peak=2e-3, final=0.0)),
+        embedding_optimizer=LazyAdam(schedule=Schedule(peak=2e-3, final=0.0)),
         num_steps=5000,
         evaluate=EvaluateConfig(every=1000),
         log_every=200,

@@ -56,7 +56,7 @@ def dlrm_flights() -> Experiment:
             examples=flights_table(), batch_size=1024, held_out=0.2, split="time", max_bad_records=MISSING
         ),
         optimizer=AdamW(weight_decay=0.1, schedule=Schedule(peak=2e-3, final=0.0)),
-        table_optimizer=LazyAdam(weight_decay=0.1, schedule=Schedule(peak=2e-3, decay="cosine", final=0.0)),
+        embedding_optimizer=LazyAdam(weight_decay=0.1, schedule=Schedule(peak=2e-3, decay="cosine", final=0.0)),
         num_steps=1280,
         step=StepConfig(ema_decay=0.998),
         evaluate=EvaluateConfig(every=320),

@@ -21,7 +21,7 @@ def ppo_cartpole() -> Experiment:
         policy=PerceptronPolicy(hidden=(64, 64)),
         environments=8,
         steps=128,
-        collections=8,
+        rollouts_per_step=8,
         epochs=10,
         minibatches=4,
         evaluation_episodes=100,

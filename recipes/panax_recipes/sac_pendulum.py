@@ -20,7 +20,7 @@ def sac_pendulum() -> Experiment:
         critic_hidden=(64, 64),
         environments=8,
         steps=1,
-        collections=250,
+        rollouts_per_step=250,
         updates=2,
         batch_size=128,
         capacity=64_000,

@@ -28,19 +28,19 @@ from panax.train import StepConfig
 STEPS, RATE = 4, 1e-3
 POLICY = PerceptronPolicy(hidden=(16,))
 PPO = Ppo(
-    environment=CartPole(), policy=POLICY, environments=8, steps=16, collections=2, epochs=2, minibatches=2,
-    normalise_observations=True, evaluation_episodes=8, evaluation_steps=40,
+    environment=CartPole(), policy=POLICY, environments=8, steps=16, rollouts_per_step=2, epochs=2, minibatches=2,
+    normalize_observations=True, evaluation_episodes=8, evaluation_steps=40,
 )  # fmt: skip
 DRAWN: dict[str, Any] = {
     "policy": POLICY,
     "environments": 8,
     "steps": 2,
-    "collections": 4,
+    "rollouts_per_step": 4,
     "updates": 2,
     "batch_size": 32,
     "capacity": 256,
     "warmup": 4,
-    "target_rate": 0.1,
+    "tau": 0.1,
     "evaluation_episodes": 8,
     "evaluation_steps": 40,
 }

@@ -14,7 +14,7 @@ DISCOUNT, TRACE = 0.97, 0.9
 """As sb3_golden.py has them."""
 
 
-def written_out(reward, value, following, terminated, truncated, discount, trace):
+def written_out(reward, value, following, terminated, truncated, discount, gae_lambda):
     """The sum of all later differences of the same episode, each by itself: quadratic, and without a recursion."""
     steps, environments = reward.shape
     found = np.zeros_like(reward)
@@ -25,20 +25,22 @@ def written_out(reward, value, following, terminated, truncated, discount, trace
                 at = (step, environment)
                 after = 0.0 if terminated[at] else following[at]
                 found[start, environment] += factor * (reward[at] + discount * after - value[at])
-                factor *= discount * trace
+                factor *= discount * gae_lambda
                 if terminated[at] or truncated[at]:
                     break
     return found
 
 
-@pytest.mark.parametrize("trace", [0.0, 0.9, 1.0])
-def test_equal_to_the_sum_written_out(trace):
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
+def test_equal_to_the_sum_written_out(gae_lambda):
     generator = np.random.default_rng(3)
     reward, value, following = generator.standard_normal((3, 40, 5), dtype=np.float32)
     terminated, truncated = generator.random((2, 40, 5)) < 0.1
     assert (terminated & truncated).any(), "a step that does both has terminated"
-    found = gae(*map(jnp.asarray, (reward, value, following, terminated, truncated)), discount=DISCOUNT, trace=trace)
-    expected = written_out(reward, value, following, terminated, truncated, DISCOUNT, trace)
+    found = gae(
+        *map(jnp.asarray, (reward, value, following, terminated, truncated)), discount=DISCOUNT, gae_lambda=gae_lambda
+    )
+    expected = written_out(reward, value, following, terminated, truncated, DISCOUNT, gae_lambda)
     np.testing.assert_allclose(found.advantage, expected, atol=1e-5)
     np.testing.assert_allclose(found.target, expected + value, atol=1e-5)
 
@@ -52,7 +54,7 @@ def test_equal_to_stable_baselines3():
     found = gae(
         *map(jnp.asarray, (reward, value, following, given["terminated"], given["truncated"])),
         discount=DISCOUNT,
-        trace=TRACE,
+        gae_lambda=TRACE,
     )
     np.testing.assert_allclose(found.advantage, given["advantage"], atol=1e-5)
     np.testing.assert_allclose(found.target, given["target"], atol=1e-5)
@@ -63,7 +65,7 @@ def test_a_cut_episode_is_followed_by_its_last_states_value_and_by_nothing_of_th
     reward, value = jnp.ones((2, 1)), jnp.zeros((2, 1))
     following, cut = jnp.array([[50.0], [70.0]]), jnp.array([[True], [False]])
     none = jnp.zeros((2, 1), bool)
-    found = gae(reward, value, following, none, cut, discount=0.9, trace=1.0)
-    died = gae(reward, value, following, cut, none, discount=0.9, trace=1.0)
+    found = gae(reward, value, following, none, cut, discount=0.9, gae_lambda=1.0)
+    died = gae(reward, value, following, cut, none, discount=0.9, gae_lambda=1.0)
     assert found.target[:, 0].tolist() == pytest.approx([1 + 0.9 * 50, 1 + 0.9 * 70])
     assert died.target[:, 0].tolist() == pytest.approx([1, 1 + 0.9 * 70])

@@ -17,7 +17,9 @@ TOLERANCE = 1e-5
 # Of weights and moments, in units of the largest number of an array or of 1: each of a run's updates rounds a weight once (at
 # most 2^-23 of a number below 2), and differs by RATE times what its gradient differs by.
 UPDATES = WHOLE * max(
-    task.collections * task.updates for name, task in agents_worker.AGENTS.items() if name not in ("seeds", "gymnasium")
+    task.rollouts_per_step * task.updates
+    for name, task in agents_worker.AGENTS.items()
+    if name not in ("seeds", "gymnasium")
 )
 STATE_TOLERANCE = UPDATES * (2.0**-23 + RATE * TOLERANCE)
 

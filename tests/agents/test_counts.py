@@ -37,7 +37,7 @@ def stepped(task, steps: int) -> tuple[Any, Any]:
 
 
 def test_an_early_stop_holds_no_schedule_back():
-    task = Ppo(**SMALL, target_divergence=1e-5)
+    task = Ppo(**SMALL, target_kl=1e-5)
     state, scalars = stepped(task, 3)
     assert float(scalars["updates"]) < task.updates
     assert int(state.optimizer_state["count"]) == 3 * task.updates

@@ -17,7 +17,7 @@ from panax.metrics import Tracker
 from panax.run import EvaluateConfig, Experiment
 
 TASK = Dqn(
-    environment=GridWorld(maze=("S.G",), max_steps=4), environments=4, collections=2, batch_size=16, capacity=64, warmup=8,
+    environment=GridWorld(maze=("S.G",), max_steps=4), environments=4, rollouts_per_step=2, batch_size=16, capacity=64, warmup=8,
     evaluation_episodes=2, evaluation_steps=4,
 )  # fmt: skip
 

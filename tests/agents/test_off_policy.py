@@ -25,8 +25,8 @@ from panax.train import StepConfig
 
 SMALL = PerceptronPolicy(hidden=(8,), activation="relu", first_gain=1.0)
 COMMON = {
-    "environments": 8, "steps": 2, "collections": 4, "updates": 2, "batch_size": 32, "capacity": 128, "warmup": 4,
-    "target_rate": 0.1, "evaluation_episodes": 8, "evaluation_steps": 12, "policy": SMALL,
+    "environments": 8, "steps": 2, "rollouts_per_step": 4, "updates": 2, "batch_size": 32, "capacity": 128, "warmup": 4,
+    "tau": 0.1, "evaluation_episodes": 8, "evaluation_steps": 12, "policy": SMALL,
 }  # fmt: skip
 DQN = Dqn(environment=GridWorld(maze=("S.X", "..G"), max_steps=6), dueling=True, epsilon_steps=100, **COMMON)
 SAC = Sac(environment=Pendulum(max_steps=10), critic_hidden=(8,), **COMMON)
@@ -195,7 +195,12 @@ def test_a_time_limit_is_not_a_death_to_what_is_learned():
     """All states look alike: each is worth 10 where a limit cuts, and less where it is a death."""
 
     def value_of(environment) -> np.ndarray:
-        settings = {**COMMON, "policy": PerceptronPolicy(hidden=(), first_gain=1.0), "updates": 4, "collections": 100}
+        settings = {
+            **COMMON,
+            "policy": PerceptronPolicy(hidden=(), first_gain=1.0),
+            "updates": 4,
+            "rollouts_per_step": 100,
+        }
         task = Dqn(environment=environment, discount=0.9, error="squared", **settings)
         state, _ = taken(step_of(task, rate=3e-2), 4)
         return np.asarray(task.values(state.params, jnp.ones((1, 1))))
@@ -222,7 +227,7 @@ def test_a_buffer_is_changed_in_place():
 @pytest.mark.slow
 def test_a_decoder_values_actions():
     model = DecoderConfig(vocab_size=4, max_length=2, embed=32, num_layers=1, heads=2, ffn=64)
-    settings = {**COMMON, "policy": DecoderPolicy(model=model), "collections": 200, "capacity": 4096}
+    settings = {**COMMON, "policy": DecoderPolicy(model=model), "rollouts_per_step": 200, "capacity": 4096}
     task = Dqn(environment=Copy(), epsilon_steps=2000, **{**settings, "evaluation_episodes": 64, "evaluation_steps": 1})
     step = step_of(task, MeshShape(fsdp=4, replica=2), rate=3e-3)
     state, _ = taken(step, 3)
@@ -231,7 +236,7 @@ def test_a_decoder_values_actions():
 
 
 def test_a_target_network_follows_as_it_is_told():
-    hard = dataclasses.replace(DQN, target_rate=1.0, target_period=3)
+    hard = dataclasses.replace(DQN, tau=1.0, target_update_interval=3)
     params, state, _ = begun("dqn")
     other = jax.tree.map(lambda leaf: leaf + 1, params)
     followed = [state]
@@ -287,7 +292,7 @@ def test_a_buffer_larger_than_memory_is_refused_before_it_is_made(tmp_path):
         (DQN, {"capacity": 100}, r"capacity=100; expected a multiple of environments \* steps = 16"),
         (DQN, {"warmup": 3}, "warmup=3; expected a multiple of steps = 2"),
         (DQN, {"warmup": 200}, "expected at most 16"),
-        (DQN, {"target_rate": 0.0}, r"target_rate=0.0; expected a share in \(0, 1\]"),
+        (DQN, {"tau": 0.0}, r"tau=0.0; expected a share in \(0, 1\]"),
         (DQN, {"epsilon": (1.5, 0.0)}, "epsilon=.1.5"),
         (DQN, {"environment": Pendulum()}, "take Sac or Ppo"),
         (DQN, {"policy": RecurrentPolicy()}, "RecurrentPolicy has a memory"),

@@ -30,12 +30,12 @@ TASK = Ppo(
     policy=SMALL,
     environments=8,
     steps=16,
-    collections=2,
+    rollouts_per_step=2,
     epochs=2,
     minibatches=2,
-    entropy_weight=0.01,
-    normalise_observations=True,
-    normalise_rewards=True,
+    ent_coef=0.01,
+    normalize_observations=True,
+    normalize_rewards=True,
     evaluation_episodes=8,
     evaluation_steps=30,
 )
@@ -134,8 +134,8 @@ def test_a_time_limit_is_not_a_death(policy):
 
     def value_of(environment) -> np.ndarray:
         task = Ppo(
-            environment=environment, policy=policy, environments=4, steps=16, collections=20, discount=0.9, trace=0.9,
-            minibatches=1, epochs=4, normalise_advantages=False,
+            environment=environment, policy=policy, environments=4, steps=16, rollouts_per_step=20, discount=0.9, gae_lambda=0.9,
+            minibatches=1, epochs=4, normalize_advantages=False,
         )  # fmt: skip
         step = step_of(task, rate=3e-2)
         state, _ = taken(step, 8)
@@ -152,7 +152,7 @@ def test_a_time_limit_is_not_a_death(policy):
 def test_values_of_final_observations_are_those_before_the_reset(policy):
     """Of a plain policy they are found in one pass, of a recurrent one step by step: both as the policy itself says them."""
     environment, row = CartPole(max_steps=3), jnp.arange(8, dtype=jnp.int32)
-    task = dataclasses.replace(TASK, environment=environment, policy=policy, normalise_observations=False)
+    task = dataclasses.replace(TASK, environment=environment, policy=policy, normalize_observations=False)
     params, state = jax.jit(task.init)(jax.random.key(1))
     actor = task.actor(params, state)
     _, rollout = jax.jit(lambda acting: collect_rollout(environment, actor, acting, row, jax.random.key(2), 16))(
@@ -171,8 +171,8 @@ def test_values_of_final_observations_are_those_before_the_reset(policy):
 def test_a_recurrent_policy_is_trained_as_it_acted():
     """Its log-probabilities over pieces equal those of the rollout, episodes' ends within a piece included."""
     task = dataclasses.replace(
-        TASK, environment=Recall(steps=3), policy=RecurrentPolicy(memory=8, hidden=8, first_gain=1.0), piece_length=8,
-        normalise_observations=False,
+        TASK, environment=Recall(steps=3), policy=RecurrentPolicy(memory=8, hidden=8, first_gain=1.0), bptt_length=8,
+        normalize_observations=False,
     )  # fmt: skip
     params, state = jax.jit(task.init)(jax.random.key(1))
     collect = jax.jit(task.collect)
@@ -196,10 +196,10 @@ def trained_return(task, steps, rate=1e-2) -> float:
 
 @pytest.mark.slow
 def test_a_memory_learns_what_no_plain_policy_can():
-    settings = {"environment": Recall(), "environments": 16, "steps": 32, "collections": 10, "entropy_weight": 0.01}
+    settings = {"environment": Recall(), "environments": 16, "steps": 32, "rollouts_per_step": 10, "ent_coef": 0.01}
     settings |= {"evaluation_episodes": 64, "evaluation_steps": 10, "discount": 0.95}
     policy = RecurrentPolicy(memory=16, hidden=16)
-    assert trained_return(Ppo(policy=policy, piece_length=8, **settings), 6) > 0.95
+    assert trained_return(Ppo(policy=policy, bptt_length=8, **settings), 6) > 0.95
     assert trained_return(Ppo(policy=SMALL, **settings), 6) < 0.75
 
 
@@ -208,8 +208,8 @@ def test_a_decoder_is_a_policy():
     """The module that language models are; its weights rest split as they do there."""
     model = DecoderConfig(vocab_size=4, max_length=2, embed=32, num_layers=1, heads=2, ffn=64)
     task = Ppo(
-        environment=Copy(), policy=DecoderPolicy(model=model), environments=64, steps=8, collections=6, minibatches=2,
-        evaluation_episodes=64, evaluation_steps=1, normalise_observations=False,
+        environment=Copy(), policy=DecoderPolicy(model=model), environments=64, steps=8, rollouts_per_step=6, minibatches=2,
+        evaluation_episodes=64, evaluation_steps=1, normalize_observations=False,
     )  # fmt: skip
     step = step_of(task, MeshShape(fsdp=4, replica=2), rate=3e-3)
     state, _ = taken(step, 5)
@@ -221,7 +221,7 @@ def test_a_decoder_is_a_policy():
 
 @pytest.mark.slow
 def test_seeds_side_by_side_train_as_each_alone():
-    task = dataclasses.replace(TASK, collections=1)
+    task = dataclasses.replace(TASK, rollouts_per_step=1)
     state, scalars = taken(step_of(Seeds(task=task, count=3, clip_norm=0.5), clip_norm=None), 2)
 
     class OfOneSeed(Ppo):
@@ -244,7 +244,7 @@ def test_seeds_side_by_side_train_as_each_alone():
 
 
 def test_updates_end_at_the_target_divergence():
-    task = dataclasses.replace(TASK, collections=1, epochs=10, target_divergence=1e-3)
+    task = dataclasses.replace(TASK, rollouts_per_step=1, epochs=10, target_kl=1e-3)
     _, scalars = taken(step_of(task, rate=3e-2), 1)
     assert 1 <= scalars["updates"] < 20 and scalars["divergence"] <= 1.5e-3
 
@@ -283,11 +283,11 @@ def test_an_environment_that_returns_nan_or_changes_shapes_is_one_clear_message(
     "changed, message",
     [
         ({"steps": 10, "minibatches": 4}, "task.steps=10 does not divide into minibatches=4 .* multiple of 4"),
-        ({"piece_length": 4}, "piece_length=4 has no effect: PerceptronPolicy has no memory"),
-        ({"trace": 1.5}, r"task.trace=1.5; expected a number in \[0, 1\]"),
+        ({"bptt_length": 4}, "bptt_length=4 has no effect: PerceptronPolicy has no memory"),
+        ({"gae_lambda": 1.5}, r"task.gae_lambda=1.5; expected a number in \[0, 1\]"),
         ({"dual_clip": 0.5}, "task.dual_clip=0.5; expected more than 1"),
         ({"environments": 0}, "task.environments=0; expected 1 or more"),
-        ({"environment": Copy()}, "normalise_observations is for a Box of float32, and observations are Box"),
+        ({"environment": Copy()}, "normalize_observations is for a Box of float32, and observations are Box"),
         ({"clip": -1.0}, "task.clip=-1.0; expected more than 0"),
     ],
 )

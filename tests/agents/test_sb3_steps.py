@@ -64,7 +64,7 @@ SAC = Sac(
     environment=Nowhere(actions=Box(low=-1.0, high=1.0, shape=(2,))),
     critic_hidden=(6, 5),
     target_entropy=-1.5,
-    target_rate=0.1,
+    tau=0.1,
     **COMMON,
 )
 

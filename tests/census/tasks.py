@@ -72,7 +72,7 @@ def make_step(case: Case, *, mesh: Mapping[str, int] | None = None, **config: An
     tables = isinstance(case.task, DlrmTask | TwoTowerTask)
     rows = RowSgd(schedule=Schedule(peak=0.1, decay="constant")) if tables else None
     program = Program.create(
-        case.task, optimizer, num_steps=10, config=StepConfig(clip_norm=None, **config), table_optimizer=rows
+        case.task, optimizer, num_steps=10, config=StepConfig(clip_norm=None, **config), embedding_optimizer=rows
     )
     sizes = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1) | dict(mesh or {})
     placement = Placement.create(MeshShape(**sizes), devices=jax.devices()[: int(np.prod(list(sizes.values())))])

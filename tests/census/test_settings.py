@@ -68,8 +68,8 @@ MEANT = {
     *(("Box", name) for name in ("low", "high")),
     *(("MeshShape", name) for name in ("replica", "stage", "fsdp", "expert", "context", "tensor")),
     ("GridWorld", "step_cost"), ("SyntheticClicks", "bias"), ("TargetReached", "target"), ("ProbeConfig", "every"),
-    ("PerceptronPolicy", "first_gain"), ("RecurrentPolicy", "first_gain"), ("Ppo", "first_log_deviation"),
-    ("Ppo", "entropy_weight"), ("Sac", "target_entropy"),
+    ("PerceptronPolicy", "first_gain"), ("RecurrentPolicy", "first_gain"), ("Ppo", "init_log_std"),
+    ("Ppo", "ent_coef"), ("Sac", "target_entropy"),
 }  # fmt: skip
 """Fields in which a negative number means something."""
 

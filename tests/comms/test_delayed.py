@@ -17,7 +17,7 @@ from panax.data import Arrays, ExampleSource
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask
 from panax.optim import Schedule, Sgd
-from panax.run import EvaluateConfig, Experiment, RewindConfig
+from panax.run import EvaluateConfig, Experiment, RollbackConfig
 from panax.train import CompiledStep, Program, StepConfig
 
 MODEL = VitConfig(num_classes=10, image_size=8, channels=1, patch=4, embed=64, num_layers=2, heads=4, ffn=128)
@@ -196,5 +196,5 @@ def test_wrong_settings_are_refused(settings, told):
 def test_one_replica_and_rewinding_are_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"comms\.delayed=True has no effect: the mesh has replica=1"):
         compiled({"fsdp": 2}, Comms(delayed=True))
-    with pytest.raises(RecipeError, match=r"set rewind\.after=0"):
-        experiment(tmp_path, 2, Comms(delayed=True), rewind=RewindConfig(after=2))
+    with pytest.raises(RecipeError, match=r"set rollback\.after=0"):
+        experiment(tmp_path, 2, Comms(delayed=True), rollback=RollbackConfig(after=2))

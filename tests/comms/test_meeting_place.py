@@ -35,7 +35,7 @@ class Late:
 
 def place(folder, index=0, count=3, late=False):
     store = open_store(str(folder))
-    islands = Islands(count=count, index=index, place=str(folder), wait_seconds=0.2, start_seconds=0.2)
+    islands = Islands(count=count, index=index, store=str(folder), wait_seconds=0.2, start_seconds=0.2)
     return OuterSyncStore(
         Late(store) if late else store,  # type: ignore[arg-type]
         islands,

@@ -256,7 +256,7 @@ def test_the_log_has_the_fields_of_the_table(here):
     with open("runs/chat/metrics.jsonl", encoding="utf-8") as file:
         logged = {name for line in file for name in json.loads(line)} - {"step"}
     listed = {cells[0].strip("`") for cells in table_rows(TRAINING, "field") if "/" in cells[0]}
-    rare = {"rewind/count", "rewind/batches_left_out", "verify/seconds", "seconds/probe", "seconds/hooks"}
+    rare = {"rollback/count", "rollback/batches_left_out", "verify/seconds", "seconds/probe", "seconds/hooks"}
     kinds = {f"goodput/{cells[0].replace(' ', '_')}_seconds" for cells in table_rows(TRAINING, "kind")}
     assert len(kinds) > 5 and rare < listed and not rare & logged
     assert logged == (listed - rare) | kinds | {"goodput/fraction"}

@@ -180,7 +180,7 @@ def test_it_runs_in_a_compiled_loop_and_ends_with_a_word():
 def test_a_run_trains_on_it_and_an_environment_that_breaks_ends_it_with_one_message(sick, tmp_path, caplog):
     def experiment(name, environment):
         task = Dqn(
-            environment=environment, environments=4, steps=2, collections=4, batch_size=16, capacity=64, warmup=8,
+            environment=environment, environments=4, steps=2, rollouts_per_step=4, batch_size=16, capacity=64, warmup=8,
             evaluation_episodes=2, evaluation_steps=600,
         )  # fmt: skip
         return Experiment(task=task, num_steps=2, directory=str(tmp_path / name))

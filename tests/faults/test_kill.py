@@ -20,7 +20,7 @@ STEPS = 90
 RECIPES: dict[str, tuple[str, ...]] = {
     "decoder": (str(Path(tiny_recipe.__file__)), "--evaluate.every", "50"),
     "agent": (
-        "dqn_gridworld", "--task.collections", "20", "--task.capacity", "1600", "--task.warmup", "16",
+        "dqn_gridworld", "--task.rollouts-per-step", "20", "--task.capacity", "1600", "--task.warmup", "16",
         "--task.evaluation-episodes", "2", "--evaluate.every", "0",
     ),
 }  # fmt: skip

@@ -14,8 +14,8 @@ from panax_recipes.ppo_cartpole import ppo_cartpole
 from panax_recipes.ppo_pendulum import ppo_pendulum
 from panax_recipes.sac_pendulum import sac_pendulum
 
-SMALL_REPLAY = {"collections": 20, "capacity": 512, "warmup": 16, "batch_size": 16}
-SMALL_ROLLOUTS = {"environments": 8, "steps": 16, "collections": 2, "epochs": 2, "minibatches": 2}
+SMALL_REPLAY = {"rollouts_per_step": 20, "capacity": 512, "warmup": 16, "batch_size": 16}
+SMALL_ROLLOUTS = {"environments": 8, "steps": 16, "rollouts_per_step": 2, "epochs": 2, "minibatches": 2}
 RECIPES = {
     "dqn_gridworld": (dqn_gridworld, SMALL_REPLAY),
     "sac_pendulum": (sac_pendulum, SMALL_REPLAY),

@@ -14,12 +14,14 @@ from panax.train import CompiledStep, Program, StepConfig
 
 STEPS = 3
 _POLICY = PerceptronPolicy(hidden=(16, 16))
-_REPLAY = {"environments": 8, "steps": 1, "collections": 24, "batch_size": 16, "capacity": 256, "warmup": 8}
+_REPLAY = {"environments": 8, "steps": 1, "rollouts_per_step": 24, "batch_size": 16, "capacity": 256, "warmup": 8}
 AGENTS = {
     "ppo": Ppo(
-        environment=CartPole(), policy=_POLICY, environments=8, steps=16, collections=2, epochs=2, minibatches=2
+        environment=CartPole(), policy=_POLICY, environments=8, steps=16, rollouts_per_step=2, epochs=2, minibatches=2
     ),
-    "dqn": Dqn(environment=GridWorld(), policy=_POLICY, updates=1, target_period=5, epsilon_steps=200, **_REPLAY),
+    "dqn": Dqn(
+        environment=GridWorld(), policy=_POLICY, updates=1, target_update_interval=5, epsilon_steps=200, **_REPLAY
+    ),
     "sac": Sac(environment=Pendulum(), policy=_POLICY, critic_hidden=(16, 16), updates=1, **_REPLAY),
 }
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import rewound
+import rollback_run
 from killed_run import StopAfter, experiment
 from rows import Row, rows_of_fit
 from sick import LineWithState
@@ -15,20 +15,22 @@ from panax.run import VerifyConfig
 
 
 def run(name: str, folder: Path) -> list[Row]:
-    return {"rewind": rewind, "verify": verify, "resume": resume, "resume_after_kill": resume_after_kill}[name](folder)
+    return {"rollback": rollback, "verify": verify, "resume": resume, "resume_after_kill": resume_after_kill}[name](
+        folder
+    )
 
 
-def rewind(folder: Path) -> list[Row]:
-    """Two rewinds, from batches that are not numbers and from batches that make a spike."""
-    rows = rows_of_fit(rewound.experiment(folder, bad=(7, 8), huge=(13, 14), steps=16, every=4))
-    if not (folder / "rewinds.jsonl").exists():
-        raise ValueError("the run went back from no step; expected two rewinds")
+def rollback(folder: Path) -> list[Row]:
+    """Two rollbacks, from batches that are not numbers and from batches that make a spike."""
+    rows = rows_of_fit(rollback_run.experiment(folder, bad=(7, 8), huge=(13, 14), steps=16, every=4))
+    if not (folder / "rollbacks.jsonl").exists():
+        raise ValueError("the run went back from no step; expected two rollbacks")
     return rows
 
 
 def verify(folder: Path) -> list[Row]:
     settings = {"task": LineWithState(), "verify": VerifyConfig(every=3), "mesh": MeshShape(fsdp=-1)}
-    return rows_of_fit(rewound.experiment(folder, steps=8, every=2, **settings), devices=8)
+    return rows_of_fit(rollback_run.experiment(folder, steps=8, every=2, **settings), devices=8)
 
 
 def resume(folder: Path) -> list[Row]:

@@ -25,6 +25,6 @@ def run(name: str, folder: Path) -> list[Row]:
     if name == "growing":
         return rows_of_step(step_of({"fsdp": 4}, 4), map(keyed_batch, range(STEPS)))
     task = TinyRecommender(tables=tiny_tables(item="rows"))
-    program = Program.create(task, Sgd(schedule=SCHEDULE), num_steps=STEPS, table_optimizer=OPTIMIZERS[name])
+    program = Program.create(task, Sgd(schedule=SCHEDULE), num_steps=STEPS, embedding_optimizer=OPTIMIZERS[name])
     placement = Placement.create(MeshShape(fsdp=2, tensor=2), devices=jax.devices()[:4])
     return rows_of_step(CompiledStep(program, placement, BATCH_AXES), map(batch_of, range(STEPS)))

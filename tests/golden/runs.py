@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "text_recipes": ("quickstart", "moe_dense", "moe_quickstart", "vit_digits"),
     "recommender_recipes": ("dlrm_criteo", "dlrm_flights", "sasrec_ml100k", "hstu_ml100k"),
     "agent_recipes": ("dqn_gridworld", "sac_pendulum", "ppo_cartpole", "ppo_pendulum", "ppo_breakout"),
-    "recovery": ("rewind", "verify", "resume", "resume_after_kill"),
+    "recovery": ("rollback", "verify", "resume", "resume_after_kill"),
 }  # fmt: skip
 """Group to the names of its runs; those of a group share a process."""
 

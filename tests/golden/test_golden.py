@@ -173,9 +173,9 @@ def test_a_run_gives_the_same_bits_twice(tmp_path):
         out = tmp_path / f"{number}.jsonl"
         environment = dict(os.environ, PANAX_CPU_KERNELS="xla", PANAX_CACHE=str(tmp_path / f"cache{number}"))
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "src", ROOT / "recipes", COMMAND)))
-        command = [sys.executable, str(COMMAND / "runs.py"), "recovery", "--only", "rewind", "resume_after_kill"]
+        command = [sys.executable, str(COMMAND / "runs.py"), "recovery", "--only", "rollback", "resume_after_kill"]
         command += ["--out", str(out), "--folder", str(tmp_path / str(number))]
         subprocess.run(command, env=environment, check=True, timeout=280)
         answers.append({row["name"]: row for row in map(json.loads, out.read_text().splitlines())})
-    verdicts = compare(*answers, ["recovery/rewind", "recovery/resume_after_kill"])
+    verdicts = compare(*answers, ["recovery/rollback", "recovery/resume_after_kill"])
     assert [verdict.outcome for verdict in verdicts] == [comparison.EQUAL] * 2, verdicts

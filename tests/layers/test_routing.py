@@ -40,7 +40,7 @@ def by_token(assigned, active):
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalised", [True, False])
 def test_tokens_take_their_best_experts(scores, normalised):
-    moe = MoE(experts=EXPERTS, active=3, scores=scores, normalised=normalised, scale=2.5)
+    moe = MoE(experts=EXPERTS, active=3, scores=scores, normalize_topk=normalised, scale=2.5)
     assigned, _, logits = routed(moe)
     expert, weight = by_token(assigned, 3)
     values = softmax(logits) if scores == "softmax" else sigmoid(logits)
@@ -91,7 +91,7 @@ def test_a_router_that_gives_something_else_is_refused():
 
 
 def test_a_bias_moves_the_choice_and_not_the_weight():
-    moe = MoE(experts=EXPERTS, active=2, scores="sigmoid", normalised=False, selection_bias=True)
+    moe = MoE(experts=EXPERTS, active=2, scores="sigmoid", normalize_topk=False, selection_bias=True)
     bias = jnp.zeros(EXPERTS).at[5].set(10.0).at[2].set(-10.0)
     assigned, _, logits = routed(moe, Tokens(bias=bias))
     expert, weight = by_token(assigned, 2)

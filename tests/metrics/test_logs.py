@@ -51,9 +51,9 @@ def test_other_lists_are_mended_too(tmp_path):
     path.write_bytes(b'{"at": 1, "attempt": 1}\n{"at": 2, "att')
     append_lines(path, [json.dumps({"at": 3, "attempt": 3})])
     assert [one["at"] for one in read_incidents(tmp_path)] == [1, 3]
-    (tmp_path / "rewinds.jsonl").write_bytes(b"\xff half")
+    (tmp_path / "rollbacks.jsonl").write_bytes(b"\xff half")
     append_rollback_log(tmp_path, [])
-    assert (tmp_path / "rewinds.jsonl").read_bytes() == b""
+    assert (tmp_path / "rollbacks.jsonl").read_bytes() == b""
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError):
         append_lines(tmp_path / "link", ["through"])

@@ -71,7 +71,7 @@ def test_fifty_steps_are_torchao_s(monkeypatch):
     monkeypatch.setattr(DynamicMap, "compute_scale", Format.compute_scale)
     # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbours, so it is given our blocks one after the
     # other. Those of `latent` and `long` lie so already.
-    optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decays={"*": 1.0}, moments="int8")
+    optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decay_multipliers={"*": 1.0}, moments="int8")
     given, count = arrays(0), 50
     steps = [arrays(seed) for seed in range(1, count + 1)]
     found, state = run(optimizer, given, steps, axes=AXES, num_steps=count)

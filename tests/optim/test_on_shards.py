@@ -119,8 +119,8 @@ def test_rates_and_decays_by_pattern():
     optimizer = Sgd(
         schedule=plain.schedule,
         weight_decay=0.5,
-        rates=chosen,
-        decays={"up": 0.0, "layers.3.scale": 1.0, "layers.0.up": 2.0},
+        lr_multipliers=chosen,
+        decay_multipliers={"up": 0.0, "layers.3.scale": 1.0, "layers.0.up": 2.0},
     )
     params, zeros = parameters(0), jax.tree.map(jnp.zeros_like, parameters(0))
     updates = {}
@@ -149,13 +149,13 @@ def test_rates_and_decays_by_pattern():
 
 def test_rates_of_single_layers_go_with_them_to_their_stages():
     layers = {i: {"up": ("up", i)} for i in range(LAYERS)}
-    optimizer = Lamb(schedule=SCHEDULE, rates={f"layers.{i}": 0.5**i for i in range(LAYERS)})
+    optimizer = Lamb(schedule=SCHEDULE, lr_multipliers={f"layers.{i}": 0.5**i for i in range(LAYERS)})
 
     class Layered(Lamb):
         def build(self, axes, num_steps, found=None):
             return super().build(axes, num_steps, layers)
 
-    optimizer = Layered(schedule=SCHEDULE, rates=optimizer.rates)
+    optimizer = Layered(schedule=SCHEDULE, lr_multipliers=optimizer.lr_multipliers)
     one, _ = run(optimizer, parameters(0), [parameters(1)])
     staged, _ = run(optimizer, parameters(0), [parameters(1)], mesh={"stage": 2, "fsdp": 4})
     compared(staged, one, bound=BOUND)
@@ -167,8 +167,8 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
         (lambda: Lamb(excluded=("embed",)), r"Lamb scales no parameter: all 2 that train are axes embed.*use AdamW"),
         (lambda: Lars(), r"Lars scales no parameter.*optimizer.vectors to True.*use Sgd"),
         (lambda: Muon(), r"Muon found no eligible matrix.*use AdamW"),
-        (lambda: AdamW(rates={"nowhere": 1.0}), r"optimizer.rates: 'nowhere' matches no parameter"),
-        (lambda: AdamW(decays={"bias": -1.0}), r"optimizer.decays: 'bias' has the factor -1.0"),
+        (lambda: AdamW(lr_multipliers={"nowhere": 1.0}), r"optimizer.lr_multipliers: 'nowhere' matches no parameter"),
+        (lambda: AdamW(decay_multipliers={"bias": -1.0}), r"optimizer.decay_multipliers: 'bias' has the factor -1.0"),
         (lambda: AdamW(b1=1.0), r"optimizer.b1=1.0; expected a decay rate"),
         (lambda: Lamb(max_ratio=0.0), r"optimizer.max_ratio=0.0"),
         (lambda: Muon(iterations=0), r"optimizer.iterations=0"),
@@ -178,7 +178,7 @@ def test_rates_of_single_layers_go_with_them_to_their_stages():
         (lambda: ScheduleFreeAdamW(b1=0.0), r"optimizer.b1=0; expected a share above 0"),
         (lambda: Muon(excluded=("vocabulary",)), r"optimizer.excluded: 'vocabulary' is not a logical axis.*vocab"),
         (lambda: Lamb(excluded=("embd",)), r"optimizer.excluded: 'embd' is not a logical axis.*embed"),
-        (lambda: Sgd(decays={"up": 1.0}), r"optimizer.decays has no effect with weight_decay=0"),
+        (lambda: Sgd(decay_multipliers={"up": 1.0}), r"optimizer.decay_multipliers has no effect with weight_decay=0"),
         (lambda: AdamW(weight_decay=-0.1), r"optimizer.weight_decay=-0.1"),
     ],
 )  # fmt: skip

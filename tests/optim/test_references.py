@@ -83,7 +83,7 @@ def test_it_takes_the_steps_of_optax(name):
 
 def test_without_a_schedule_steps_and_averages_are_optax_s():
     steady = Schedule(peak=0.05, decay="constant")
-    optimizer = ScheduleFreeAdamW(schedule=steady, weight_decay=0.1, decays={"*": 1.0})
+    optimizer = ScheduleFreeAdamW(schedule=steady, weight_decay=0.1, decay_multipliers={"*": 1.0})
     found, state = run(optimizer, arrays(0), gradients(), axes=AXES, num_steps=20)
     reference = optax.contrib.schedule_free_adamw(0.05, weight_decay=0.1)
     params, told = arrays(0), reference.init(arrays(0))

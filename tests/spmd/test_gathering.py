@@ -53,7 +53,7 @@ def losses(step: CompiledStep, steps: int = 3) -> list[float]:
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}], ids=["fsdp", "fsdp-tensor"])
 def test_what_arrives_is_the_rounded_weight(mesh):
-    placement = placed(mesh, gathered_as="int8")
+    placement = placed(mesh, weight_gather_dtype="int8")
     w = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
     stored, used = (PartitionSpec(*partition_entries(where(W))) for where in (placement.storage, placement.compute))
 
@@ -76,7 +76,7 @@ def test_what_arrives_is_the_rounded_weight(mesh):
 def test_codes_travel_and_nothing_else_changes():
     mesh = {"fsdp": 4, "tensor": 2}
     plain, coded = (
-        traffic_totals(walk_step(compiled(mesh, gathered_as=how), batch()).traffic) for how in ("same", "int8")
+        traffic_totals(walk_step(compiled(mesh, weight_gather_dtype=how), batch()).traffic) for how in ("same", "int8")
     )
     gathers = ("all-gather", ("fsdp",))
     # In float32 each number is 4 bytes, of codes 1 and its share of a scale, 4 for a box of 256 or fewer.
@@ -96,9 +96,9 @@ def test_codes_travel_and_nothing_else_changes():
     ids=["fsdp-tensor", "zero 1", "zero 2", "stages"],
 )
 def test_meshes_that_gather_train_alike(mesh, options):
-    reference = losses(compiled({"fsdp": 2}, gathered_as="int8"))
+    reference = losses(compiled({"fsdp": 2}, weight_gather_dtype="int8"))
     plain = losses(compiled({"fsdp": 2}))
-    found = losses(compiled(mesh, gathered_as="int8", **options))
+    found = losses(compiled(mesh, weight_gather_dtype="int8", **options))
     # Adam's first steps have one size, so a last bit of a gradient near 0 moves a weight to another code.
     assert found[0] == pytest.approx(reference[0], rel=1e-6)
     assert found == pytest.approx(reference, rel=1e-4)
@@ -119,4 +119,4 @@ class _Unnamed(VitTask):
 )
 def test_codes_without_effect_are_refused(mesh, task, told):
     with pytest.raises(RecipeError, match=told):
-        compiled(mesh, task, gathered_as="int8")
+        compiled(mesh, task, weight_gather_dtype="int8")

@@ -27,7 +27,7 @@ def main() -> None:
 def step_on(mesh: dict[str, int], devices: Any = None) -> CompiledStep:
     optimizer = RowWiseAdagrad(schedule=Schedule(peak=0.1, decay="constant"))
     program = Program.create(
-        TinyRecommender(), Sgd(schedule=Schedule(peak=0.1)), num_steps=10, table_optimizer=optimizer
+        TinyRecommender(), Sgd(schedule=Schedule(peak=0.1)), num_steps=10, embedding_optimizer=optimizer
     )
     return CompiledStep(program, Placement.create(MeshShape(**{"fsdp": 1, **mesh}), devices=devices), BATCH_AXES)
 

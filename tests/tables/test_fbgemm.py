@@ -50,7 +50,7 @@ def test_weights_are_fbgemms_after_100_steps() -> None:
     golden = np.load(FILE)
     optimizer = RowWiseAdagrad(schedule=Schedule(peak=RATE, decay="constant"), epsilon=EPSILON)
     program = Program.create(
-        GoldenTask(), Sgd(), num_steps=STEPS, config=StepConfig(clip_norm=None), table_optimizer=optimizer
+        GoldenTask(), Sgd(), num_steps=STEPS, config=StepConfig(clip_norm=None), embedding_optimizer=optimizer
     )
     state = program.initial_state(jax.random.key(0))
     step = jax.jit(program.step)

@@ -240,7 +240,7 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
         return TablesConfig(tables=(TableConfig(name=name, rows=64, width=4, features=(feature,), growth=Growth()),))
 
     task = TwoTowerTask(model=TwoTowerConfig(query=tower("user"), item=tower("film"), hidden=(8,), width=4))
-    program = Program.create(task, Sgd(schedule=Schedule(peak=0.1)), num_steps=10, table_optimizer=OPTIMIZER)
+    program = Program.create(task, Sgd(schedule=Schedule(peak=0.1)), num_steps=10, embedding_optimizer=OPTIMIZER)
     step = CompiledStep(program, Placement.create(None, devices=jax.devices()[:1]), task.batch_axes)
     batch = {leaf: key_of(np.arange(8)[:, None]) for leaf in ("user", "film")} | {"loss_mask": np.ones(8, np.float32)}
     state, scalars = step(step.init(0), step.put(batch))

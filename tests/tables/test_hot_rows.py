@@ -28,7 +28,7 @@ def step_of(tables: TablesConfig, mesh: dict[str, int] | None = None, devices: i
         TinyRecommender(tables=tables),
         Sgd(schedule=Schedule(peak=0.1)),
         num_steps=10,
-        table_optimizer=RowWiseAdagrad(schedule=Schedule(peak=0.1, decay="constant")),
+        embedding_optimizer=RowWiseAdagrad(schedule=Schedule(peak=0.1, decay="constant")),
     )
     shape = None if mesh is None else MeshShape(**mesh)
     return CompiledStep(program, Placement.create(shape, devices=jax.devices()[:devices]), BATCH_AXES)

@@ -64,7 +64,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 def trained(optimizer: RowOptimizer) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """(the table before, after all steps, what is kept of its rows)."""
     config = StepConfig(clip_norm=None)
-    program = Program.create(BagTask(), Sgd(), num_steps=STEPS, config=config, table_optimizer=optimizer)
+    program = Program.create(BagTask(), Sgd(), num_steps=STEPS, config=config, embedding_optimizer=optimizer)
     state = program.initial_state(jax.random.key(0))
     first = np.asarray(state.params.table)
     step = jax.jit(program.step)
@@ -140,9 +140,9 @@ def test_row_sgd_is_what_its_steps_say() -> None:
 
 
 def test_settings_that_have_no_effect_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"table_optimizer=RowSgd\(\) has no effect: all tables are frozen"):
-        Program.create(BagTaskOfBias(), Sgd(), num_steps=1, frozen=("table",), table_optimizer=RowSgd())
-    with pytest.raises(RecipeError, match=r"table_optimizer\.weight_decay=-1\.0"):
+    with pytest.raises(RecipeError, match=r"embedding_optimizer=RowSgd\(\) has no effect: all tables are frozen"):
+        Program.create(BagTaskOfBias(), Sgd(), num_steps=1, frozen=("table",), embedding_optimizer=RowSgd())
+    with pytest.raises(RecipeError, match=r"embedding_optimizer\.weight_decay=-1\.0"):
         RowSgd(weight_decay=-1.0)
 
 

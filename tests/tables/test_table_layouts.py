@@ -44,7 +44,7 @@ def compiled(
         task,
         Sgd(schedule=Schedule(peak=0.1)),
         num_steps=10,
-        table_optimizer=optimizer,
+        embedding_optimizer=optimizer,
         config=StepConfig(clip_norm=0.1, **config),
     )
     return CompiledStep(program, Placement.create(mesh, rules, devices=jax.devices()[:devices]), BATCH_AXES)
@@ -117,7 +117,11 @@ def test_a_job_that_has_lost_a_host_trains_as_one_device_does(mesh):
     (large, _) = task.tables.stacks
     assert large.rows % 7 == large.rows % 6 == 0
     program = Program.create(
-        task, Sgd(schedule=Schedule(peak=0.1)), num_steps=10, table_optimizer=ADAGRAD, config=StepConfig(clip_norm=0.1)
+        task,
+        Sgd(schedule=Schedule(peak=0.1)),
+        num_steps=10,
+        embedding_optimizer=ADAGRAD,
+        config=StepConfig(clip_norm=0.1),
     )
 
     def on(mesh: MeshShape | None, devices: int) -> CompiledStep:

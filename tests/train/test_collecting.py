@@ -28,7 +28,7 @@ ROWS, RATE = 8, 0.125
 class Counting(CollectingTask):
     """Each row counts collections; the parameter falls by `RATE` in each update, so that all is known in advance."""
 
-    collections: int = 2  # pyright: ignore
+    rollouts_per_step: int = 2  # pyright: ignore
     updates: int = 3  # pyright: ignore
     stops_above: float | None = None
     breaks_at: int = -1
@@ -109,7 +109,7 @@ def test_a_step_is_collections_with_updates_each():
 
 
 def test_the_schedule_counts_updates():
-    task = Counting(collections=1, updates=5)
+    task = Counting(rollouts_per_step=1, updates=5)
     program = Program.create(task, Sgd(schedule=Schedule(peak=1.0, decay="linear", final=0.0)), num_steps=2)
     step = CompiledStep(program, Placement.create(MeshShape(), devices=jax.devices()[:1]), {"row": ("batch",)})
     state, batch, rates = step.init(0), step.put({"row": np.arange(ROWS, dtype=np.int32)}), []

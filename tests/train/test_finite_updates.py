@@ -103,7 +103,7 @@ def test_an_epsilon_that_divides_by_zero_is_refused_by_the_run(optimizer):
 
 @pytest.mark.parametrize("optimizer", [LazyAdam, RowAdagrad, RowWiseAdagrad])
 def test_an_epsilon_of_tables_that_divides_by_zero_is_refused(optimizer):
-    with pytest.raises(RecipeError, match=r"table_optimizer.epsilon=0.0; expected a positive number"):
+    with pytest.raises(RecipeError, match=r"embedding_optimizer.epsilon=0.0; expected a positive number"):
         optimizer(epsilon=0.0)
 
 

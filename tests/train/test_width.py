@@ -38,8 +38,8 @@ def test_rates_fall_with_what_goes_in_and_the_head_begins_smaller():
     ]
     assert program.widths.rates == dict.fromkeys([*hidden, "head.table"], 0.25)
     assert program.widths.scales == {"head.table": 0.5}
-    assert program.optimizer.rates == program.widths.rates
-    assert program.optimizer.decays == dict.fromkeys(program.widths.rates, 4.0)
+    assert program.optimizer.lr_multipliers == program.widths.rates
+    assert program.optimizer.decay_multipliers == dict.fromkeys(program.widths.rates, 4.0)
     assert [line.partition(":")[0] for line in program.widths.describe()] == [
         "muP  rate x 0.25", "muP  rate x 0.25, begun x 0.5",
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_rates_fall_with_what_goes_in_and_the_head_begins_smaller():
     for name, leaf in usual.items():
         np.testing.assert_array_equal(first[name], leaf * (0.5 if name == "head.table" else 1.0), err_msg=name)
     frozen = made(task(4, BASE), frozen=("head",))
-    assert "head.table" not in frozen.optimizer.rates
+    assert "head.table" not in frozen.optimizer.lr_multipliers
 
 
 def learnt(task):
@@ -87,7 +87,10 @@ def test_outputs_of_a_wide_model_move_no_more_than_the_narrow_one_s_and_it_learn
         (lambda: task(2, BaseWidth(embed=32, ffn=64)), r"heads grow from 8 to 16, .* set task.model.query_scale to 32"),
         (lambda: made(task(2, BASE, kv_heads=1)), r"attention.w_k the input grows by 2 and the output"),
         (lambda: made(task(2, BASE), Muon()), r"none for Muon; use AdamW"),
-        (lambda: made(task(2, BASE), dataclasses.replace(ADAMW, rates={"head": 2.0})), r"optimizer.rates and task.base both"),
+        (
+            lambda: made(task(2, BASE), dataclasses.replace(ADAMW, lr_multipliers={"head": 2.0})),
+            r"optimizer.lr_multipliers and task.base both",
+        ),
         (lambda: task(2, BaseWidth(heads=3)), r"not divisible by heads=3"),
     ],
 )  # fmt: skip

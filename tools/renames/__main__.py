@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .lazy import rewrite_lazy_tables
 from .moves import move_modules
-from .scripts import rewrite_script
+from .scripts import rewrite_script, rewrite_settings
 from .server import LanguageServer, apply_edits, language_server, whole_workspace
 from .table import Rename, merge, read_table, write_table
 from .text import SUFFIXES, definitions, rewrite_own_doctests, rewrite_text
@@ -43,7 +43,8 @@ def main() -> int:
     if chosen.command == "script":
         table = read_table(ROOT / TABLE)
         for path in chosen.files:
-            path.write_text(rewrite_script(path.read_text("utf-8"), table), "utf-8")
+            rewrite = rewrite_script if path.suffix == ".py" else rewrite_settings
+            path.write_text(rewrite(path.read_text("utf-8"), table), "utf-8")
         return 0
     if chosen.command == "move":
         moves = read_table(chosen.list)

@@ -2,9 +2,12 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from .table import Rename, forward
+from panax.core.former_names import FIELDS
+
+from .table import TEXT_KINDS, Rename, forward
 
 
 class _Change(NamedTuple):
@@ -15,14 +18,17 @@ class _Change(NamedTuple):
 
 
 def rewrite_script(text: str, renames: list[Rename]) -> str:
-    """Return a script with the new names: imports, the names that they bind, and attributes of modules.
+    """Return a script with the new names: imports, the names that they bind, attributes of modules, settings given to classes
+    of Panax, and flags, metrics and files wherever they stand.
 
-    Methods and fields of objects are not renamed, since a script's text does not tell their classes: such a line fails when it
-    runs, and the table has its new name.
+    Methods and fields of objects are not renamed otherwise, since a script's text does not tell their classes: such a line
+    fails when it runs, and the table has its new name.
 
     >>> table = [Rename("name", "panax.optim.on_shards.Kept", "panax.optim.on_shards.StateSpec")]
     >>> rewrite_script("from panax.optim.on_shards import Kept\\n\\nKept.like(x)\\n", table)
     'from panax.optim.on_shards import StateSpec\\n\\nStateSpec.like(x)\\n'
+    >>> rewrite_script("from panax.optim import AdamW\\n\\nAdamW(rates={})\\n", table)
+    'from panax.optim import AdamW\\n\\nAdamW(lr_multipliers={})\\n'
     """
     tree = ast.parse(text)
     bound: dict[str, str] = {}
@@ -31,7 +37,10 @@ def rewrite_script(text: str, renames: list[Rename]) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             _import(node, renames, by_package, bound, changes)
+    classes = {alias.asname or alias.name: bound.get(alias.name, alias.name) for alias in _imported(tree)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            changes += _keywords(node, classes)
         if isinstance(node, ast.Name) and node.id in bound:
             changes.append(_Change(node.lineno, node.col_offset, node.end_col_offset or 0, bound[node.id]))
     lines = text.split("\n")
@@ -39,7 +48,39 @@ def rewrite_script(text: str, renames: list[Rename]) -> str:
         line = lines[change.line - 1].encode()
         lines[change.line - 1] = (line[: change.start] + change.text.encode() + line[change.end :]).decode()
     dotted = re.compile(r"\bpanax(?:_compare)?(?:\.\w+)+")
-    return dotted.sub(lambda match: forward(match.group(), renames), "\n".join(lines))
+    return rewrite_settings(dotted.sub(lambda match: forward(match.group(), renames), "\n".join(lines)), renames)
+
+
+def rewrite_settings(text: str, renames: list[Rename]) -> str:
+    """Return a text, such as a shell script, with the new flags, metrics and files.
+
+    >>> rewrite_settings("panax train x --rewind.after 3", [Rename("flag", "--rewind.after", "--rollback.after")])
+    'panax train x --rollback.after 3'
+    """
+    for rename in renames:
+        if rename.kind in TEXT_KINDS:
+            # The command line takes dashes and underscores alike.
+            old = re.escape(rename.old).replace(r"\-", "[-_]") if rename.kind == "flag" else re.escape(rename.old)
+            text = re.sub(rf"(?<![\w./-]){old}(?![\w./-])", rename.new, text)
+    return text
+
+
+def _imported(tree: ast.Module) -> Iterator[ast.alias]:
+    """Names that a script takes from Panax."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "panax":
+            yield from node.names
+
+
+def _keywords(call: ast.Call, classes: dict[str, str]) -> Iterator[_Change]:
+    """Renamed settings in a call of a class of Panax, imported or reached through a module."""
+    function = call.func
+    name = classes.get(function.id, "") if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    for keyword in call.keywords:
+        new = FIELDS.get(name, {}).get(keyword.arg or "")
+        if new and keyword.arg:
+            end = keyword.col_offset + len(keyword.arg.encode())
+            yield _Change(keyword.lineno, keyword.col_offset, end, new)
 
 
 def _import(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-COMMAND = ("pyright-langserver", "--stdio")
+COMMAND = (str(Path(sys.executable).with_name("pyright-langserver")), "--stdio")
 
 Edit = tuple[tuple[int, int], tuple[int, int], str]
 """Start and end as (line, UTF-16 column) from 0, and the text between them."""

@@ -4,9 +4,12 @@ import csv
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-Kind = Literal["name", "member", "module"]
+Kind = Literal["name", "member", "module", "flag", "metric", "file"]
 
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+
+TEXT_KINDS = ("flag", "metric", "file")
+"""Kinds of what is text wherever it stands, not an identifier."""
 
 FIELDS = ("kind", "old", "new")
 
@@ -15,8 +18,9 @@ class Rename(NamedTuple):
     """One line of a table.
 
     Attributes:
-        kind: `name`: a class, function or constant of a module; `member`: a method, field or attribute of a class; `module`.
-        old: Dotted path from the package on; of a member with its class.
+        kind: `name`: a class, function or constant of a module; `member`: a method, field or attribute of a class; `module`;
+            `flag`: of the command line, with its dashes; `metric`: as in metrics.jsonl; `file`: its name.
+        old: Dotted path from the package on, of a member with its class; or the text.
         new: Likewise, after the rename.
     """
 
@@ -48,6 +52,11 @@ def read_table(path: Path) -> list[Rename]:
             kind = KINDS.get(given)
             if kind is None:
                 raise ValueError(f"{path}:{number}: kind {given!r}; expected one of {', '.join(KINDS)}")
+            if kind in TEXT_KINDS:
+                if not old.strip() or not new.strip():
+                    raise ValueError(f"{path}:{number}: {old!r} to {new!r}; expected the text of a {kind}")
+                renames.append(Rename(kind, old, new))
+                continue
             if not all(part.isidentifier() for part in (*old.split("."), *new.split("."))) or "." not in old:
                 raise ValueError(f"{path}:{number}: {old!r} to {new!r}; expected dotted identifiers")
             if "." not in new:

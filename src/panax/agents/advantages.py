@@ -27,9 +27,9 @@ def gae(
     truncated: Bool[Array, "time environment"],
     *,
     discount: float,
-    trace: float,
+    gae_lambda: float,
 ) -> Advantages:
-    """Compute advantages as sums of temporal differences, decayed by `discount * trace` per step up to the
+    """Compute advantages as sums of temporal differences, decayed by `discount * gae_lambda` per step up to the
     episode's end.
 
     The next value of a step that terminates its episode is 0. A step that truncates it bootstraps from the
@@ -39,19 +39,19 @@ def gae(
         value: Predicted for the state before each step.
         next_value: Predicted for the state that each step led to, before any reset.
         discount: Discount factor per step (gamma).
-        trace: Lambda: 0 uses a single temporal difference, 1 all rewards to the episode's end.
+        gae_lambda: Lambda: 0 uses a single temporal difference, 1 all rewards to the episode's end.
 
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation (arXiv:1506.02438),
     equation 16.
 
     >>> one = lambda x: jnp.array([[x]])
-    >>> kept = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, trace=1.0)
-    >>> died = gae(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, trace=1.0)
+    >>> kept = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, gae_lambda=1.0)
+    >>> died = gae(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, gae_lambda=1.0)
     >>> kept.target.item(), died.target.item()
     (6.0, 1.0)
     """
     difference = reward + discount * jnp.where(terminated, 0.0, next_value) - value
-    decay = jnp.where(terminated | truncated, 0.0, discount * trace)
+    decay = jnp.where(terminated | truncated, 0.0, discount * gae_lambda)
 
     def earlier(after: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         own = step[0] + step[1] * after

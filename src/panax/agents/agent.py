@@ -20,7 +20,7 @@ class Agent(Validated, CollectingTask):
     Attributes:
         environments: Number of environments, over all devices.
         steps: Steps of each environment in one collection (rollout).
-        collections: Collections in one step of the run, which is one call of the compiled program.
+        rollouts_per_step: Collections in one step of the run, which is one call of the compiled program.
         evaluation_episodes: Number of episodes per evaluation.
         evaluation_steps: Maximum number of steps of each of these episodes.
     """
@@ -28,14 +28,14 @@ class Agent(Validated, CollectingTask):
     environment: Environment
     environments: int = 8
     steps: int = 1
-    collections: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    rollouts_per_step: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     evaluation_episodes: int = 64
     evaluation_steps: int = 1000
 
     unit = "environment steps"
 
     def __post_init__(self) -> None:
-        for name in ("environments", "steps", "collections", "evaluation_episodes", "evaluation_steps"):
+        for name in ("environments", "steps", "rollouts_per_step", "evaluation_episodes", "evaluation_steps"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
 
@@ -49,7 +49,7 @@ class Agent(Validated, CollectingTask):
 
     @property
     def units_per_row(self) -> int:
-        return self.steps * self.collections
+        return self.steps * self.rollouts_per_step
 
     def adapt_to_data(self, facts: DataFacts) -> "Agent":
         check_environment(self.environment, steps=0)

@@ -53,28 +53,28 @@ class OffPolicy(Agent):
             steps`.
         warmup: Initial steps of each environment with uniformly random actions; a multiple of `steps`.
         discount: Discount factor per step (gamma).
-        target_rate: Rate (tau) at which target networks move toward the trained ones.
-        target_period: Number of updates between two target updates.
+        tau: Rate (tau) at which target networks move toward the trained ones.
+        target_update_interval: Number of updates between two target updates.
     """
 
-    collections: int = 64  # pyright: ignore[reportIncompatibleMethodOverride]
+    rollouts_per_step: int = 64  # pyright: ignore[reportIncompatibleMethodOverride]
     updates: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     batch_size: int = 256
     capacity: int = 131_072
     warmup: int = 128
     discount: float = 0.99
-    target_rate: float = 0.005
-    target_period: int = 1
+    tau: float = 0.005
+    target_update_interval: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("updates", "batch_size", "capacity", "warmup", "target_period"):
+        for name in ("updates", "batch_size", "capacity", "warmup", "target_update_interval"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
         if not 0.0 <= self.discount <= 1.0:
             raise RecipeError(f"task.discount={self.discount}; expected a number in [0, 1]")
-        if not 0.0 < self.target_rate <= 1.0:
-            raise RecipeError(f"task.target_rate={self.target_rate}; expected a share in (0, 1]")
+        if not 0.0 < self.tau <= 1.0:
+            raise RecipeError(f"task.tau={self.tau}; expected a share in (0, 1]")
         for name, unit, of in (
             ("batch_size", self.environments, "environments"),
             ("capacity", self.environments * self.steps, "environments * steps"),
@@ -190,12 +190,12 @@ class OffPolicy(Agent):
 
     def update_state(self, params: Any, state: Any) -> Any:
         made = state["updates_made"] + 1
-        moves = made % self.target_period == 0
+        moves = made % self.target_update_interval == 0
 
         def toward(old: jax.Array, new: jax.Array) -> jax.Array:
             # In this order, a rate of 1 copies exactly.
-            moved = (1.0 - self.target_rate) * old + self.target_rate * new.astype(old.dtype)
-            return moved if self.target_period == 1 else jnp.where(moves, moved, old)
+            moved = (1.0 - self.tau) * old + self.tau * new.astype(old.dtype)
+            return moved if self.target_update_interval == 1 else jnp.where(moves, moved, old)
 
         target = jax.tree.map(toward, state["target"], self.target_network_source(params))
         return {**state, "target": target, "updates_made": made}

@@ -53,31 +53,31 @@ class Ppo(Agent):
     """Proximal policy optimisation (arXiv:1707.06347): collect a rollout, then make several passes over it.
 
     A collection takes `steps` steps in each of `environments` environments; one step of the run is
-    `collections` of them, each with `epochs * minibatches` updates. A minibatch has equally many steps of
+    `rollouts_per_step` of them, each with `epochs * minibatches` updates. A minibatch has equally many steps of
     every environment, in a random order per environment, so no step leaves the device of its environment.
 
     Attributes:
         epochs: Passes over a collection.
         minibatches: Updates in each pass.
-        piece_length: Length of truncated backpropagation through time: consecutive steps per training
+        bptt_length: Length of truncated backpropagation through time: consecutive steps per training
             sequence of a recurrent policy.
         discount: Discount factor per step (gamma).
-        trace: Lambda of generalised advantage estimation.
+        gae_lambda: Lambda of generalised advantage estimation.
         clip: Clip range of the probability ratio around 1.
         dual_clip: Bound of the loss of actions with a negative advantage, as a multiple of the advantage;
             None for none.
         value_clip: Clip range of a value around the old one; None for none.
         value_clip_form: See `ppo_losses.value_loss`.
-        target_divergence: Updates of a collection stop once the policy's KL divergence from the old one
+        target_kl: Updates of a collection stop once the policy's KL divergence from the old one
             exceeds 1.5 times this.
-        entropy_weight: Coefficient of the entropy bonus.
-        value_weight: Coefficient of half the squared error of values.
-        normalise_advantages: Normalise advantages to mean 0 and deviation 1 in each minibatch.
-        normalise_observations: Normalise by the mean and variance of all observations before this collection.
-        normalise_rewards: Divide by the standard deviation of the discounted return so far.
+        ent_coef: Coefficient of the entropy bonus.
+        vf_coef: Coefficient of half the squared error of values.
+        normalize_advantages: Normalise advantages to mean 0 and deviation 1 in each minibatch.
+        normalize_observations: Normalise by the mean and variance of all observations before this collection.
+        normalize_rewards: Divide by the standard deviation of the discounted return so far.
         continuous: Distribution of continuous actions.
-        first_log_deviation: Initial log standard deviation of continuous actions.
-        evaluation_draws: Sample actions in evaluations as in training, instead of the most likely ones.
+        init_log_std: Initial log standard deviation of continuous actions.
+        stochastic_eval: Sample actions in evaluations as in training, instead of the most likely ones.
     """
 
     policy: Policy = PerceptronPolicy()  # noqa: RUF009
@@ -85,51 +85,51 @@ class Ppo(Agent):
     steps: int = 128
     epochs: int = 4
     minibatches: int = 4
-    piece_length: int = 1
+    bptt_length: int = 1
     discount: float = 0.99
-    trace: float = 0.95
+    gae_lambda: float = 0.95
     clip: float = 0.2
     dual_clip: float | None = None
     value_clip: float | None = None
     value_clip_form: ValueClip = "larger"
-    target_divergence: float | None = None
-    entropy_weight: float = 0.0
-    value_weight: float = 1.0
-    normalise_advantages: bool = True
-    normalise_observations: bool = False
-    normalise_rewards: bool = False
+    target_kl: float | None = None
+    ent_coef: float = 0.0
+    vf_coef: float = 1.0
+    normalize_advantages: bool = True
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
     continuous: Continuous = "gaussian"
-    first_log_deviation: float = 0.0
-    evaluation_draws: bool = False
+    init_log_std: float = 0.0
+    stochastic_eval: bool = False
 
     name = "ppo"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "minibatches", "piece_length"):
+        for name in ("epochs", "minibatches", "bptt_length"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected 1 or more")
-        for name in ("discount", "trace"):
+        for name in ("discount", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected a number in [0, 1]")
-        for name, least in (("clip", 0.0), ("value_clip", 0.0), ("dual_clip", 1.0), ("target_divergence", 0.0)):
+        for name, least in (("clip", 0.0), ("value_clip", 0.0), ("dual_clip", 1.0), ("target_kl", 0.0)):
             if getattr(self, name) is not None and getattr(self, name) <= least:
                 raise RecipeError(f"task.{name}={getattr(self, name)}; expected more than {least:g}")
-        if self.value_weight < 0.0:
-            raise RecipeError(f"task.value_weight={self.value_weight}; expected 0 or more")
-        if self.piece_length > 1 and not self.policy.recurrent:
+        if self.vf_coef < 0.0:
+            raise RecipeError(f"task.vf_coef={self.vf_coef}; expected 0 or more")
+        if self.bptt_length > 1 and not self.policy.recurrent:
             raise RecipeError(
-                f"task.piece_length={self.piece_length} has no effect: {type(self.policy).__name__} has no memory; "
+                f"task.bptt_length={self.bptt_length} has no effect: {type(self.policy).__name__} has no memory; "
                 f"remove it"
             )
-        if self.steps % (self.piece_length * self.minibatches):
+        if self.steps % (self.bptt_length * self.minibatches):
             raise RecipeError(
                 f"task.steps={self.steps} does not divide into minibatches={self.minibatches} of pieces of "
-                f"piece_length={self.piece_length} steps; take a multiple of {self.piece_length * self.minibatches}"
+                f"bptt_length={self.bptt_length} steps; take a multiple of {self.bptt_length * self.minibatches}"
             )
         space = self.environment.observation_space
-        if self.normalise_observations and not (isinstance(space, Box) and space.dtype == "float32"):
-            raise RecipeError(f"task.normalise_observations is for a Box of float32, and observations are {space}")
+        if self.normalize_observations and not (isinstance(space, Box) and space.dtype == "float32"):
+            raise RecipeError(f"task.normalize_observations is for a Box of float32, and observations are {space}")
         _ = self.distribution
 
     @property
@@ -143,20 +143,20 @@ class Ppo(Agent):
 
     @property
     def may_stop_early(self) -> bool:
-        return self.target_divergence is not None
+        return self.target_kl is not None
 
     def init(self, key: jax.Array) -> tuple[PpoParameters, dict[str, Any]]:
         policy_key, acting_key = jax.random.split(key)
         space, family = self.environment.observation_space, self.distribution
         count = family.num_log_stds
-        deviation = jnp.full((count,), self.first_log_deviation, jnp.float32) if count else None
+        deviation = jnp.full((count,), self.init_log_std, jnp.float32) if count else None
         params = PpoParameters(policy=self.policy.build(policy_key, space, family.num_outputs), log_deviation=deviation)
         state: dict[str, Any] = {
             "acting": RolloutState.initial(self.environment, self.policy, self.environments, acting_key)
         }
-        if self.normalise_observations:
+        if self.normalize_observations:
             state["observations"] = Statistics.create(space.abstract.shape)
-        if self.normalise_rewards:
+        if self.normalize_rewards:
             state["returns"] = Statistics.create(())
             state["discounted"] = jnp.zeros(self.environments, jnp.float32)
         return params, state
@@ -194,7 +194,7 @@ class Ppo(Agent):
         actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
         acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
         kept = {**state, "acting": acting}
-        if self.normalise_observations:
+        if self.normalize_observations:
             kept["observations"] = state["observations"].update(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
         found = gae(
@@ -204,7 +204,7 @@ class Ppo(Agent):
             rollout.terminated,
             rollout.truncated,
             discount=self.discount,
-            trace=self.trace,
+            gae_lambda=self.gae_lambda,
         )
         seen = {
             "observation": actor.seen(rollout.observation),
@@ -231,7 +231,7 @@ class Ppo(Agent):
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
         """Return the rewards for the advantages, normalised if set, and the updated reward statistics."""
-        if not self.normalise_rewards:
+        if not self.normalize_rewards:
             return rollout.reward, {}
 
         def add(total: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -245,10 +245,10 @@ class Ppo(Agent):
 
     @property
     def _pieces(self) -> int:
-        return self.steps // self.piece_length
+        return self.steps // self.bptt_length
 
     def _in_pieces(self, leaf: Shaped[Array, "time environment ..."]) -> Shaped[Array, "environment piece step ..."]:
-        apart = leaf.reshape(self._pieces, self.piece_length, *leaf.shape[1:])
+        apart = leaf.reshape(self._pieces, self.bptt_length, *leaf.shape[1:])
         return jnp.moveaxis(apart, 2, 0)
 
     def _orders(self, key: jax.Array) -> Num[Array, "epoch environment piece"]:
@@ -268,18 +268,18 @@ class Ppo(Agent):
         batch = {name: take(leaf) for name, leaf in experience["seen"].items()}
         for number, leaf in enumerate(jax.tree.leaves(experience[_MEMORY])):
             batch[f"{_MEMORY}{number}"] = take(leaf)
-        if self.normalise_advantages:
+        if self.normalize_advantages:
             advantage = batch["advantage"]
             batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         return batch
 
     def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
-        assert self.target_divergence is not None
-        return scalars["divergence"] <= 1.5 * self.target_divergence
+        assert self.target_kl is not None
+        return scalars["divergence"] <= 1.5 * self.target_kl
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, Scalar]:
         count = jnp.float32(micro_batches["advantage"].size)
-        return dict.fromkeys(("policy", "value", *(("entropy",) if self.entropy_weight else ())), count)
+        return dict.fromkeys(("policy", "value", *(("entropy",) if self.ent_coef else ())), count)
 
     def losses(self, params: PpoParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         structure = jax.tree.structure(self.policy.initial_carry(1))
@@ -295,10 +295,10 @@ class Ppo(Agent):
         entropy = family.entropy(numbers, drawn)
         losses: dict[str, Loss] = {
             "policy": Loss(policy.sum(), count),
-            "value": Loss(value.sum(), count, self.value_weight),
+            "value": Loss(value.sum(), count, self.vf_coef),
         }
-        if self.entropy_weight:
-            losses["entropy"] = Loss(-entropy.sum(), count, self.entropy_weight)
+        if self.ent_coef:
+            losses["entropy"] = Loss(-entropy.sum(), count, self.ent_coef)
         metrics: Metrics = {
             "entropy": Mean(entropy.sum(), count),
             "divergence": Mean(approx_kl(log_ratio).sum(), count),
@@ -313,7 +313,7 @@ class Ppo(Agent):
             memory, said = self.policy.act(actor.params, memory, actor.seen(observation))
             numbers = actor.numbers(said.distribution_params)
             drawn = (
-                actor.distribution.sample(numbers, keys) if self.evaluation_draws else actor.distribution.mode(numbers)
+                actor.distribution.sample(numbers, keys) if self.stochastic_eval else actor.distribution.mode(numbers)
             )
             return memory, actor.distribution.action(drawn)
 

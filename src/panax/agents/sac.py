@@ -171,7 +171,7 @@ class Sac(OffPolicy):
         metrics: Metrics = {
             "action_value": Mean(values.mean(axis=0).sum(), count),
             "entropy": Mean(-log_prob.sum(), count),
-            "entropy_weight": Mean(temperature, jnp.float32(1.0)),
+            "ent_coef": Mean(temperature, jnp.float32(1.0)),
         }
         losses = {"critic": critic, "actor": actor, "temperature": of_temperature}
         return Evaluation({name: Loss(each.sum(), count) for name, each in losses.items()}, state, metrics)

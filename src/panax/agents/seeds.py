@@ -81,7 +81,7 @@ class Seeds(Validated, CollectingTask):
         if self.task.may_stop_early:
             raise RecipeError(
                 f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
-                f"target_divergence to None"
+                f"target_kl to None"
             )
 
         if isinstance(self.task, Agent) and self.task.environment.lives_on_host:
@@ -164,8 +164,8 @@ class Seeds(Validated, CollectingTask):
         return self.task.evaluation_rows
 
     @property
-    def collections(self) -> int:
-        return self.task.collections
+    def rollouts_per_step(self) -> int:
+        return self.task.rollouts_per_step
 
     @property
     def updates(self) -> int:

@@ -140,13 +140,13 @@ class OuterSyncStore:
             if found != wanted:
                 raise CheckpointError(
                     f"{self._store.url} is where another run's islands meet ({found[:200]}; this is {wanted}); set "
-                    "comms.islands.place to "
+                    "comms.islands.store to "
                     f"another place"
                 )
         if fresh and self.latest_round() > 0:
             raise CheckpointError(
                 f"{self._store.url} holds {self.latest_round()} meetings of an earlier start of this run; remove it, or set "
-                f"comms.islands.place to another place, to start over"
+                f"comms.islands.store to another place, to start over"
             )
 
     def latest_round(self) -> int:

@@ -22,7 +22,7 @@ class Islands(Validated):
     Attributes:
         count: Number of islands; with 1, replicas are those of the mesh.
         index: Index of this island, from 0.
-        place: The folder or object store through which all of them synchronize; it must contain nothing else.
+        store: The folder or object store through which all of them synchronize; it must contain nothing else.
         wait_seconds: How long to wait for the islands of the last round; the others then continue without
             them.
         start_seconds: How long to wait for all islands in the first round.
@@ -30,7 +30,7 @@ class Islands(Validated):
 
     count: int = 1
     index: int = 0
-    place: str = ""
+    store: str = ""
     wait_seconds: float = dataclasses.field(default=60.0, metadata={"saved": False})
     start_seconds: float = dataclasses.field(default=600.0, metadata={"saved": False})
 
@@ -44,13 +44,13 @@ class Islands(Validated):
             raise RecipeError(
                 f"comms.islands.wait_seconds={self.wait_seconds}, start_seconds={self.start_seconds}; expected more than 0"
             )
-        if self.count > 1 and not self.place:
+        if self.count > 1 and not self.store:
             raise RecipeError(
-                f"comms.islands.count={self.count}: islands need a meeting place; set comms.islands.place to a folder "
+                f"comms.islands.count={self.count}: islands need a common store; set comms.islands.store to a folder "
                 f"that all of them see, or to an address of an object store"
             )
         plain = type(self).__dataclass_fields__
-        for name in () if self.count > 1 else ("place", "wait_seconds", "start_seconds"):
+        for name in () if self.count > 1 else ("store", "wait_seconds", "start_seconds"):
             if getattr(self, name) != plain[name].default:
                 raise RecipeError(
                     f"comms.islands.{name}={getattr(self, name)!r} has no effect with one island; set "
@@ -236,7 +236,7 @@ class Comms(Validated):
             if self.islands.count > 1:
                 return (
                     f"comms          island {self.islands.index} of {self.islands.count}: they meet after every "
-                    f"{self.local_steps} steps in {redact_address(self.islands.place)}; its changes travel as {how}"
+                    f"{self.local_steps} steps in {redact_address(self.islands.store)}; its changes travel as {how}"
                 )
             parts = "" if self.fragments == 1 else f", in {self.fragments} parts at different ones"
             return (

@@ -35,7 +35,7 @@ class CollectingTask(Task):
     """A task with steps that collect data and then make several updates from it, as in reinforcement
     learning.
 
-    One step is one compiled call: `collections` times `collect`, each followed by `updates` updates by the
+    One step is one compiled call: `rollouts_per_step` times `collect`, each followed by `updates` updates by the
     experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with everything that updates
     have elsewhere: clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts
     and what it minimizes, and needs no loop.
@@ -48,7 +48,7 @@ class CollectingTask(Task):
     the rows of any batch. Random bits derived from `key` and this index are the same on every mesh and after
     every interruption.
 
-    The optimizer's schedule counts updates, not steps: a run has `num_steps * collections * updates` of them.
+    The optimizer's schedule counts updates, not steps: a run has `num_steps * rollouts_per_step * updates` of them.
     `TrainState.step` counts steps; `loss` gets a different key for each update.
     """
 
@@ -66,8 +66,8 @@ class CollectingTask(Task):
         `row`."""
 
     @property
-    def collections(self) -> int:
-        """Return the number of collections per step."""
+    def rollouts_per_step(self) -> int:
+        """Return the number of rollouts per step."""
         return 1
 
     @property
@@ -82,7 +82,7 @@ class CollectingTask(Task):
 
     @property
     def updates_per_step(self) -> int:
-        return self.collections * self.updates
+        return self.rollouts_per_step * self.updates
 
     @abc.abstractmethod
     def collect(self, params: Params, state: ModelState, batch: Batch, key: jax.Array) -> CollectionResult:

@@ -6,28 +6,11 @@ a file names the class.
 
 import dataclasses
 import importlib
-import re
 from typing import TypeVar
 
 _Class = TypeVar("_Class")
 
 _classes: dict[str, type | str] = {}
-
-_RENAMED = {
-    "Filtered": "FilteredCorpus",
-    "Hashed": "HashBuckets",
-    "Joined": "ConcatCorpus",
-    "Keys": "HashedIds",
-    "Numbered": "IntegerIds",
-    "OwnSchedule": "CustomSchedule",
-    "Part": "MixtureComponent",
-    "Vocabulary": "CountVocabulary",
-}
-"""Present names of classes, by their names in files of version 0.1.1: settings name them, and fingerprints of
-data hash the names."""
-
-_FORMER = {new: old for old, new in _RENAMED.items()}
-_ANY_RENAMED = re.compile(r"\b(?:" + "|".join(_FORMER) + r")\b(?=\(|$)")
 
 
 def register_serializable(cls: type[_Class]) -> type[_Class]:
@@ -71,24 +54,6 @@ def find_serializable(name: str) -> type | None:
     if isinstance(found, str):
         found = _classes[name] = getattr(importlib.import_module(found), name)
     return found
-
-
-def current_name(name: str) -> str:
-    """Return the present name of a class that a file names.
-
-    >>> current_name("Part"), current_name("TextData")
-    ('MixtureComponent', 'TextData')
-    """
-    return _RENAMED.get(name, name)
-
-
-def former_names(text: str) -> str:
-    """Return a class's name or a repr with the names that fingerprints hash, which a rename must not change.
-
-    >>> former_names("ConcatCorpus"), former_names("Bag(column='id', ids=IntegerIds(rows=4))")
-    ('Joined', "Bag(column='id', ids=Numbered(rows=4))")
-    """
-    return _ANY_RENAMED.sub(lambda match: _FORMER[match.group()], text)
 
 
 def serializable_names() -> list[str]:

@@ -107,8 +107,8 @@ class Placement:
         return self.rules.overlap
 
     @property
-    def gathered_as(self) -> str:
-        return self.rules.gathered_as
+    def weight_gather_dtype(self) -> str:
+        return self.rules.weight_gather_dtype
 
     def with_local_axis(self, axis: str) -> "Placement":
         """Return the same mesh as seen by one device along `axis`, which works independently."""

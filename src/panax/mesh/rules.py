@@ -45,7 +45,7 @@ class Rules(Validated):
         overlap: True to decompose the gathers and scatters of tensor parallelism into rings of sends that
             overlap with parts of their matmuls: the same bytes, hidden if the backend sends while it
             multiplies.
-        gathered_as: Format in which weights are gathered. same: in the compute dtype. int8, float8: as codes
+        weight_gather_dtype: Format in which weights are gathered. same: in the compute dtype. int8, float8: as codes
             with a scale per block of 256, decoded after the gather; stored weights keep their dtype, and
             gradients are those of the rounded weights.
     """
@@ -54,7 +54,7 @@ class Rules(Validated):
     compute: Mapping[str, MeshAxes] = dataclasses.field(default_factory=lambda: dict(COMPUTE))
     zero: Zero = "auto"
     overlap: bool = False
-    gathered_as: Literal["same", "int8", "float8"] = "same"
+    weight_gather_dtype: Literal["same", "int8", "float8"] = "same"
 
     def __post_init__(self) -> None:
         self._check_axes()

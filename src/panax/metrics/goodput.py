@@ -2,7 +2,7 @@
 jax.
 
 A session is one process's work on the run, from its start to its end or death, or the part of it up to a
-rewind: there the run returns to an earlier step, in the same process. `Ledger` writes the files that are read
+rollback: there the run returns to an earlier step, in the same process. `Ledger` writes the files that are read
 here.
 """
 
@@ -26,11 +26,12 @@ KINDS: tuple[str, ...] = (
 training: steps that are part of the result. start: a session's time before its first step, and at its end.
 compile: tracing and compiling. data wait: the devices were idle. checkpoint wait: the loop waited for a copy
 or for the store. evaluation: on held-out data, including hooks and samples that follow it. lost work: steps
-that were repeated later, with their waits. restart: from a failure, a rewind or a change of layout until the
+that were repeated later, with their waits. restart: from a failure, a rollback or a change of layout until the
 steps continue. idle: no process was running.
 """
 
-ROLLED_BACK = "rewound"
+ROLLED_BACK = "rolled back"
+_ROLLED_BACK = (ROLLED_BACK, "rewound")  # the second in ledgers of version 0.1.1
 """End of a session in which the run returned to an earlier step."""
 
 _OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
@@ -67,7 +68,7 @@ class Session:
 
     Attributes:
         first_step: Number of steps taken when its steps began; None if they did not, like `last_step`.
-        end: "done", "stopped by SIGTERM" and the like, "rewound", "refused: ..." by a mistake in its
+        end: "done", "stopped by SIGTERM" and the like, "rolled back", "refused: ..." by a mistake in its
             settings, "error: ..."; empty if it ended without a message, or continues.
         lost_steps: Number of its steps that a later session repeated.
         lost_seconds: Time of those steps.
@@ -96,9 +97,9 @@ class Session:
         return self.end == "" or self.end.startswith("error")
 
     @property
-    def rewound(self) -> bool:
+    def rolled_back(self) -> bool:
         """Return True if it ended because the run returned to an earlier step."""
-        return self.end == ROLLED_BACK
+        return self.end in _ROLLED_BACK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +221,7 @@ def _session(
     for line in lines:
         seconds, share = (
             dict(line.seconds),
-            _lost_share(before, line.step, kept, failed=not word or "error" in word or word == ROLLED_BACK),
+            _lost_share(before, line.step, kept, failed=not word or "error" in word or word in _ROLLED_BACK),
         )
         if share:
             # At the step `kept` itself, everything except training counts too, such as its checkpoint.
@@ -266,7 +267,7 @@ def _with_gap(session: Session, following: Session, gap: str) -> tuple[Session, 
     restart = (seconds if gap == "restart" else 0.0) + following.seconds.get("restart", 0.0)
     found = dataclasses.replace(
         session,
-        restart_seconds=restart if session.failed or session.rewound or gap == "restart" else 0.0,
+        restart_seconds=restart if session.failed or session.rolled_back or gap == "restart" else 0.0,
         idle_seconds=0.0 if gap == "restart" else seconds,
     )
     return found, [(gap or "idle", session.ended, following.began)] if seconds > 0 else []

@@ -44,7 +44,7 @@ BOOKKEEPING_SETTINGS = (
     "log_every",
     "name",
     "profile",
-    "rewind",
+    "rollback",
     "trackers",
     "verify",
 )

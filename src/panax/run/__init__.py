@@ -1,7 +1,7 @@
 """Experiments and their runs: `Experiment` and the training loop, which uses all other packages."""
 
 from .data_override import replace_data
-from .experiment import EvaluateConfig, Experiment, ProbeConfig, RewindConfig, VerifyConfig
+from .experiment import EvaluateConfig, Experiment, ProbeConfig, RollbackConfig, VerifyConfig
 from .fitting import fit, open_run
 from .folder.trained_model import LoadedModel
 from .folder.trained_model import load_model as load
@@ -18,6 +18,6 @@ from .tools.sweep import Sweep, sweep
 
 __all__ = [
     "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "RateSearch", "Result",
-    "RewindConfig", "Run", "Sweep", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
+    "RollbackConfig", "Run", "Sweep", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
     "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ class EvaluateConfig(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewindConfig(Validated):
+class RollbackConfig(Validated):
     """Rollback to an earlier checkpoint, to skip batches that the run can't train on.
 
     Attributes:
@@ -50,11 +50,13 @@ class RewindConfig(Validated):
     """
 
     after: int = 0
-    most: int = 3
+    max_rollbacks: int = 3
 
     def __post_init__(self) -> None:
-        if self.after < 0 or self.most < 1:
-            raise RecipeError(f"rewind.after={self.after}, rewind.most={self.most}; expected 0 or more, and 1 or more")
+        if self.after < 0 or self.max_rollbacks < 1:
+            raise RecipeError(
+                f"rollback.after={self.after}, rollback.max_rollbacks={self.max_rollbacks}; expected 0 or more, and 1 or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,11 +69,13 @@ class VerifyConfig(Validated):
     """
 
     every: int = 0
-    most: int = 3
+    max_rollbacks: int = 3
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.most < 1:
-            raise RecipeError(f"verify.every={self.every}, verify.most={self.most}; expected 0 or more, and 1 or more")
+        if self.every < 0 or self.max_rollbacks < 1:
+            raise RecipeError(
+                f"verify.every={self.every}, verify.max_rollbacks={self.max_rollbacks}; expected 0 or more, and 1 or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,7 @@ class Experiment(Validated):
             source or an iterable of batches. It uses the tokenizer, the classes and the counted ids of
             `data`.
         optimizer: Optimizer of all parameters that are not tables.
-        table_optimizer: Optimizer of the model's tables, which see only the rows that a batch looks up; None
+        embedding_optimizer: Optimizer of the model's tables, which see only the rows that a batch looks up; None
             for `RowWiseAdagrad()` if it has tables.
         num_steps: Steps of the whole run, interruptions included.
         seed: Seed of initialization and of each step's random bits; `data.seed` is that of the data order.
@@ -116,12 +120,12 @@ class Experiment(Validated):
         hooks: Called between steps, in this order; they may log, request an evaluation or a save, or stop the
             run.
         trackers: Additional trackers, after the console, `metrics.jsonl` and TensorBoard.
-        rewind: When the run rolls back to an earlier checkpoint because updates can't be applied.
+        rollback: When the run rolls back to an earlier checkpoint because updates can't be applied.
         verify: How often a step is checked on other devices.
         probe: How often devices and network are measured while a supervised run of several processes trains.
         batch_ramp: How the global batch grows over the first steps.
         skip_batches: Numbers of batches to skip, from 1 in the data's order: if none is skipped, batch n is
-            that of step n. `rewinds.jsonl` in a run's folder lists those that its rollbacks have skipped.
+            that of step n. `rollbacks.jsonl` in a run's folder lists those that its rollbacks have skipped.
         frozen: Prefixes of names of parameters that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`,
             the folder or address of a checkpoint, or of a run (its best checkpoint). Empty: initialize from
@@ -139,7 +143,7 @@ class Experiment(Validated):
     data: Any = dataclasses.field(default_factory=TextData)
     held_out: Any = None
     optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
-    table_optimizer: RowOptimizer | None = None
+    embedding_optimizer: RowOptimizer | None = None
     num_steps: int = 1000
     seed: int = 0
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
@@ -148,7 +152,7 @@ class Experiment(Validated):
     comms: Comms = dataclasses.field(default_factory=Comms)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    rewind: RewindConfig = dataclasses.field(default_factory=RewindConfig)
+    rollback: RollbackConfig = dataclasses.field(default_factory=RollbackConfig)
     verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
     probe: ProbeConfig = dataclasses.field(default_factory=ProbeConfig)
     batch_ramp: BatchRamp = dataclasses.field(default_factory=BatchRamp)
@@ -196,20 +200,20 @@ class Experiment(Validated):
                 f"evaluate.every={self.evaluate.every}, evaluate.batches={self.evaluate.batches}, profile={self.profile}, "
                 f"overfit_batches={self.overfit_batches}; expected 0 or more"
             )
-        if self.rewind.after >= self.step.max_skipped:
+        if self.rollback.after >= self.step.max_skipped:
             raise RecipeError(
-                f"rewind.after={self.rewind.after} has no effect: step.max_skipped={self.step.max_skipped} skipped updates in a "
-                f"row end the run before; expected fewer than that"
+                f"rollback.after={self.rollback.after} has no effect: step.max_skipped={self.step.max_skipped} skipped updates "
+                f"in a row end the run before; expected fewer than that"
             )
         if self.comms.local_steps > 1 and self.verify.every:
             raise RecipeError(
                 f"verify.every={self.verify.every} repeats steps of parameters that all devices share; with "
                 f"comms.local_steps={self.comms.local_steps} replicas have separate ones: remove one of them"
             )
-        if self.comms.delayed and self.rewind.after:
+        if self.comms.delayed and self.rollback.after:
             raise RecipeError(
-                f"rewind.after={self.rewind.after} skips the batches of updates that were skipped; with comms.delayed=True "
-                f"an update is of the batch before: set rewind.after=0, or remove comms.delayed"
+                f"rollback.after={self.rollback.after} skips the batches of updates that were skipped; with comms.delayed=True "
+                f"an update is of the batch before: set rollback.after=0, or remove comms.delayed"
             )
         if self.debug and self.verify.every:
             raise RecipeError(

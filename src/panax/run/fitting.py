@@ -174,9 +174,9 @@ def open_run(
             with contextlib.closing(
                 RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
             ) as report:
-                rewinding = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
-                verifying = SdcVerifier(prepared, report, rewinding, said)
-                run = Run(prepared, start, keeper, report, rewinding, verifying, interrupt, said, island)
+                rollback = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
+                verifying = SdcVerifier(prepared, report, rollback, said)
+                run = Run(prepared, start, keeper, report, rollback, verifying, interrupt, said, island)
                 heartbeat().phase("compile")
                 yield run
                 heartbeat().phase("end")

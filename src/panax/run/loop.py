@@ -55,7 +55,7 @@ class Run:
         start: RunStart,
         keeper: CheckpointSchedule,
         report: RunReporter,
-        rewinding: RollbackController,
+        rollback: RollbackController,
         verifying: SdcVerifier,
         interrupt: SignalHandler,
         say: LogFn,
@@ -65,7 +65,7 @@ class Run:
         self.batch: dict[str, jax.Array] = {}
         self.result: Result | None = None
         self.say = say
-        self._keeper, self._report, self._rewinding, self._interrupt = keeper, report, rewinding, interrupt
+        self._keeper, self._report, self._rollback, self._interrupt = keeper, report, rollback, interrupt
         self._verifying, self._island = verifying, island
         self._probing = HardwareProbe(prepared, report)
         self._stopped, self._failed = "", False
@@ -103,17 +103,17 @@ class Run:
                 continue
             if self.step == self.experiment.num_steps and not (self._stopped or self._failed or self._goes_back):
                 self._report.flush()
-                self._goes_back = self._rewinding.is_due
+                self._goes_back = self._rollback.is_due
             if not self._goes_back:
                 return
             # Free the memory for the state that is restored.
             del self.state
-            self._begin(self._rewinding.roll_back(self.step))
+            self._begin(self._rollback.roll_back(self.step))
 
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
         """Yield the batches up to the end, or to a rollback."""
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
-        left_out = self._rewinding.skipped_batches
+        left_out = self._rollback.skipped_batches
         with contextlib.closing(
             prefetch_to_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
         ) as batches:
@@ -163,7 +163,7 @@ class Run:
     def _save_before(self, error: BaseException, what: str) -> None:
         try:
             self._report.flush()
-            if self._rewinding.wait_for_devices():
+            if self._rollback.wait_for_devices():
                 saved = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
                 self.say(f"{what} raised {type(error).__name__}; step {self.step} is saved: {saved}")
         except Exception as further:
@@ -189,11 +189,11 @@ class Run:
         self._interrupt.has_news = True
         heartbeat().step(self.step)
         self._position, self._evaluation = self._drawn, {}
-        self._rewinding.record_batch(self.step, self._number)
+        self._rollback.record_batch(self.step, self._number)
         # Reads the scalars of the step before, while this one runs: the devices never wait for the loop.
         self._report.after_step(self.step, scalars, self.batch, self._position)
         # Read here only, where every process has read the same scalars: a hook may read more in one of them.
-        self._goes_back = self._rewinding.is_due
+        self._goes_back = self._rollback.is_due
         if self._goes_back:
             return
         if self._island is not None:
@@ -207,7 +207,7 @@ class Run:
                 wishes.save |= self._judge().save
             # Before another step overwrites the parameters that were evaluated.
             wishes.save |= self._keeper.record_evaluation(self.step, self._evaluation)
-        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rewinding.wait_for_devices():
+        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rollback.wait_for_devices():
             # Only a sound state is saved: the step's scalars are read and checked first.
             self._report.flush()
             with self._report.clock.measure("save"), self._report.ledger.measure("checkpoint wait"):
@@ -219,7 +219,7 @@ class Run:
         if self._goes_back:
             # The caller has left the loop at a step that does not count.
             del self.state
-            self._begin(self._rewinding.roll_back(self.step))
+            self._begin(self._rollback.roll_back(self.step))
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
             self._judge_at_end()
@@ -258,11 +258,11 @@ class Run:
             self._position,
             self._keeper.stored_step,
             self._hooked.collect_state(self),
-            self._rewinding.drawn,
+            self._rollback.drawn,
             best=self._keeper.best,
         )
-        start = self._island.catch_up(self.state, here, self._rewinding.skipped_batches)
-        self._rewinding.drawn = start.progress
+        start = self._island.catch_up(self.state, here, self._rollback.skipped_batches)
+        self._rollback.drawn = start.progress
         return start
 
     @property

@@ -101,7 +101,7 @@ def compile_step(
     devices: Any = None,
     kernels: Kernels | None = None,
     comms: Comms | None = None,
-    table_optimizer: RowOptimizer | None = None,
+    embedding_optimizer: RowOptimizer | None = None,
 ) -> PlainStep:
     """Compile a training step for a custom loop.
 
@@ -117,7 +117,7 @@ def compile_step(
         devices: JAX devices to use; None for all of them.
         kernels: Choice of kernels; by default the fastest that applies.
         comms: How gradients are reduced over the slow network; by default in float32.
-        table_optimizer: Optimizer of tables; by default `RowWiseAdagrad` if the task has any.
+        embedding_optimizer: Optimizer of tables; by default `RowWiseAdagrad` if the task has any.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -144,7 +144,7 @@ def compile_step(
         frozen=frozen,
         kernels=kernels,
         comms=comms,
-        table_optimizer=table_optimizer,
+        embedding_optimizer=embedding_optimizer,
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, mesh_requirements(program))
     program = resolve_slow_axes(program, placement, None)

@@ -264,7 +264,7 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
         shapes: Returns the shapes of a batch; not called without a rule.
     """
     changed: dict[str, Any] = {}
-    for name, what in (("optimizer", "learning rate"), ("table_optimizer", "of tables")):
+    for name, what in (("optimizer", "learning rate"), ("embedding_optimizer", "of tables")):
         optimizer = getattr(experiment, name)
         if optimizer is None or not isinstance(schedule := optimizer.schedule, Schedule) or schedule.base_batch is None:
             continue
@@ -289,5 +289,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         frozen=experiment.frozen,
         kernels=experiment.kernels,
         comms=experiment.comms.mesh_settings,
-        table_optimizer=experiment.table_optimizer,
+        embedding_optimizer=experiment.embedding_optimizer,
     )

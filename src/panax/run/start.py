@@ -235,27 +235,27 @@ def find_start(
         CheckpointError: The checkpoint is of another model or run, the store can't be read, or all
             checkpoints are damaged.
     """
-    rewinds = read_rollbacks(checkpointer.store)
-    found = restore_newest(prepared, checkpointer, memory, say, rewinds=rewinds, accept_changes=accept_changes)
-    start = found or start_fresh(prepared, checkpointer, say, rewinds or ())
-    if start.progress.rewinds:
-        _finish_rewinds(prepared, checkpointer, start.progress, say)
+    rollbacks = read_rollbacks(checkpointer.store)
+    found = restore_newest(prepared, checkpointer, memory, say, rollbacks=rollbacks, accept_changes=accept_changes)
+    start = found or start_fresh(prepared, checkpointer, say, rollbacks or ())
+    if start.progress.rollbacks:
+        _finish_rollback(prepared, checkpointer, start.progress, say)
     return start
 
 
-def _finish_rewinds(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
+def _finish_rollback(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
     """Complete a rollback that was cut short, and report the skipped batches."""
-    rewinds = drawn.rewinds
-    removed = checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, rewinds))
+    rollbacks = drawn.rollbacks
+    removed = checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, rollbacks))
     if removed:
         say(f"checkpoints of the steps that were taken back are removed: steps {', '.join(map(str, removed))}")
     if drawn.skipped_batches:
-        say(f"rewinds so far: {len(rewinds)}; they skip {format_batch_numbers(sorted(drawn.skipped_batches))}")
+        say(f"rollbacks so far: {len(rollbacks)}; they skip {format_batch_numbers(sorted(drawn.skipped_batches))}")
     if is_process_zero():
         try:
-            append_rollback_log(Path(prepared.folder), rewinds)
+            append_rollback_log(Path(prepared.folder), rollbacks)
         except OSError as error:
-            say(f"warning: the list of rewinds can't be written: {error}")
+            say(f"warning: the list of rollbacks can't be written: {error}")
 
 
 def restore_newest(
@@ -264,14 +264,14 @@ def restore_newest(
     memory: MemoryTier | None,
     say: LogFn,
     *,
-    rewinds: Sequence[Rollback] | None = None,
+    rollbacks: Sequence[Rollback] | None = None,
     at_most: int | None = None,
     accept_changes: bool = False,
 ) -> RunStart | None:
     """Restore the newest whole state, from the memory of hosts or from the store; None if there is none.
 
     Args:
-        rewinds: Rollbacks of the run so far: a state that has trained on batches they skip is passed over.
+        rollbacks: Rollbacks of the run so far: a state that has trained on batches they skip is passed over.
             None: those in the checkpoints.
         at_most: Pass over states after this step.
 
@@ -281,12 +281,12 @@ def restore_newest(
     """
 
     def is_usable(manifest: Manifest) -> bool:
-        return (at_most is None or manifest.step <= at_most) and matches_history(manifest, rewinds or ())
+        return (at_most is None or manifest.step <= at_most) and matches_history(manifest, rollbacks or ())
 
     def known(start: RunStart) -> RunStart:
-        if rewinds is None:
+        if rollbacks is None:
             return start
-        return dataclasses.replace(start, progress=dataclasses.replace(start.progress, rewinds=tuple(rewinds)))
+        return dataclasses.replace(start, progress=dataclasses.replace(start.progress, rollbacks=tuple(rollbacks)))
 
     remembered = None if memory is None else memory.newest(is_usable)
     for checkpoint in checkpointer.newest_first():
@@ -306,7 +306,7 @@ def restore_newest(
 
 
 def start_fresh(
-    prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn, rewinds: Sequence[Rollback] = ()
+    prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn, rollbacks: Sequence[Rollback] = ()
 ) -> RunStart:
     """Initialize (or load) the first state, with the data from its beginning.
 
@@ -318,7 +318,7 @@ def start_fresh(
             f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
             f"or start from step 0 with --fresh"
         )
-    return RunStart(init_state(prepared, say), 0, None, None, progress=DataProgress(rewinds=tuple(rewinds)))
+    return RunStart(init_state(prepared, say), 0, None, None, progress=DataProgress(rollbacks=tuple(rollbacks)))
 
 
 def start_from_checkpoint(
@@ -343,7 +343,7 @@ def start_from_checkpoint(
         position,
         step,
         hooks if isinstance(hooks, dict) else {},
-        DataProgress(rewinds=drawn.rewinds, data=drawn.data + 1) if changed else drawn,
+        DataProgress(rollbacks=drawn.rollbacks, data=drawn.data + 1) if changed else drawn,
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
     )

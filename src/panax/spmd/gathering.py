@@ -1,6 +1,6 @@
 """Gathers of weights into their compute layout, in the compute dtype or as quantized codes.
 
-    rules.gathered_as = "int8"
+    rules.weight_gather_dtype = "int8"
 
 Codes and scales are gathered, and decoded after the gather. The stored parameter and the optimizer's update
 keep their full precision; the weight's gradient is taken with respect to the rounded value.
@@ -83,12 +83,12 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
     Raises:
         RecipeError: They apply to none; the message names the setting to change.
     """
-    if layout.gathered_as == "same":
+    if layout.weight_gather_dtype == "same":
         return
-    asked = f'rules.gathered_as="{layout.gathered_as}"'
+    asked = f'rules.weight_gather_dtype="{layout.weight_gather_dtype}"'
     if not task.names_axes:
         raise RecipeError(
-            f'{asked}: {type(task).__name__} names no axes, so XLA gathers its weights; leave rules.gathered_as "same"'
+            f'{asked}: {type(task).__name__} names no axes, so XLA gathers its weights; leave rules.weight_gather_dtype "same"'
         )
     for shape, axes in parameters.values():
         places, used = layout.storage(axes), layout.compute(axes)
@@ -98,7 +98,7 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
             return
     raise RecipeError(
         f"{asked} has no effect: on this mesh no weight of at least {LEAST:,} numbers is gathered; set mesh.fsdp above 1, or "
-        f'leave rules.gathered_as "same"'
+        f'leave rules.weight_gather_dtype "same"'
     )
 
 
@@ -110,10 +110,10 @@ def weight_code_format(
     Args:
         shape: Shape of a device's shard.
     """
-    if layout.gathered_as == "same" or not any(gathers):
+    if layout.weight_gather_dtype == "same" or not any(gathers):
         return None
     # A router makes discrete choices, so its weights are gathered in float32.
     if any(lookup_axis(axis).in_float32 for axis in axes):
         return None
     boxes = quant_blocks(shape, axes, layout)
-    return None if boxes is None else (FORMATS[layout.gathered_as], boxes.local_block_shape)
+    return None if boxes is None else (FORMATS[layout.weight_gather_dtype], boxes.local_block_shape)

@@ -190,7 +190,7 @@ def _program(task: Task, micro_batches: int) -> Program:
     # Linear in a gradient, like the other: differences by rounding remain of that size.
     rows = RowSgd(schedule=Schedule(peak=RATE, decay="constant")) if _has_tables(task) else None
     optimizer = Optax(transformation=keeping)
-    return Program.create(task, optimizer, num_steps=STEPS, config=config, table_optimizer=rows)
+    return Program.create(task, optimizer, num_steps=STEPS, config=config, embedding_optimizer=rows)
 
 
 def _has_tables(task: Task) -> bool:

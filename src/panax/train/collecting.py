@@ -88,12 +88,12 @@ def take_collecting_step(
     def collection(state: TrainState, number: jax.Array) -> tuple[TrainState, Any]:
         own = jax.random.fold_in(key, number)
         collected = collect(program, state, numbered, own)
-        first = (step * task.collections + number) * task.updates
+        first = (step * task.rollouts_per_step + number) * task.updates
         state, scalars = _updates(program, state, collected, own, first)
         return dataclasses.replace(state, step=step), (scalars, collected.metrics)
 
-    state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.collections))
-    merged = merge_stacked(metrics, task.collections)
+    state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.rollouts_per_step))
+    merged = merge_stacked(metrics, task.rollouts_per_step)
     own = {name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in merged.items()}
     check_names(merged)
     norm = {PARAMETER_NORM: parameter_norm(eqx.filter(state.params, program.trainable))}

@@ -72,7 +72,7 @@ class Program:
         frozen: tuple[str, ...] = (),
         kernels: Kernels | None = None,
         comms: Comms | None = None,
-        table_optimizer: RowOptimizer | None = None,
+        embedding_optimizer: RowOptimizer | None = None,
     ) -> "Program":
         """Derive everything from the task's abstract parameters.
 
@@ -80,11 +80,11 @@ class Program:
             num_steps: Length of the run, at which the learning-rate decay ends. If a task makes several
                 updates per step, its schedule counts updates.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
-            table_optimizer: Optimizer for tables; None for `RowWiseAdagrad()` if there are any.
+            embedding_optimizer: Optimizer for tables; None for `RowWiseAdagrad()` if there are any.
 
         Raises:
             RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are
-                requested, or there is no table for `table_optimizer`.
+                requested, or there is no table for `embedding_optimizer`.
         """
         task = task.with_compute_dtype(resolve_dtype(task.compute_dtype))
         # 1. The trainable parameters: dense ones (`free`) and tables, without frozen ones.
@@ -94,7 +94,7 @@ class Program:
         trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
         num_updates = num_steps * task.updates_per_step
         check_update_count(num_steps, task.updates_per_step)
-        tables = TableUpdates.of(task, params, trainable, table_optimizer, num_updates)
+        tables = TableUpdates.of(task, params, trainable, embedding_optimizer, num_updates)
         dense = trainable if tables is None else tables.dense_mask(trainable)
         free = {
             name: (leaf.shape, axes)

@@ -59,7 +59,7 @@ class TableUpdates:
         trained = frozenset(name for name in axes if keeps[name])
         if optimizer is not None and not trained:
             why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
-            raise RecipeError(f"table_optimizer={type(optimizer).__name__}() has no effect: {why}; remove it")
+            raise RecipeError(f"embedding_optimizer={type(optimizer).__name__}() has no effect: {why}; remove it")
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
 
     def check(self, task: Task, comms: Comms, layout: Layout) -> None:

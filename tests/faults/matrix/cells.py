@@ -300,8 +300,8 @@ class Matrix:
         if code:
             raise Wrong(f"exit code {code}: {said}")
         if kind == "corrupted value":
-            found = [one for one in _lines(folder / "rewinds.jsonl") if "silent data corruption" in one["why"]]
-            _same("rewinds by corruption", len(found), 1)
+            found = [one for one in _lines(folder / "rollbacks.jsonl") if "silent data corruption" in one["why"]]
+            _same("rollbacks by corruption", len(found), 1)
         elif end.outcome != "saved":
             _same("causes of incidents", causes, [end.cause] if end.cause else [])
         last = _lines(folder / "sessions.jsonl")[-1]

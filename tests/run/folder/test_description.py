@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from panax.core import CheckpointError, RecipeError, Task, register_serializable
-from panax.core.serializable import find_serializable, former_names, register_serializable_module, serializable_names
+from panax.agents import Ppo
+from panax.core import CheckpointError, RecipeError, Task, register_serializable, serializable
+from panax.core.former_names import FIELDS, with_former_names, with_present_names
+from panax.core.serializable import find_serializable, register_serializable_module, serializable_names
 from panax.data import (
     Bag,
     ConcatCorpus,
@@ -24,9 +26,18 @@ from panax.data import (
     TextFiles,
 )
 from panax.data.files.files import fingerprint
+from panax.environments import GridWorld
+from panax.optim import AdamW
+from panax.run import Experiment, RollbackConfig
 from panax.run.folder.description import deserialize_config, deserialize_task, diff_configs, serialize_config
 from panax.run.folder.previous_run import fill_defaults
 from panax.run.reporting.evaluation import DATA_CLASSES
+
+RENAMED_IN = {
+    **dict.fromkeys(("Experiment", "RollbackConfig", "VerifyConfig"), "panax.run.experiment"),
+    "Islands": "panax.comms",
+    "Rules": "panax.mesh",
+}
 
 
 class Fitted(Task):
@@ -115,9 +126,11 @@ def test_panax_own_classes_are_those_of_its_tasks():
 
 
 def old_form(value):
-    """Settings as version 0.1.1 wrote them: classes under the names that they had."""
+    """Settings as version 0.1.1 wrote them: classes and fields under the names that they had."""
     if isinstance(value, dict):
-        return {key: former_names(item) if key == "type" else old_form(item) for key, item in value.items()}
+        fields = {new: old for old, new in FIELDS.get(value.get("type"), {}).items()}
+        former = {fields.get(key, key): old_form(item) for key, item in value.items()}
+        return {**former, "type": with_former_names(value["type"])} if "type" in value else former
     return [old_form(item) for item in value] if isinstance(value, list) else value
 
 
@@ -133,9 +146,32 @@ def old_form(value):
 def test_settings_that_name_a_class_as_it_was_called_are_the_same(value):
     now = json.loads(json.dumps(serialize_config(value)))
     before = old_form(now)
-    assert before != now and list(diff_configs(before, now)) == []
-    assert fill_defaults(before, value).keys() == now.keys()
+    assert before != now and with_present_names(before) == now
+    assert fill_defaults(with_present_names(before), value) == now
     assert deserialize_config(before, "here", DATA_CLASSES) == value
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_renamed_field_exists_under_its_present_name_only(name):
+    cls = find_serializable(name) or getattr(importlib.import_module(RENAMED_IN.get(name, "panax.optim")), name)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    assert set(FIELDS[name].values()) <= fields and not set(FIELDS[name]) & fields
+
+
+def test_a_checkpoint_of_version_0_1_1_has_the_same_settings(tmp_path):
+    experiment = Experiment(
+        task=Ppo(environment=GridWorld(), gae_lambda=0.9), num_steps=2,
+        optimizer=AdamW(lr_multipliers={"policy": 0.5}), rollback=RollbackConfig(after=2, max_rollbacks=5),
+    )  # fmt: skip
+    before = old_form(json.loads(json.dumps(serialize_config(experiment))))
+    assert before["rewind"] == {"type": "RewindConfig", "after": 2, "most": 5} and before["task"]["trace"] == 0.9
+    assert list(diff_configs(with_present_names(before), serialize_config(experiment))) == []
+    assert deserialize_task(json.dumps(before["task"]), "here") == experiment.task
+
+
+def test_a_caller_s_class_keeps_a_name_that_panax_has_given_up(monkeypatch):
+    monkeypatch.setitem(serializable._classes, "Part", dataclasses.make_dataclass("Part", ["most"]))
+    assert with_present_names({"type": "Part", "most": 1}) == {"type": "Part", "most": 1}
 
 
 def test_another_class_is_another_setting():
@@ -148,4 +184,4 @@ def test_fingerprints_hash_the_names_that_classes_had(tmp_path):
     assert FilteredCorpus(corpus=joined, min_characters=1).fingerprint() == fingerprint(
         "filtered", "Joined", joined.fingerprint(), 1, None, "", ""
     )
-    assert former_names(repr(Bag(column="id", ids=IntegerIds(rows=4)))).count("Numbered(rows=4)") == 1
+    assert with_former_names(repr(Bag(column="id", ids=IntegerIds(rows=4)))).count("Numbered(rows=4)") == 1

@@ -31,7 +31,7 @@ def small(directory, **changes) -> panax.Experiment:
         task=dataclasses.replace(
             recipe.task, model=dataclasses.replace(model, tables=tables, numeric=2, bottom=(8,), top=(8,))
         ),
-        table_optimizer=LazyAdam(schedule=Schedule(peak=0.01, decay="constant")),
+        embedding_optimizer=LazyAdam(schedule=Schedule(peak=0.01, decay="constant")),
         optimizer=dataclasses.replace(recipe.optimizer, schedule=Schedule(peak=0.01, decay="constant", warmup_steps=0)),
         evaluate=EvaluateConfig(every=0),
         log_every=2,

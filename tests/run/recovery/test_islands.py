@@ -28,7 +28,7 @@ def experiment(folder, index=0, count=COUNT, *, hooks=(), **comms):
     settings = {"wait_seconds": 60.0, "start_seconds": 300.0} | {
         k: comms.pop(k) for k in ("wait_seconds",) if k in comms
     }
-    islands = Islands(count=count, index=index, place=place, **settings) if count > 1 else Islands()
+    islands = Islands(count=count, index=index, store=place, **settings) if count > 1 else Islands()
     return dataclasses.replace(
         tiny(),
         directory=str(folder / f"island_{index}"),
@@ -258,16 +258,16 @@ def test_islands_that_compress_agree_too(tmp_path):
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
-        Comms(islands=Islands(count=2, index=0, place="x"), **settings)
+        Comms(islands=Islands(count=2, index=0, store="x"), **settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"count": 2}, "islands need a meeting place"),
-        ({"count": 2, "index": 2, "place": "x"}, "an index from 0 to one less"),
-        ({"place": "x"}, "comms.islands.place='x' has no effect with one island"),
-        ({"count": 2, "place": "x", "wait_seconds": 0.0}, "expected more than 0"),
+        ({"count": 2}, "islands need a common store"),
+        ({"count": 2, "index": 2, "store": "x"}, "an index from 0 to one less"),
+        ({"store": "x"}, "comms.islands.store='x' has no effect with one island"),
+        ({"count": 2, "store": "x", "wait_seconds": 0.0}, "expected more than 0"),
     ],
 )
 def test_islands_without_sense_are_refused(settings, message):
@@ -278,7 +278,7 @@ def test_islands_without_sense_are_refused(settings, message):
 def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_path):
     folder, *_ = undisturbed
     place = str(folder / "meeting")
-    there = Islands(count=COUNT, index=0, place=place)
+    there = Islands(count=COUNT, index=0, store=place)
     other = dataclasses.replace(experiment(tmp_path), seed=1, comms=Comms(local_steps=LOCAL, islands=there))
     with pytest.raises(CheckpointError, match="is where another run's islands meet"):
         panax.fit(other, devices=jax.devices()[:2], quiet=True)

@@ -6,7 +6,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from rewound import Points, experiment
+from rollback_run import Points, experiment
 
 import panax
 from panax.checkpoint import CheckpointConfig, Checkpointer

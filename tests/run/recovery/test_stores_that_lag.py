@@ -5,7 +5,7 @@ import errno
 
 import jax
 import pytest
-from rewound import experiment
+from rollback_run import experiment
 
 import panax
 from panax.checkpoint import CheckpointConfig, Checkpointer

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rewound import Points, experiment
+from rollback_run import Points, experiment
 from sick import FLIPS, LineWithState, Sick, changed, lowest_bit, sign
-from test_rewinding import Killed, assert_same, peak, rewinds_of, rows, steps_of  # noqa: F401
+from test_rollback import Killed, assert_same, peak, rollbacks_of, rows, steps_of  # noqa: F401
 
 import panax
 from panax.checkpoint import CheckpointConfig, Checkpointer
@@ -35,7 +35,7 @@ LEAVES = (
 
 
 def fit(folder, *, devices=8, every=3, most=3, **settings):
-    config = VerifyConfig(every=every, most=most)
+    config = VerifyConfig(every=every, max_rollbacks=most)
     values = {"task": LineWithState(), "verify": config, "mesh": MeshShape(fsdp=-1), "every": 2, "steps": 8} | settings
     run = {"say": values.pop("say")} if "say" in values else {"quiet": True}
     return panax.fit(experiment(folder, **values), devices=jax.devices()[:devices], **run)
@@ -151,13 +151,13 @@ def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
     result = fit(tmp_path, say=lines.append)
     assert len(sick.seen) == 1
     assert_same(result.state, undisturbed)
-    (rewind,) = rewinds_of(tmp_path)
+    (rollback,) = rollbacks_of(tmp_path)
     # Step 3 was the last one that was found good; the checkpoint of step 4 is not trusted.
-    assert (rewind["step"], rewind["to"], rewind["batches"]) == (6, 2, [])
+    assert (rollback["step"], rollback["to"], rollback["batches"]) == (6, 2, [])
     # The two newest, and the two newest up to the last good step.
     assert steps_of(tmp_path) == [4, 6, 8]
-    assert "device 5 of process 0 on " in rewind["why"] and "square.w" in rewind["why"]
-    assert any("goes back to step 2" in line and line.endswith("rewind 1 of at most 3") for line in lines), lines
+    assert "device 5 of process 0 on " in rollback["why"] and "square.w" in rollback["why"]
+    assert any("goes back to step 2" in line and line.endswith("rollback 1 of at most 3") for line in lines), lines
     assert any("MiB more on each device than a usual step" in line for line in lines)
     (mishap,) = list_incidents(read_run(tmp_path))
     assert (mishap.cause, mishap.step, mishap.lost_steps) == ("silent corruption", 6, 4)
@@ -182,9 +182,9 @@ def test_wherever_it_happens(tmp_path, monkeypatch, devices, at, execution):
     every = 2 if at == 8 else 3
     Sick(1, "params.w", lowest_bit, lambda number, before: number == at and before == execution).patch(monkeypatch)
     result = fit(tmp_path / "run", devices=devices, every=every)
-    (rewind,) = rewinds_of(tmp_path / "run")
-    assert (rewind["step"], rewind["to"]) == (at, {1: 0, 3: 0, 6: 2, 8: 6}[at])
-    named = "device 0 of process 0" in rewind["why"], "device 1 of process 0" in rewind["why"]
+    (rollback,) = rollbacks_of(tmp_path / "run")
+    assert (rollback["step"], rollback["to"]) == (at, {1: 0, 3: 0, 6: 2, 8: 6}[at])
+    named = "device 0 of process 0" in rollback["why"], "device 1 of process 0" in rollback["why"]
     assert named == (devices == 2, True)
     assert_same(result.state, expected.state)
 
@@ -192,16 +192,18 @@ def test_wherever_it_happens(tmp_path, monkeypatch, devices, at, execution):
 @pytest.mark.slow
 def test_a_device_that_stays_sick_ends_the_run(tmp_path, monkeypatch):
     Sick(3, "params.w", sign, lambda number, before: number >= 5).patch(monkeypatch)
-    with pytest.raises(TrainingError, match=r"device 3 of process 0 on .*; verify.most=2 rewinds are used up"):
+    with pytest.raises(
+        TrainingError, match=r"device 3 of process 0 on .*; verify.max_rollbacks=2 rollbacks are used up"
+    ):
         fit(tmp_path, most=2)
-    assert [(each["step"], each["to"]) for each in rewinds_of(tmp_path)] == [(6, 2), (6, 2)]
+    assert [(each["step"], each["to"]) for each in rollbacks_of(tmp_path)] == [(6, 2), (6, 2)]
 
 
 @pytest.mark.slow
 def test_checkpoints_are_kept_until_a_later_step_is_checked(tmp_path, monkeypatch, undisturbed):
     Sick(3, "params.w", sign, lambda number, before: number == 8 and before == 0).patch(monkeypatch)
     result = fit(tmp_path, every=4, checkpoint=CheckpointConfig(every=1, keep_last=1, keep_best=0))
-    assert [each["to"] for each in rewinds_of(tmp_path)] == [4]
+    assert [each["to"] for each in rollbacks_of(tmp_path)] == [4]
     assert_same(result.state, undisturbed)
 
 
@@ -226,7 +228,7 @@ def test_killed_while_going_back(tmp_path, monkeypatch, undisturbed, where):
     result = fit(tmp_path, say=lines.append)
     # Nothing on record: it goes on from the newest checkpoint, as after any kill.
     assert any(f"resuming from step {2 if recorded else 4} " in line for line in lines), lines
-    assert len(rewinds_of(tmp_path)) == recorded
+    assert len(rollbacks_of(tmp_path)) == recorded
     assert_same(result.state, undisturbed)
 
 
@@ -242,7 +244,7 @@ def test_a_resumed_run_knows_what_was_found_good(tmp_path, monkeypatch, undistur
     # Found good: 1, 3, 6. The checkpoint of step 6 says so; that of 7, the first one here, is checked.
     assert steps_of(tmp_path) == [4, 6]
     result = fit(tmp_path)
-    assert [(each["step"], each["to"]) for each in rewinds_of(tmp_path)] == [(7, 6)]
+    assert [(each["step"], each["to"]) for each in rollbacks_of(tmp_path)] == [(7, 6)]
     assert_same(result.state, undisturbed)
 
 

@@ -52,7 +52,7 @@ MIXTRAL = Family(
     only={"sliding_window": (None,)},
     weights=rotary_weights(PRE_NORMS, MULTI_HEAD | _experts("block_sparse_moe", "w1", "w3", "w2")),
     mixture=MoEMapping(
-        always={**SOFTMAX, "ffn": 0, "every": 1, "first_dense": 0, "normalised": True},
+        always={**SOFTMAX, "ffn": 0, "every": 1, "first_dense": 0, "normalize_topk": True},
         keys={"experts": "num_local_experts", "active": "num_experts_per_tok"},
         absent={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
@@ -81,7 +81,7 @@ QWEN3_MOE = Family(
             "active": "num_experts_per_tok",
             "ffn": "moe_intermediate_size",
             "every": "decoder_sparse_step",
-            "normalised": "norm_topk_prob",
+            "normalize_topk": "norm_topk_prob",
         },
         absent={
             "num_experts": 128,
@@ -146,7 +146,7 @@ DEEPSEEK_V3 = Family(
             "active": "num_experts_per_tok",
             "ffn": "moe_intermediate_size",
             "first_dense": "first_k_dense_replace",
-            "normalised": "norm_topk_prob",
+            "normalize_topk": "norm_topk_prob",
             "scale": "routed_scaling_factor",
             "groups": "n_group",
             "active_groups": "topk_group",
@@ -231,7 +231,7 @@ DBRX = Family(
         keys={
             "experts": "ffn_config.moe_num_experts",
             "active": "ffn_config.moe_top_k",
-            "normalised": "ffn_config.moe_normalize_expert_weights",
+            "normalize_topk": "ffn_config.moe_normalize_expert_weights",
         },
         absent={
             "ffn_config.moe_num_experts": 4,

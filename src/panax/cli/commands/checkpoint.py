@@ -15,6 +15,7 @@ from ...checkpoint.commit import is_link, remove
 from ...checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, reject_pickled
 from ...checkpoint.manifest import MANIFEST_FILE
 from ...core.errors import CheckpointError
+from ...core.former_names import with_present_names
 from ...metrics.console import plain_console, wrap_line
 from ...run.folder.description import diff_configs
 from ...run.folder.previous_run import SETTINGS
@@ -266,6 +267,6 @@ def _one(where: str) -> Checkpoint:
 
 def _settings(found: Checkpoint) -> dict:
     try:
-        return json_reader.parse_as(dict, found.attachment(SETTINGS) or "{}", constants=True)
+        return with_present_names(json_reader.parse_as(dict, found.attachment(SETTINGS) or "{}", constants=True))
     except JsonError as error:
         raise CheckpointError(f"{SETTINGS} of {found.url} can't be read: {error}") from error

@@ -79,8 +79,8 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
 def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> list[str]:
     """Return the flags of one island's job, from those of all."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
-    if not any(flag.partition("=")[0] == "--comms.islands.place" for flag in flags):
-        own += ["--comms.islands.place", str(folder / MEETING_FOLDER)]
+    if not any(flag.partition("=")[0] == "--comms.islands.store" for flag in flags):
+        own += ["--comms.islands.store", str(folder / MEETING_FOLDER)]
     return [*without_directory(flags), *own, "--directory", str(folder / f"island_{index}")]
 
 

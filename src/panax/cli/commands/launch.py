@@ -152,8 +152,8 @@ def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[s
     # With an island's settings: an error is reported once, before any is started.
     own_place = (
         []
-        if any(flag.partition("=")[0] == "--comms.islands.place" for flag in rest)
-        else ["--comms.islands.place", "."]
+        if any(flag.partition("=")[0] == "--comms.islands.store" for flag in rest)
+        else ["--comms.islands.store", "."]
     )
     facts = probe((arguments[0], *rest, "--comms.islands.count", str(own.islands), *own_place))
     return launch_islands(arguments[0], flags, Path(facts["folder"]), own.islands, own.island)

@@ -55,7 +55,7 @@ class Layout(Protocol):
         ...
 
     @property
-    def gathered_as(self) -> str:
+    def weight_gather_dtype(self) -> str:
         """Format in which weights are gathered, "same", "int8" or "float8"; see `mesh.Rules`."""
         ...
 

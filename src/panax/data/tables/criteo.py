@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.serializable import former_names
+from panax.core.former_names import with_former_names
 from panax.core.validation import Validated
 
 from ..files.cache import read_or_build
@@ -75,8 +75,12 @@ class Criteo(Validated):
         files = find_files(self.paths, _PATTERNS)
         kind = f"criteo-v{FORMAT_VERSION}"
         counted = [file for paths in self._counted_in() if paths for file in find_files(paths, _PATTERNS)]
-        name = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *cache_identity([*files, *counted]))}"
-        content = f"{kind}-{fingerprint('criteo', former_names(repr(self._each)), *stat_files([*files, *counted]))}"
+        name = (
+            f"{kind}-{fingerprint('criteo', with_former_names(repr(self._each)), *cache_identity([*files, *counted]))}"
+        )
+        content = (
+            f"{kind}-{fingerprint('criteo', with_former_names(repr(self._each)), *stat_files([*files, *counted]))}"
+        )
         skipped = BadRecordLog(max_bad_records)
         arrays, bad, num_ids, id_sets = read_or_build(
             root,

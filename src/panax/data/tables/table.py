@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.serializable import former_names
+from panax.core.former_names import with_former_names
 from panax.core.validation import Validated
 
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
@@ -137,7 +137,7 @@ class Table(Validated):
         marks = [*cache_identity(files)]
         settings = (self.numeric, self.categorical, self.label, self.label_type, self.missing, self.hash_buckets)
         if self.bags or self.time is not None or self.label_above is not None:
-            settings = (*settings, *map(former_names, map(repr, self.bags)), self.time, self.label_above)
+            settings = (*settings, *map(with_former_names, map(repr, self.bags)), self.time, self.label_above)
         kind = f"table-v{FORMAT_VERSION}"
         name = f"{kind}-{fingerprint('table', *settings, *marks)}"
         # A moved copy, or a file with changed permissions, holds the same data.
@@ -199,7 +199,7 @@ class Table(Validated):
             for bag in bags
             if isinstance(bag.ids, CountVocabulary)
         ]
-        name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(former_names, map(repr, kinds)), *marks)}"
+        name = f"vocabulary-v{FORMAT_VERSION}-{fingerprint('vocabulary', *map(with_former_names, map(repr, kinds)), *marks)}"
         return read_or_build(root, name, build=build, read=lambda directory: read_vocabularies(directory, root))
 
     def _dtypes(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from panax.core.errors import RecipeError, describe_type
-from panax.core.serializable import former_names
+from panax.core.former_names import with_former_names
 from panax.core.validation import Validated
 
 from ..files.files import fingerprint
@@ -35,5 +35,5 @@ class ConcatCorpus(Validated):
 
     def fingerprint(self) -> str:
         return fingerprint(
-            "joined", *([former_names(type(each).__name__), each.fingerprint()] for each in self.corpora)
+            "joined", *([with_former_names(type(each).__name__), each.fingerprint()] for each in self.corpora)
         )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from panax.core.errors import RecipeError
-from panax.core.serializable import former_names
+from panax.core.former_names import with_former_names
 from panax.core.validation import Validated
 
 from ..files.files import fingerprint
@@ -86,4 +86,6 @@ class FilteredCorpus(Validated):
 
     def fingerprint(self) -> str:
         settings = (self.min_characters, self.max_characters, self.keep, self.drop)
-        return fingerprint("filtered", former_names(type(self.corpus).__name__), self.corpus.fingerprint(), *settings)
+        return fingerprint(
+            "filtered", with_former_names(type(self.corpus).__name__), self.corpus.fingerprint(), *settings
+        )

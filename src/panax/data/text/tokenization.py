@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panax.core.errors import DataError, RecipeError
-from panax.core.serializable import former_names
+from panax.core.former_names import with_former_names
 
 from ..files.cache import read_or_build
 from ..files.checksums import VERIFIED_FOLDER
@@ -80,7 +80,7 @@ def open_corpora(
 
 def _name(corpus: Corpus, limits: RecordLimits) -> str:
     too_long = () if limits.max_characters is None else (limits.max_characters,)
-    return fingerprint("corpus", former_names(type(corpus).__name__), corpus.fingerprint(), *too_long)
+    return fingerprint("corpus", with_former_names(type(corpus).__name__), corpus.fingerprint(), *too_long)
 
 
 def _open_text(

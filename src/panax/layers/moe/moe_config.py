@@ -49,7 +49,7 @@ class MoE(Validated):
             tokens of each row, `active` per token on average; this looks ahead, so generation differs from
             training. Otherwise the name of a function registered with `register_router`.
         scores: Score function: a softmax over all experts, or a sigmoid for each expert.
-        normalised: True to divide the weights of a token's experts by their sum.
+        normalize_topk: True to divide the weights of a token's experts by their sum.
         scale: Factor of all weights.
         groups: Number of groups of experts; a token takes its experts from the best `active_groups` of them.
         active_groups: See `groups`.
@@ -80,7 +80,7 @@ class MoE(Validated):
     first_dense: int = 0
     choice: str = "token"
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalised: bool = True
+    normalize_topk: bool = True
     scale: float = 1.0
     groups: int = 1
     active_groups: int = 1

@@ -120,7 +120,7 @@ def _best(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.A
     """Choose each token's best experts, and compute their weights."""
     expert = jax.lax.top_k(jax.lax.stop_gradient(_selected_by(moe, scores, tokens.bias)), moe.active)[1]
     weight = jnp.take_along_axis(scores, expert, axis=-1)
-    if moe.normalised:
+    if moe.normalize_topk:
         weight = weight / (weight.sum(axis=-1, keepdims=True) + 1e-20)
     return expert, weight * moe.scale
 

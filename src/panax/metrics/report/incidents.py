@@ -1,4 +1,4 @@
-"""Incidents of a run: the supervisor's, the run's own rewinds, and the ledger's sessions, without
+"""Incidents of a run: the supervisor's, the run's own rollbacks, and the ledger's sessions, without
 duplicates."""
 
 import dataclasses
@@ -72,13 +72,13 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
             continue
         if session.end or session.number != newest or not run.alive:
             found.append(_unrecorded(run, session))
-    rewound = [session for session in sessions if session.rewound]
-    for one in run.rewinds:
+    rolled_back = [session for session in sessions if session.rolled_back]
+    for one in run.rollbacks:
         at = number(one, "at") or 0.0
-        session = min_finite(rewound, key=lambda session: abs(session.ended - at), default=None)
+        session = min_finite(rolled_back, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
-            rewound.remove(session)
-        found.append(_rewound(run, one, at, session))
+            rolled_back.remove(session)
+        found.append(_rollback_incident(run, one, at, session))
     found += map(_found_slow, run.findings)
     return sort_finite_first(found, key=lambda mishap: mishap.at)
 
@@ -95,7 +95,7 @@ def _found_slow(one: Facts) -> RunIncident:
     )
 
 
-def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> RunIncident:
+def _rollback_incident(run: RunFiles, one: Facts, at: float | int, session: Session | None) -> RunIncident:
     step, to = number(one, "step"), number(one, "to")
     batches = one.get("batches")
     left_out = ", ".join(str(each) for each in batches) if isinstance(batches, list) else "unknown"
@@ -103,7 +103,7 @@ def _rewound(run: RunFiles, one: Facts, at: float | int, session: Session | None
     return RunIncident(
         at=at,
         step=None if step is None else int(step),
-        cause="rewind" if left_out else "silent corruption",
+        cause="rollback" if left_out else "silent corruption",
         message=f"{text(one, 'why')}. The run went back to step {to} ({text(one, 'source')}){without}.",
         **_cost(run, session, step),
     )

@@ -17,7 +17,7 @@ from ..goodput import Life, Session, read_life
 from .curves import Curve, StepTimes, infer_step_times, read_curves
 
 LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
-REWINDS = "rewinds.jsonl"
+ROLLBACKS = "rollbacks.jsonl"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
 FINDINGS = "job/findings.jsonl"
 RUN_MARKER_FILES = (LOG, LEDGER, SESSIONS, JOB)
@@ -50,7 +50,7 @@ class RunFiles:
         job, status: The supervisor's files; empty if the run was not launched by one.
         incidents: Incidents recorded by the supervisor, oldest first.
         findings: Hosts and links found to be slow, or well again.
-        rewinds: Returns of the run to an earlier step, oldest first.
+        rollbacks: Returns of the run to an earlier step, oldest first.
         alive: True if the run continues.
         unread: Number of unreadable lines of each file that has any.
     """
@@ -68,7 +68,7 @@ class RunFiles:
     status: Facts
     incidents: Sequence[Facts]
     findings: Sequence[Facts]
-    rewinds: Sequence[Facts]
+    rollbacks: Sequence[Facts]
     account: Facts
     alive: bool
     unread: Mapping[str, int]
@@ -120,7 +120,7 @@ def read_run(folder: str | Path) -> RunFiles:
         ledger, unread[LEDGER] = _lines(path / LEDGER)
         findings, unread[FINDINGS] = _lines(path / FINDINGS)
         incidents, unread[INCIDENTS] = _lines(path / INCIDENTS)
-        rewinds, unread[REWINDS] = _lines(path / REWINDS)
+        rollbacks, unread[ROLLBACKS] = _lines(path / ROLLBACKS)
         life = read_life(path) if ledger else None
     except OSError as error:
         raise DataError(f"can't read the run in {path}: {error}; check that its files are readable") from error
@@ -144,7 +144,7 @@ def read_run(folder: str | Path) -> RunFiles:
         status=status,
         incidents=_last_of_each(incidents),
         findings=findings,
-        rewinds=rewinds,
+        rollbacks=rollbacks,
         account=_object(path / ACCOUNT),
         alive=_alive(path, curves, life, newest, status),
         unread={name: count for name, count in unread.items() if count},

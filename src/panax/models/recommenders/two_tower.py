@@ -24,7 +24,7 @@ class TwoTowerConfig(Validated):
         item: Tables of the item tower; the first feature of the first table must be the item's id.
         hidden: Hidden widths of each tower's MLP.
         width: Width of the output vectors.
-        normalised: True to normalise vectors to length 1, so that inner products are cosines.
+        normalize: True to normalize vectors to length 1, so that inner products are cosines.
         temperature: Divisor of the inner products.
     """
 
@@ -32,7 +32,7 @@ class TwoTowerConfig(Validated):
     item: TablesConfig
     hidden: tuple[int, ...] = (128,)
     width: int = 64
-    normalised: bool = True
+    normalize: bool = True
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class TwoTowerConfig(Validated):
             )
 
     def __hash__(self) -> int:
-        return hash((self.query, self.item, self.hidden, self.width, self.normalised, self.temperature))
+        return hash((self.query, self.item, self.hidden, self.width, self.normalize, self.temperature))
 
     @property
     def item_leaf(self) -> str:
@@ -72,7 +72,7 @@ class Tower(Module):
         vectors = self.tables(batch)
         x = jnp.concatenate([vectors[leaf].astype(dtype) for leaf in sorted(vectors)], axis=1)
         x = self.perceptron(x).astype(jnp.float32)
-        if not self.config.normalised:
+        if not self.config.normalize:
             return x
         return x * jax.lax.rsqrt(jnp.square(x).sum(axis=1, keepdims=True) + 1e-12)
 

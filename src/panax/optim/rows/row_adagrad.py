@@ -28,7 +28,7 @@ class RowAdagrad(RowOptimizer):
 
     def __post_init__(self) -> None:
         check_not_negative(weight_decay=self.weight_decay)
-        check_epsilon(self.epsilon, "table_optimizer")
+        check_epsilon(self.epsilon, "embedding_optimizer")
 
     def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes}

@@ -107,7 +107,7 @@ class RowWiseAdagrad(RowOptimizer):
 
     def __post_init__(self) -> None:
         check_not_negative(weight_decay=self.weight_decay)
-        check_epsilon(self.epsilon, "table_optimizer")
+        check_epsilon(self.epsilon, "embedding_optimizer")
 
     def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"sum": axes[:1]}
@@ -143,7 +143,7 @@ class LazyAdam(RowOptimizer):
     def __post_init__(self) -> None:
         check_decay_rates(b1=self.b1, b2=self.b2)
         check_not_negative(weight_decay=self.weight_decay)
-        check_epsilon(self.epsilon, "table_optimizer")
+        check_epsilon(self.epsilon, "embedding_optimizer")
 
     def state_axes(self, axes: Axes) -> dict[str, Axes]:
         return {"mean": axes, "square": axes}
@@ -188,4 +188,4 @@ def check_not_negative(**settings: float) -> None:
     """
     for name, value in settings.items():
         if value < 0:
-            raise RecipeError(f"table_optimizer.{name}={value}; expected 0 or more")
+            raise RecipeError(f"embedding_optimizer.{name}={value}; expected 0 or more")

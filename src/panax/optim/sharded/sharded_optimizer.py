@@ -93,9 +93,9 @@ class ShardedOptimizer(Optimizer):
     Attributes:
         weight_decay: Multiplied by the learning rate; applied to weights and embeddings, never to norms or
             biases.
-        rates: Learning-rate multipliers by pattern: a parameter name or prefix, with `*`, or `layers.3`,
+        lr_multipliers: Learning-rate multipliers by pattern: a parameter name or prefix, with `*`, or `layers.3`,
             `layers.0-5`, `layers.3.attention`. The last matching pattern wins.
-        decays: The same for weight decay; a norm or bias that matches is decayed too.
+        decay_multipliers: The same for weight decay; a norm or bias that matches is decayed too.
         moments: Dtype of the moments. same: the parameter's dtype. int8: 8-bit codes with one scale per 256
             elements (arXiv:2110.02861) for layers with at least 4,096 elements; smaller ones keep the
             parameter's dtype.
@@ -113,22 +113,22 @@ class ShardedOptimizer(Optimizer):
     """True if a zero `epsilon` never divides by zero, even for a zero gradient."""
 
     weight_decay: float = 0.0
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    decays: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    lr_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    decay_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     moments: Literal["same", "float32", "bfloat16", "int8"] = "same"
     rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def __post_init__(self) -> None:
         if self.weight_decay < 0:
             raise RecipeError(f"optimizer.weight_decay={self.weight_decay}; expected 0 or more")
-        for name in ("rates", "decays"):
+        for name in ("lr_multipliers", "decay_multipliers"):
             for pattern, factor in getattr(self, name).items():
                 if factor < 0:
                     raise RecipeError(f"optimizer.{name}: {pattern!r} has the factor {factor}; expected 0 or more")
 
-        if self.decays and not self.weight_decay:
+        if self.decay_multipliers and not self.weight_decay:
             raise RecipeError(
-                "optimizer.decays has no effect with weight_decay=0; set optimizer.weight_decay, or remove it"
+                "optimizer.decay_multipliers has no effect with weight_decay=0; set optimizer.weight_decay, or remove it"
             )
 
     @abc.abstractmethod
@@ -198,8 +198,8 @@ class ShardedOptimizer(Optimizer):
         if not self.epsilon_may_be_zero:
             check_epsilon(getattr(self, "epsilon", 1.0))
         learning_rate = self.learning_rate(num_steps)
-        rates = select_factors("rates", self.rates, list(axes), layers)
-        decay = select_factors("decays", self.decays, list(axes), layers)
+        rates = select_factors("lr_multipliers", self.lr_multipliers, list(axes), layers)
+        decay = select_factors("decay_multipliers", self.decay_multipliers, list(axes), layers)
 
         def described(params: Any) -> dict[str, Parameter]:
             return {

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...core import Task
 from ...core.errors import CheckpointError, RecipeError
-from ...core.serializable import current_name, find_serializable, serializable_names
+from ...core.former_names import with_present_names
+from ...core.serializable import find_serializable, serializable_names
 from ...system import json_reader
 from .opaque import fingerprint_value
 
@@ -65,7 +66,7 @@ def deserialize_task(text: str, where: str) -> Task:
         CheckpointError: It names a class or a field that this Panax can't build from a file.
     """
     try:
-        described = json_reader.parse(text, constants=True)
+        described = with_present_names(json_reader.parse(text, constants=True))
     except ValueError as error:
         raise CheckpointError(f"{where} is not JSON: {error}") from error
     kind = described.get("type") if isinstance(described, dict) else described
@@ -91,7 +92,7 @@ def deserialize_config(value: Any, where: str, classes: Mapping[str, type]) -> A
     Raises:
         CheckpointError: It names another class, or a field that this Panax can't build.
     """
-    return _build(value, where, classes.get, lambda: list(classes))
+    return _build(with_present_names(value), where, classes.get, lambda: list(classes))
 
 
 def _build(value: Any, where: str, find: Callable[[str], type | None], names: Callable[[], list[str]]) -> Any:
@@ -100,7 +101,7 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
     if not isinstance(value, dict):
         return value
     name = value.get("type")
-    cls = (find(name) or find(current_name(name))) if isinstance(name, str) else None
+    cls = find(name) if isinstance(name, str) else None
     if cls is None:
         raise CheckpointError(
             f"{where} describes a {name}; this command builds {', '.join(names())} from a file, and no other class"
@@ -115,20 +116,6 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         raise CheckpointError(f"{where}: {error}") from error
 
 
-def _is_same(old: Any, new: Any) -> bool:
-    """Return True if two descriptions are equal, apart from classes that were renamed."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        renamed = {**old, "type": new["type"]} if _is_renamed(old.get("type"), new.get("type")) else old
-        return renamed.keys() == new.keys() and all(_is_same(item, new[key]) for key, item in renamed.items())
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_is_same, old, new))
-    return old == new
-
-
-def _is_renamed(old: Any, new: Any) -> bool:
-    return isinstance(old, str) and isinstance(new, str) and current_name(old) == new
-
-
 def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """Yield one line for each setting that differs between two descriptions.
 
@@ -137,8 +124,6 @@ def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
-            if key == "type" and _is_renamed(old.get(key), new.get(key)):
-                continue
             yield from diff_configs(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
-    elif not _is_same(old, new):
+    elif old != new:
         yield f"{prefix}: {old} -> {new}"

@@ -12,7 +12,7 @@ from ...checkpoint import Checkpoint, parse_step
 from ...checkpoint.record import FOLDER as RECORD
 from ...core import Position
 from ...core.errors import CheckpointError, DataError
-from ...core.serializable import current_name
+from ...core.former_names import with_present_names
 from ...data.text.token_source import RESTORE_ADVICE
 from ...metrics.goodput import FILE as LEDGER
 from ...optim import Optimizer
@@ -21,7 +21,7 @@ from ...system import json_reader
 from ...system.files import expand_user
 from ..experiment import Experiment
 from ..preparation import LogFn, PreparedRun
-from ..recovery.skipped_batches import LOG as REWINDS
+from ..recovery.skipped_batches import LOG as ROLLBACKS
 from ..reporting.document_counts import DATA_USAGE_FILE
 from ..reporting.session import SESSIONS_FILE
 from .description import diff_configs, serialize_config
@@ -35,7 +35,7 @@ UNTRACKED_SETTINGS = (
     "log_every",
     "profile",
     "checkpoint",
-    "rewind",
+    "rollback",
     "verify",
     "probe",
     "evaluate",
@@ -47,7 +47,7 @@ UNTRACKED_SETTINGS = (
 )
 """Settings that may change between two runs of one experiment without changing the training."""
 
-RUN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", DATA_USAGE_FILE, LEDGER, SESSIONS_FILE, REWINDS)
+RUN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", DATA_USAGE_FILE, LEDGER, SESSIONS_FILE, ROLLBACKS)
 """Files that a run writes into its folder, apart from checkpoints and files of other trackers."""
 
 CHANGEABLE_SETTINGS = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")
@@ -131,7 +131,7 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
     if not isinstance(before, dict):
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
-    before, now = fill_defaults(before, experiment), serialize_config(experiment)
+    before, now = fill_defaults(with_present_names(before), experiment), serialize_config(experiment)
     for name in UNTRACKED_SETTINGS:
         before.pop(name, None)
         now.pop(name, None)
@@ -146,7 +146,7 @@ def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
     if not isinstance(before, int) or not 1 <= step < experiment.num_steps:
         return ""
     words = ""
-    for name, scope in (("optimizer", ""), ("table_optimizer", " of tables")):
+    for name, scope in (("optimizer", ""), ("embedding_optimizer", " of tables")):
         optimizer = getattr(experiment, name)
         # An optimizer that brings its own learning rate has nothing to compare.
         if optimizer is None or (isinstance(optimizer, Optimizer) and optimizer.reported_rate(before) is None):
@@ -188,9 +188,7 @@ def fill_defaults(before: Mapping[str, Any], value: Any) -> dict[str, Any]:
 
 def _same_kind(before: Any, value: Any) -> bool:
     is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if not is_settings or not isinstance(before, dict):
-        return False
-    return type(value).__name__ in (before.get("type"), current_name(str(before.get("type"))))
+    return is_settings and isinstance(before, dict) and before.get("type") == type(value).__name__
 
 
 def archive_run(experiment: Experiment, say: LogFn) -> None:

@@ -1,1 +1,1 @@
-"""Checkpointing, rewinding, and training through failures."""
+"""Checkpointing, rollback, and training through failures."""

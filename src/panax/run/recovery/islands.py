@@ -52,7 +52,7 @@ class Island:
         self._prepared, self._say = prepared, say
         self._comms, self._islands = experiment.comms, experiment.comms.islands
         self._place = OuterSyncStore(
-            open_store(self._islands.place), self._islands, hurry=lambda: heartbeat().report_alive() or hurry()
+            open_store(self._islands.store), self._islands, hurry=lambda: heartbeat().report_alive() or hurry()
         )
         self._place.open(_identity(prepared), fresh=fresh)
         self._wire = self._comms.wire if self._comms.compress else None
@@ -72,9 +72,9 @@ class Island:
         self._round, newest = self._rounds(start.step), self._place.latest_round()
         if self._round > newest:
             raise CheckpointError(
-                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.place} records only "
+                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.store} records only "
                 f"{newest}; "
-                "give the location of the earlier meetings as comms.islands.place, or start over with --fresh and "
+                "give the location of the earlier meetings as comms.islands.store, or start over with --fresh and "
                 "another location"
             )
         if newest > self._round:
@@ -92,7 +92,7 @@ class Island:
             if compute_digest(self._found(0, self._agreed.params).params) != compute_digest(self._agreed.params):
                 raise CheckpointError(
                     "islands begin from different parameters; give all of them the same seed, init and model, and another "
-                    "comms.islands.place"
+                    "comms.islands.store"
                 )
         return start
 
@@ -238,8 +238,8 @@ class Island:
                 return found
             if time.monotonic() > until:
                 raise CheckpointError(
-                    f"{self._islands.place} has neither what islands agreed on at meeting {number} nor all that they "
-                    f"wrote for it ({why}); start over with --fresh and another comms.islands.place"
+                    f"{self._islands.store} has neither what islands agreed on at meeting {number} nor all that they "
+                    f"wrote for it ({why}); start over with --fresh and another comms.islands.store"
                 )
             heartbeat().report_alive()
             time.sleep(0.2)
@@ -288,7 +288,7 @@ def _identity(prepared: PreparedRun) -> str:
     parts = [serialize_config(part) for part in (prepared.task, experiment.data, experiment.optimizer)]
     comms = dataclasses.replace(
         experiment.comms,
-        islands=dataclasses.replace(experiment.comms.islands, index=0, place="."),
+        islands=dataclasses.replace(experiment.comms.islands, index=0, store="."),
     )
     settings = [*parts, serialize_config(comms), experiment.seed, list(experiment.frozen)]
     return f"{experiment.name} {xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True, default=str).encode())}"
@@ -300,7 +300,7 @@ def _check(prepared: PreparedRun) -> None:
     for is_set, what in (
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
         (program.has_average, "an average of the parameters would be each island's own; set step.ema_decay to None"),
-        (experiment.rewind.after > 0, "going back would undo a meeting; set rewind.after=0"),
+        (experiment.rollback.after > 0, "going back would undo a meeting; set rollback.after=0"),
         (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; remove batch_ramp"),
         (experiment.debug, "debug runs alone; remove comms.islands"),
         (

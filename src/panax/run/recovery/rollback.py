@@ -1,7 +1,7 @@
 """Rollback from updates that can't be applied, inside the process: to the newest checkpoint before them,
 without their batches.
 
-A batch that is not finite, or a spike, is skipped by the step's guard. After `rewind.after` skipped updates
+A batch that is not finite, or a spike, is skipped by the step's guard. After `rollback.after` skipped updates
 in a row the run rolls back to the newest whole state before the first of them, and continues without the
 batches that were skipped; those before them are trained on again, with bitwise the same results. So if the
 next updates are skipped as well, it was not those batches: the state has been bad since before, and rolling
@@ -75,7 +75,7 @@ class RollbackController:
     def wait_for_devices(self) -> bool:
         """Wait until the devices are done, before a save; return False if the run is to roll back, so that
         there is nothing to save."""
-        if self._prepared.experiment.rewind.after:
+        if self._prepared.experiment.rollback.after:
             self._report.flush()
         else:
             self._report.block_until_ready()
@@ -87,10 +87,10 @@ class RollbackController:
         # The numbers of updates skipped before batches had numbers are not known.
         skipped = (*self.drawn.skipped, number)[-in_a_row:] if in_a_row else ()
         self.drawn = dataclasses.replace(self.drawn, skipped=skipped)
-        config, first = self._prepared.experiment.rewind, step - in_a_row + 1
+        config, first = self._prepared.experiment.rollback, step - in_a_row + 1
         self._keeper.rollback_step = first - 1 if in_a_row and config.after else None
-        so_far = sum(not rewind.is_corruption for rewind in self.drawn.rewinds)
-        if config.after and in_a_row >= config.after and so_far < config.most:
+        so_far = sum(not rollback.is_corruption for rollback in self.drawn.rollbacks)
+        if config.after and in_a_row >= config.after and so_far < config.max_rollbacks:
             self.is_due, self._streak, self._first, self._why = (
                 True,
                 skipped,
@@ -119,10 +119,13 @@ class RollbackController:
         Raises:
             TrainingError: It has rolled back too often.
         """
-        most, so_far = self._prepared.experiment.verify.most, sum(each.is_corruption for each in self.drawn.rewinds)
+        most, so_far = (
+            self._prepared.experiment.verify.max_rollbacks,
+            sum(each.is_corruption for each in self.drawn.rollbacks),
+        )
         if so_far >= most:
             raise TrainingError(
-                f"{why}; verify.most={most} rewinds are used up: remove the named host from the job, or find it with "
+                f"{why}; verify.max_rollbacks={most} rollbacks are used up: remove the named host from the job, or find it with "
                 f"`panax check --full` on each"
             )
         self.is_due, self._corrupted = True, why
@@ -150,7 +153,7 @@ class RollbackController:
         numbers = range(start.progress.drawn + 1, self._streak[-1] + 1) if again else self._streak
         if self._corrupted:
             numbers = ()
-        rewind = Rollback(
+        rollback = Rollback(
             at=round(time.time(), 3),
             step=step,
             to=start.step,
@@ -162,7 +165,7 @@ class RollbackController:
         )
         drawn = dataclasses.replace(
             start.progress,
-            rewinds=(*self.drawn.rewinds, rewind),
+            rollbacks=(*self.drawn.rollbacks, rollback),
             data=self.drawn.data,
             verified=min(self.drawn.verified, start.step),
         )
@@ -192,25 +195,25 @@ class RollbackController:
                 raise TrainingError(
                     f"{self._corrupted or self._why}; the run would go back to a checkpoint of step {latest} or before, and "
                     f"there is none in {self._checkpointer.store.url}: --fresh starts from step 0, "
-                    f"--{'verify.every' if self._corrupted else 'rewind.after'} 0 continues from the newest one"
+                    f"--{'verify.every' if self._corrupted else 'rollback.after'} 0 continues from the newest one"
                 )
             found = start_fresh(self._prepared, self._checkpointer, self._say)
         return found, before is not None
 
     def _newest(self, at_most: int) -> RunStart | None:
         """Return the newest whole state up to this step; changes were accepted when the run began."""
-        rewinds = self.drawn.rewinds
+        rollbacks = self.drawn.rollbacks
         return restore_newest(
             self._prepared, self._checkpointer, self._memory, self._say,
-            rewinds=rewinds, at_most=at_most, accept_changes=True,
+            rollbacks=rollbacks, at_most=at_most, accept_changes=True,
         )  # fmt: skip
 
     def _before(self) -> Rollback | None:
         """Return the last rollback, if the first update since was skipped too."""
-        rewinds = [rewind for rewind in self.drawn.rewinds if not rewind.is_corruption]
-        if not rewinds or rewinds[-1].data != self.drawn.data:
+        rollbacks = [rollback for rollback in self.drawn.rollbacks if not rollback.is_corruption]
+        if not rollbacks or rollbacks[-1].data != self.drawn.data:
             return None
-        number, last = self._streak[0] - 1, rewinds[-1]
+        number, last = self._streak[0] - 1, rollbacks[-1]
         while number in self.skipped_batches and number not in last.batches:
             number -= 1
         return last if number in last.batches else None
@@ -219,7 +222,7 @@ class RollbackController:
         """Write the record, then remove checkpoints that have trained on batches that are skipped now."""
         with raise_on_all_processes():
             if is_process_zero():
-                write_rollbacks(self._checkpointer.store, drawn.rewinds)
-        self._checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, drawn.rewinds))
+                write_rollbacks(self._checkpointer.store, drawn.rollbacks)
+        self._checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, drawn.rollbacks))
         if self._memory is not None:
             self._memory.forget(start.step)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from ...job.agreement import broadcast_text, is_process_zero
 from ...stores import ObjectNotFoundError, Store
 from ...system import files, json_reader
 
-FILE = f"{FOLDER}/rewinds.json"
+FILE = f"{FOLDER}/rollbacks.json"
 """Record alongside the checkpoints: written before any checkpoint of the abandoned history is removed."""
 
-LOG = "rewinds.jsonl"
+FORMER_FILE = f"{FOLDER}/rewinds.json"
+"""Name of the same record in stores of version 0.1.1."""
+
+LOG = "rollbacks.jsonl"
 """List of the same rollbacks for users and reports, in the run's folder."""
 
 HOST_KEY = "batches"
@@ -67,7 +71,7 @@ class Rollback:
             ValueError: They are something else.
         """
         if not isinstance(said, Mapping) or set(said) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"expected a rewind, got {said!r}")
+            raise ValueError(f"expected a rollback, got {said!r}")
         seconds = [said[name] for name in ("at", "seconds")]
         if not all(isinstance(each, int | float) and math.isfinite(each) for each in seconds):
             raise ValueError(f"expected times in seconds, got {seconds!r}")
@@ -89,21 +93,23 @@ class DataProgress:
     Attributes:
         drawn: Number of the last batch that a step has taken.
         skipped: The last batches in a row with updates that were skipped.
-        rewinds: Rollbacks, oldest first.
+        rollbacks: Rollbacks, oldest first.
         data: How often the run has switched to other data, with batches numbered from 1 again.
         verified: The last step that gave the same on other devices; 0 if none was checked.
     """
 
     drawn: int = 0
     skipped: tuple[int, ...] = ()
-    rewinds: tuple[Rollback, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     data: int = 0
     verified: int = 0
 
     @property
     def skipped_batches(self) -> frozenset[int]:
         """Return the batches that rollbacks skip."""
-        return frozenset(number for rewind in self.rewinds if rewind.data == self.data for number in rewind.batches)
+        return frozenset(
+            number for rollback in self.rollbacks if rollback.data == self.data for number in rollback.batches
+        )
 
     def to_host(self, step: int) -> dict[str, Any]:
         """Return the progress at `step` as JSON values for a checkpoint; empty if each step took the next
@@ -121,25 +127,25 @@ class DataProgress:
         if said is None:
             return cls(manifest.step)
         try:
-            rewinds = tuple(map(Rollback.from_json, said["rewinds"]))
+            rollbacks = tuple(map(Rollback.from_json, _listed(said)))
             drawn, data, verified = _counts([said["drawn"], said["data"], said.get("verified", 0)])
-            return cls(drawn, _counts(said["skipped"]), rewinds, data, verified)
+            return cls(drawn, _counts(said["skipped"]), rollbacks, data, verified)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
                 f"the record of skipped batches in the checkpoint of step {manifest.step} can't be used: {error}"
             ) from error
 
 
-def matches_history(manifest: Manifest, rewinds: Sequence[Rollback]) -> bool:
+def matches_history(manifest: Manifest, rollbacks: Sequence[Rollback]) -> bool:
     """Return True if a checkpoint belongs to the history that the rollbacks describe.
 
     It has trained on no batch that they skip, and was not saved between a rollback from a corrupted step and
     the step that this rollback returned to.
     """
     found = DataProgress.from_manifest(manifest)
-    if any(each.is_corruption and manifest.step > each.to and each not in found.rewinds for each in rewinds):
+    if any(each.is_corruption and manifest.step > each.to and each not in found.rollbacks for each in rollbacks):
         return False
-    left_out = {number for each in rewinds if each.data == found.data for number in each.batches}
+    left_out = {number for each in rollbacks if each.data == found.data for number in each.batches}
     return all(number > found.drawn or number in found.skipped_batches for number in left_out)
 
 
@@ -158,38 +164,45 @@ def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
 
 
 def _read(store: Store) -> tuple[Rollback, ...] | None:
-    try:
-        text = store.read(FILE)
-    except ObjectNotFoundError:
+    for file in (FILE, FORMER_FILE):
+        with suppress(ObjectNotFoundError):
+            text = store.read(file)
+            break
+    else:
         return None
     try:
         outer = json_reader.parse(text, constants=True)
-        if outer["checksum"] != _seal(outer["rewinds"]):
+        if outer["checksum"] != _seal(_listed(outer)):
             raise ValueError("its checksum does not hold")
-        return tuple(map(Rollback.from_json, outer["rewinds"]))
+        return tuple(map(Rollback.from_json, _listed(outer)))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{store.url}/{FILE} can't be used: {error}. It lists the batches that the run skips; remove it to use the list of "
+            f"{store.url}/{file} can't be used: {error}. It lists the batches that the run skips; remove it to use the list of "
             f"the newest checkpoint"
         ) from error
 
 
-def write_rollbacks(store: Store, rewinds: Sequence[Rollback]) -> None:
+def _listed(record: Mapping[str, Any]) -> Any:
+    """Return the rollbacks of a record, which version 0.1.1 called rewinds."""
+    return record["rewinds" if "rewinds" in record else "rollbacks"]
+
+
+def write_rollbacks(store: Store, rollbacks: Sequence[Rollback]) -> None:
     """Write the record into a store, replacing the one before.
 
     Raises:
         StoreError: The store refused the write.
     """
-    said = [dataclasses.asdict(each) for each in rewinds]
-    store.write(FILE, [json.dumps({"checksum": _seal(said), "rewinds": said}).encode()])
+    said = [dataclasses.asdict(each) for each in rollbacks]
+    store.write(FILE, [json.dumps({"checksum": _seal(said), "rollbacks": said}).encode()])
 
 
-def append_rollback_log(folder: Path, rewinds: Sequence[Rollback]) -> None:
+def append_rollback_log(folder: Path, rollbacks: Sequence[Rollback]) -> None:
     """Append missing rollbacks to the list in a run's folder."""
     path = folder / LOG
     # A list for users: damage in it stops no run.
     there = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    lines = [json.dumps(dataclasses.asdict(each)) for each in rewinds]
+    lines = [json.dumps(dataclasses.asdict(each)) for each in rollbacks]
     files.append_lines(path, [line for line in lines if line not in there])
 
 

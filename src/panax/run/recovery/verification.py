@@ -124,13 +124,13 @@ def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> Replay
 class SdcVerifier:
     """Takes a run's steps, and checks those that are due for a check."""
 
-    def __init__(self, prepared: PreparedRun, report: RunReporter, rewinding: RollbackController, say: LogFn):
+    def __init__(self, prepared: PreparedRun, report: RunReporter, rollback: RollbackController, say: LogFn):
         """Set up the checks; every process of the job calls it."""
         asked, self._step = prepared.experiment.verify.every, prepared.step
         self._every = effective_verify_every(asked, self._step)
         if self._every != asked:
             say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
-        self._report, self._rewinding, self._say = report, rewinding, say
+        self._report, self._rollback, self._say = report, rollback, say
         self._fresh, self._good, self._seconds = True, False, 0.0
         self._elsewhere: dict[int, RolledReplay] = {}
         if not self._every:
@@ -171,7 +171,7 @@ class SdcVerifier:
         new, scalars, usual = self._at(0).replay_step(state, batch)
         if not any_process(not np.array_equal(usual, moved)):
             self._fresh, self._good = False, True
-            self._rewinding.mark_verified(number)
+            self._rollback.mark_verified(number)
             return new, scalars
         names, found = leaf_names(new, scalars), ([usual, moved], [0, second])
         del new
@@ -185,7 +185,7 @@ class SdcVerifier:
         heartbeat().phase("steps")
         self._fresh = True
         # As process 0 found it, in case the input of another one differs.
-        self._rewinding.mark_corrupted(broadcast_text(self._words(verdict, names, number)))
+        self._rollback.mark_corrupted(broadcast_text(self._words(verdict, names, number)))
         return state, scalars
 
     def _at(self, places: int) -> RolledReplay:

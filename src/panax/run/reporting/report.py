@@ -220,24 +220,24 @@ class RunReporter:
 
     def record_rollback(self, drawn: DataProgress) -> None:
         """Report that the run has rolled back; pending scalars of later steps are dropped."""
-        rewind, count = drawn.rewinds[-1], len(drawn.rewinds)
+        rollback, count = drawn.rollbacks[-1], len(drawn.rollbacks)
         self._pending = None
         if self._watch is not None:
             self._watch.take()
         self.clock.restart()
         self._counted = 0
-        alike = sum(each.is_corruption == rewind.is_corruption for each in drawn.rewinds)
-        config = self._prepared.experiment.verify if rewind.is_corruption else self._prepared.experiment.rewind
-        without = f" and skips {format_batch_numbers(rewind.batches)}" if rewind.batches else ""
+        alike = sum(each.is_corruption == rollback.is_corruption for each in drawn.rollbacks)
+        config = self._prepared.experiment.verify if rollback.is_corruption else self._prepared.experiment.rollback
+        without = f" and skips {format_batch_numbers(rollback.batches)}" if rollback.batches else ""
         self._say(
-            f"{rewind.why}: the run goes back to step {rewind.to} ({rewind.source}){without}; rewind {alike} of at most "
-            f"{config.most}"
+            f"{rollback.why}: the run goes back to step {rollback.to} ({rollback.source}){without}; rollback {alike} of at most "
+            f"{config.max_rollbacks}"
         )
-        told = {"rewind/count": float(count), "rewind/batches_left_out": float(len(drawn.skipped_batches))}
+        told = {"rollback/count": float(count), "rollback/batches_left_out": float(len(drawn.skipped_batches))}
         self._latest.update(told)
-        self._trackers.record(rewind.to, told)
+        self._trackers.record(rollback.to, told)
         if is_process_zero():
-            self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rewinds)
+            self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rollbacks)
 
     def record_verification(self, number: int, seconds: float) -> None:
         """Report that step `number` is being checked on other devices, and for how long; that time is not
@@ -389,9 +389,9 @@ def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
             "data.sequence_length), or the mask may exclude every row"
         )
     ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
-    if experiment.rewind.after:
-        return f"rewind.most={experiment.rewind.most} rewinds are used up: {ways}"
-    return f"{ways}; --rewind.after {after} would go back to a checkpoint and skip such batches" if after else ways
+    if experiment.rollback.after:
+        return f"rollback.max_rollbacks={experiment.rollback.max_rollbacks} rollbacks are used up: {ways}"
+    return f"{ways}; --rollback.after {after} would go back to a checkpoint and skip such batches" if after else ways
 
 
 def _zero_gradient_words(prepared: PreparedRun, number: int, values: Mapping[str, float]) -> str | None:

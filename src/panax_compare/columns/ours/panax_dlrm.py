@@ -30,7 +30,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
         task,
         example,
         dense,
-        table_optimizer=rows,
+        embedding_optimizer=rows,
         config=StepConfig(clip_norm=None),
         axes={name: task.batch_axes[name] for name in example},
         devices=jax.devices()[:1],

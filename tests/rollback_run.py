@@ -1,4 +1,4 @@
-"""A small task, and data of which chosen batches can't be trained on, for the tests of rewinds."""
+"""A small task, and data of which chosen batches can't be trained on, for the tests of rollbacks."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ import numpy as np
 from panax.checkpoint import CheckpointConfig
 from panax.core import Evaluation, Loss, SourcedBatch, Task
 from panax.optim import AdamW, Schedule
-from panax.run import EvaluateConfig, Experiment, RewindConfig
+from panax.run import EvaluateConfig, Experiment, RollbackConfig
 from panax.train import StepConfig
 
 
@@ -54,7 +54,7 @@ def experiment(folder, *, bad=(), huge=(), steps=20, every=5, after=2, most=3, *
         "data": Points(tuple(bad), tuple(huge)),
         "checkpoint": CheckpointConfig(every=every, keep_last=2, keep_best=0),
         "evaluate": EvaluateConfig(every=0),
-        "rewind": RewindConfig(after=after, most=most),
+        "rollback": RollbackConfig(after=after, max_rollbacks=most),
         "step": StepConfig(max_skipped=6, spike_factor=5.0, ema_decay=0.9),
         "optimizer": AdamW(schedule=Schedule(peak=0.05, warmup_steps=3)),
         "log_every": 1,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import rewinding_worker
+import rollback_worker
 from launching import Job, run_job
 
 from panax.checkpoint import Checkpointer
@@ -18,13 +18,13 @@ LEFT_OUT = [8, 9, 10, *range(14, 28)]
 
 def ended(folder: Path, processes: int, **settings):
     arguments = [str(folder), json.dumps({"bad": BAD, "steps": 30, **settings})]
-    found = run_job(folder / "job", rewinding_worker.__file__, arguments, processes=processes, devices=2 // processes)
+    found = run_job(folder / "job", rollback_worker.__file__, arguments, processes=processes, devices=2 // processes)
     assert len({each["digest"] for each in found}) == 1
     return found[0]
 
 
-def rewinds(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "run/rewinds.jsonl").read_text().splitlines()]
+def rollbacks(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "run/rollbacks.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -38,7 +38,7 @@ def told(request, tmp_path_factory):
 def test_all_go_back_together(told, tmp_path, memory):
     processes, expected = told
     found = ended(tmp_path, processes, memory=memory)
-    back = rewinds(tmp_path)
+    back = rollbacks(tmp_path)
     if not memory:
         assert [each["to"] for each in back] == [5, 15, 10]
         assert sorted(number for each in back for number in each["batches"]) == LEFT_OUT
@@ -49,14 +49,14 @@ def test_all_go_back_together(told, tmp_path, memory):
 
 
 @pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("what", rewinding_worker.PLACES)
+@pytest.mark.parametrize("what", rollback_worker.PLACES)
 def test_killed_while_going_back(told, tmp_path, what, number):
     processes, expected = told
     memory = 100 if what == "memory" else 0
     kill = [processes - 1 if what in ("restore", "forget", "memory", "tell") else 0, what, number]
     settings = {"bad": BAD, "steps": 30, "memory": memory, "kill": kill}
     job = Job(
-        tmp_path / "killed", rewinding_worker.__file__, [str(tmp_path), json.dumps(settings)], processes=processes,
+        tmp_path / "killed", rollback_worker.__file__, [str(tmp_path), json.dumps(settings)], processes=processes,
         devices=2 // processes,
     )  # fmt: skip
     codes = job.wait(120)
@@ -64,4 +64,4 @@ def test_killed_while_going_back(told, tmp_path, what, number):
     assert ended(tmp_path, processes, memory=memory) == expected
     checkpoints = Checkpointer(tmp_path / "run/checkpoints")
     assert checkpoints.steps() == [25, 30] and not checkpoints.distrusted
-    assert sorted(number for each in rewinds(tmp_path) for number in each["batches"]) == LEFT_OUT
+    assert sorted(number for each in rollbacks(tmp_path) for number in each["batches"]) == LEFT_OUT

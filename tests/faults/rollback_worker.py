@@ -1,6 +1,6 @@
-"""A process of `test_rewinding_faults.py`: a run over data with bad batches, which can be killed while it goes back.
+"""A process of `test_rollback_faults.py`: a run over data with bad batches, which can be killed while it goes back.
 
-python rewinding_worker.py ADDRESS PROCESSES INDEX FOLDER SETTINGS
+python rollback_worker.py ADDRESS PROCESSES INDEX FOLDER SETTINGS
 
 In SETTINGS, `kill` is (process, what, number): kill -9 of that process as it calls that function the so manieth time.
 """
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from launching import join_job
-from rewound import experiment
+from rollback_run import experiment
 
 from panax import fit
 from panax.checkpoint import CheckpointConfig, Checkpointer, MemoryConfig, MemoryTier

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rewound import Points, experiment
+from rollback_run import Points, experiment
 
 import panax
 from panax.checkpoint import CheckpointConfig, Checkpointer, MemoryConfig, MemoryTier
@@ -22,7 +22,7 @@ from panax.metrics.goodput import read_life
 from panax.metrics.report.incidents import list_incidents
 from panax.metrics.report.reading import read_run
 from panax.optim import AdamW, Schedule
-from panax.run import EvaluateConfig, RewindConfig
+from panax.run import EvaluateConfig, RollbackConfig
 from panax.run.feed import PREFETCH_BATCHES
 from panax.run.recovery import rollback
 from panax.run.recovery.skipped_batches import DataProgress
@@ -109,8 +109,8 @@ def rows(folder) -> list[dict]:
     return [{name: value for name, value in line.items() if name != "at"} for line in lines]
 
 
-def rewinds_of(folder) -> list[dict]:
-    path = Path(folder) / "rewinds.jsonl"
+def rollbacks_of(folder) -> list[dict]:
+    path = Path(folder) / "rollbacks.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -119,21 +119,21 @@ def steps_of(folder) -> list[int]:
 
 
 def ran(folder, tmp_path, *, left_out, devices=1, **settings):
-    """A run to its end, which is that of one that was told to leave these batches out; what was said, and its rewinds."""
+    """A run to its end, which is that of one that has to leave these batches out; what was said, and its rollbacks."""
     lines: list[str] = []
     result = fit(experiment(folder, **settings), say=lines.append, devices=devices)
     told = fit(experiment(tmp_path / "told", **settings, skip_batches=left_out), quiet=True, devices=devices)
-    assert not rewinds_of(tmp_path / "told")
+    assert not rollbacks_of(tmp_path / "told")
     assert_same(result.state, told.state)
-    found = rewinds_of(folder)
+    found = rollbacks_of(folder)
     assert sorted(number for each in found for number in each["batches"]) == sorted(left_out)
     return result, lines, found
 
 
 def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
-    result, lines, (rewind,) = ran(tmp_path / "run", tmp_path, left_out=(8, 9, 10), bad=(8, 9, 10), devices=8)
+    result, lines, (rollback,) = ran(tmp_path / "run", tmp_path, left_out=(8, 9, 10), bad=(8, 9, 10), devices=8)
     assert int(result.state.guard.skipped) == 0 and result.step == 20
-    assert (rewind["step"], rewind["to"]) == (10, 5) and rewind["source"].endswith("step_00000005")
+    assert (rollback["step"], rollback["to"]) == (10, 5) and rollback["source"].endswith("step_00000005")
     assert any("goes back to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
     assert steps_of(tmp_path / "run") == [15, 20]
 
@@ -147,7 +147,7 @@ def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
         pytest.param((9, 10), (9, 10), [5], marks=pytest.mark.slow),
         pytest.param((4, 5, 16, 17), (4, 5, 16, 17), [0, 10], marks=pytest.mark.slow),
         pytest.param((8, 9, 12, 13), (8, 9, 12, 13), [5, 5], marks=pytest.mark.slow),
-        # On the heels of the first rewind: one checkpoint further, without any batch since.
+        # On the heels of the first rollback: one checkpoint further, without any batch since.
         (range(13, 18), tuple(range(6, 18)), [10, 5]),
         pytest.param(range(8, 13), tuple(range(6, 13)), [5, 5], marks=pytest.mark.slow),
         # A single one is left to the step's guard.
@@ -156,17 +156,17 @@ def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
     ids=["first", "last", "at a save", "before a save", "far apart", "near", "heels", "heels of the first", "single"],
 )
 def test_where_the_bad_batches_are(tmp_path, bad, left_out, went_back_to):
-    _, _, rewinds = ran(tmp_path / "run", tmp_path, left_out=left_out, bad=bad)
-    assert [rewind["to"] for rewind in rewinds] == went_back_to
+    _, _, rollbacks = ran(tmp_path / "run", tmp_path, left_out=left_out, bad=bad)
+    assert [rollback["to"] for rollback in rollbacks] == went_back_to
     assert steps_of(tmp_path / "run") == [15, 20]
 
 
 def test_a_spike_and_the_hooks_and_evaluations_of_what_was_left(tmp_path):
-    result, _, (rewind,) = ran(
+    result, _, (rollback,) = ran(
         tmp_path / "run", tmp_path, left_out=(9, 10), huge=(9, 10), every=4,
         hooks=(Counted(),), held_out=Finite(), evaluate=EvaluateConfig(every=5),
     )  # fmt: skip
-    assert rewind["to"] == 8
+    assert rollback["to"] == 8
     (hook,) = result.prepared.experiment.hooks
     assert hook.seen == list(range(1, 21)) and hook.restored == [None, list(range(1, 9)), None]
     assert {line["step"] for line in rows(tmp_path / "run") if "evaluation/loss" in line} == {5, 10, 15, 20}
@@ -174,12 +174,12 @@ def test_a_spike_and_the_hooks_and_evaluations_of_what_was_left(tmp_path):
 
 def test_everything_bad_ends_within_the_limit(tmp_path):
     source = Counting(tuple(range(1, 1000)))
-    with pytest.raises(TrainingError, match=r"6 updates in a row .* rewind.most=2 rewinds are used up"):
+    with pytest.raises(TrainingError, match=r"6 updates in a row .* rollback.max_rollbacks=2 rollbacks are used up"):
         fit(experiment(tmp_path / "run", most=2, data=source), quiet=True)
     # Three each time, one of which was under way, and six in the end; and a few more were drawn ahead each time.
-    assert [each["batches"] for each in rewinds_of(tmp_path / "run")] == [[1, 2, 3], [4, 5, 6]]
+    assert [each["batches"] for each in rollbacks_of(tmp_path / "run")] == [[1, 2, 3], [4, 5, 6]]
     assert max(source.drawn) <= 6 + 6 + 1 + 2 * PREFETCH_BATCHES
-    with pytest.raises(TrainingError, match=r"--rewind.after 3 would go back"):
+    with pytest.raises(TrainingError, match=r"--rollback.after 3 would go back"):
         fit(experiment(tmp_path / "never", after=0, data=source), quiet=True)
 
 
@@ -192,7 +192,7 @@ def test_a_save_is_under_way(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpointer_module, "write_part", slow)
         result = fit(experiment(tmp_path / "run", bad=(4, 5), every=1, steps=6), quiet=True)
-    assert [each["to"] for each in rewinds_of(tmp_path / "run")] == [3]
+    assert [each["to"] for each in rollbacks_of(tmp_path / "run")] == [3]
     told = fit(experiment(tmp_path / "told", bad=(4, 5), every=1, steps=6, skip_batches=(4, 5)), quiet=True)
     assert_same(result.state, told.state)
     assert steps_of(tmp_path / "run") == [5, 6]
@@ -204,7 +204,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """The state of a run that was told to leave out 13 to 17, and, as rewinds end, what is between them and step 5."""
+    """The state of a run that has to leave out 13 to 17, and, as rollbacks end, what is between them and step 5."""
     folder = tmp_path_factory.mktemp("told")
     return fit(experiment(folder, bad=range(13, 18), skip_batches=tuple(range(6, 18))), quiet=True).state
 
@@ -216,8 +216,8 @@ def told(tmp_path_factory):
         pytest.param(rollback, "write_rollbacks", 2, marks=pytest.mark.slow),
         (Checkpointer, "remove_abandoned", 2),
         pytest.param(checkpointer_module, "remove", 1, marks=pytest.mark.slow),
-        pytest.param(RunReporter, "rewound", 2, marks=pytest.mark.slow),
-        pytest.param(RunReporter, "rewound", 1, marks=pytest.mark.slow),
+        pytest.param(RunReporter, "record_rollback", 2, marks=pytest.mark.slow),
+        pytest.param(RunReporter, "record_rollback", 1, marks=pytest.mark.slow),
     ],
     ids=[
         "nothing on record",
@@ -243,7 +243,7 @@ def test_killed_while_going_back(tmp_path, monkeypatch, told, where, name, numbe
             fit(experiment(folder, bad=range(13, 18)), quiet=True)
     result = fit(experiment(folder, bad=range(13, 18)), quiet=True)
     assert_same(result.state, told)
-    assert [each["to"] for each in rewinds_of(folder)][-2:] == [10, 5] and steps_of(folder) == [15, 20]
+    assert [each["to"] for each in rollbacks_of(folder)][-2:] == [10, 5] and steps_of(folder) == [15, 20]
 
 
 def test_stopped_in_the_middle_and_resumed(tmp_path):
@@ -258,8 +258,8 @@ def test_stopped_in_the_middle_and_resumed(tmp_path):
     # The newest one is of a step whose update was skipped; the one before is kept for it.
     assert steps_of(folder) == [8, 9]
     result = fit(experiment(folder, **settings), quiet=True)
-    (rewind,) = rewinds_of(folder)
-    assert (rewind["to"], rewind["batches"]) == (8, [9, 10]) and steps_of(folder) == [20]
+    (rollback,) = rollbacks_of(folder)
+    assert (rollback["to"], rollback["batches"]) == (8, [9, 10]) and steps_of(folder) == [20]
     assert_same(result.state, fit(experiment(tmp_path / "told", **settings, skip_batches=(9, 10)), quiet=True).state)
 
 
@@ -278,7 +278,7 @@ def test_the_checkpoint_that_it_would_go_back_to_is_gone(tmp_path):
         TrainingError, match=r"3 updates in a row .* a checkpoint of step 8 or before, and there is none"
     ):
         fit(experiment(folder, **settings, after=3), quiet=True)
-    assert steps_of(folder) == [10] and not rewinds_of(folder)
+    assert steps_of(folder) == [10] and not rollbacks_of(folder)
 
 
 @pytest.mark.slow
@@ -291,8 +291,8 @@ def test_copies_in_memory(tmp_path, monkeypatch):
         with pytest.raises(Killed):
             fit(experiment(tmp_path / "run", **settings), quiet=True)
     result = fit(experiment(tmp_path / "run", **settings), quiet=True)
-    (rewind,) = rewinds_of(tmp_path / "run")
-    assert rewind["to"] == 8 and "memory" in rewind["source"]
+    (rollback,) = rollbacks_of(tmp_path / "run")
+    assert rollback["to"] == 8 and "memory" in rollback["source"]
     assert_same(result.state, fit(experiment(tmp_path / "told", bad=(9, 10), skip_batches=(9, 10)), quiet=True).state)
 
 
@@ -315,10 +315,10 @@ def test_data_that_can_not_seek(tmp_path):
 
 
 def test_settings(tmp_path):
-    with pytest.raises(RecipeError, match=r"rewind.after=6 has no effect: step.max_skipped=6"):
+    with pytest.raises(RecipeError, match=r"rollback.after=6 has no effect: step.max_skipped=6"):
         experiment(tmp_path, after=6)
-    with pytest.raises(RecipeError, match=r"rewind.most=0"):
-        RewindConfig(most=0)
+    with pytest.raises(RecipeError, match=r"rollback.max_rollbacks=0"):
+        RollbackConfig(max_rollbacks=0)
     with pytest.raises(RecipeError, match=r"skip_batches=\(0,\); expected numbers from 1"):
         experiment(tmp_path, skip_batches=(0,))
     fit(experiment(tmp_path / "run", steps=5), quiet=True)
@@ -326,35 +326,35 @@ def test_settings(tmp_path):
         fit(experiment(tmp_path / "run", skip_batches=(9,)), quiet=True)
     lines: list[str] = []
     fit(experiment(tmp_path / "run", steps=6, after=4, most=9), say=lines.append)
-    assert not any("changed since" in line and "rewind" in line for line in lines)
+    assert not any("changed since" in line and "rollback" in line for line in lines)
 
 
 def test_what_is_told_of_it(tmp_path):
     folder = tmp_path / "run"
     fit(experiment(folder, bad=(8, 9), optimizer=AdamW(schedule=Schedule(peak=0.05, decay="constant"))), quiet=True)
-    (rewind,) = rewinds_of(folder)
-    assert rewind["seconds"] > 0 and rewind["why"].startswith("2 updates in a row were not finite or spiked")
-    (told,) = [line for line in rows(folder) if "rewind/count" in line]
-    assert told == {"step": 5, "rewind/count": 1.0, "rewind/batches_left_out": 2.0}
+    (rollback,) = rollbacks_of(folder)
+    assert rollback["seconds"] > 0 and rollback["why"].startswith("2 updates in a row were not finite or spiked")
+    (told,) = [line for line in rows(folder) if "rollback/count" in line]
+    assert told == {"step": 5, "rollback/count": 1.0, "rollback/batches_left_out": 2.0}
     life = read_life(folder)
     first, second = life.sessions
-    assert (first.end, first.last_step, first.lost_steps, second.first_step) == ("rewound", 10, 5, 5)
+    assert (first.end, first.last_step, first.lost_steps, second.first_step) == ("rolled back", 10, 5, 5)
     assert life.seconds["lost work"] > 0 and life.seconds["restart"] > 0 and first.restart_seconds > 0
     assert sum(life.seconds.values()) == pytest.approx(life.wall_seconds, abs=0.01)
     (mishap,) = list_incidents(read_run(folder))
-    assert (mishap.cause, mishap.step, mishap.lost_steps) == ("rewind", 10, 5)
+    assert (mishap.cause, mishap.step, mishap.lost_steps) == ("rollback", 10, 5)
     assert "batches 8, 9" in mishap.message or "batches 8 to 9" in mishap.message
     # With other data these numbers mean other batches.
     lines: list[str] = []
     changed = experiment(folder, steps=25, data=Restarted((1, 2)))
     result = fit(changed, accept_changes=True, say=lines.append)
     assert int(result.state.guard.skipped) == 0 and any("skips batches 1 to 2" in line for line in lines)
-    assert [(each["data"], each["to"], each["batches"]) for each in rewinds_of(folder)] == [
+    assert [(each["data"], each["to"], each["batches"]) for each in rollbacks_of(folder)] == [
         (0, 5, [8, 9]),
         (1, 20, [1, 2]),
     ]
     assert steps_of(folder) == [20, 25]
-    # With the same data as then, what the first rewind left out is of no matter; the second one holds.
+    # With the same data as then, what the first rollback left out is of no matter; the second one holds.
     again = fit(dataclasses.replace(changed, num_steps=26), say=lines.append)
     assert again.step == 26 and lines[-1].startswith("goodput") and any("skip batches 1 to 2" in line for line in lines)
 
@@ -363,9 +363,9 @@ def test_what_is_told_of_it(tmp_path):
 def test_a_record_that_was_changed_is_an_error(tmp_path):
     folder = tmp_path / "run"
     fit(experiment(folder, bad=(3, 4), steps=6), quiet=True)
-    record = folder / "checkpoints" / "run" / "rewinds.json"
+    record = folder / "checkpoints" / "run" / "rollbacks.json"
     record.write_text(record.read_text().replace("[3, 4]", "[3, 5]"))
-    with pytest.raises(CheckpointError, match=r"rewinds.json can't be used: its checksum does not hold"):
+    with pytest.raises(CheckpointError, match=r"rollbacks.json can't be used: its checksum does not hold"):
         fit(experiment(folder, steps=8), quiet=True)
     # Without it, what the checkpoints say holds.
     record.unlink()
