@@ -1,8 +1,9 @@
 """Features that a launched job pauses while it has fewer processes than at launch: those that one replica or
 device can't do.
 
-Compressed sums, delayed updates and local steps need replicas, and repeated steps need other devices. With
-one of them left the job continues without, reports it, and resumes them when its nodes are back.
+Compressed sums, delayed updates and local steps need replicas, and repeated steps need other devices. If
+only one is left, the job reports this, continues without these features, and resumes them when its nodes are
+back.
 """
 
 import dataclasses

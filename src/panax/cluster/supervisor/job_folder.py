@@ -145,7 +145,7 @@ class JobFolder:
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
     def mark_begun(self) -> bool:
-        """Return True if this very job has begun its run before."""
+        """Return True if this job has begun its run before."""
         path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
 
