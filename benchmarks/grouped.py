@@ -52,7 +52,13 @@ def jax_columns(options, groups: int, skewed: bool) -> dict:
     import numpy as np
 
     from panax.core import Target
-    from panax.kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
+    from panax.kernels.grouped.grouped_matmul import (
+        Groups,
+        aligned_row_count,
+        choose_tile,
+        grouped_outer,
+        grouped_product,
+    )
 
     sizes, (x, y, w) = sizes_of(options, groups, skewed), arrays(options, groups)
     tile = choose_tile(Target(options.platform), rows=options.rows, groups=groups)

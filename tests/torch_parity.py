@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from panax.adapters.torch.state.drawing import ReplayDrawsMode
+from panax.adapters.torch.state.random_ops import ReplayDrawsMode
 from panax.adapters.torch.tracing.values import as_numpy
 from panax.core import total_loss
 from panax.data.loading.iterable import as_batch

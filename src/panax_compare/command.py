@@ -14,8 +14,8 @@ from panax.metrics.report.costs import Rate
 from panax.metrics.report.until import format_time_to_loss, time_to_loss
 
 from .columns import COLUMNS, DISTRIBUTED, EVERY
-from .measure.measuring import measure
-from .measure.racing import Race, StopCondition, format_race_table
+from .measure.loss_race import Race, StopCondition, format_race_table
+from .measure.measurement import measure
 from .report import write_report
 from .results import read_comparison
 from .workload.settings import ATTENTIONS, DEFAULTS, OPTIMIZERS, PRECISIONS, SIZES, Settings
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         works = [work for work in options.work if work in SIZES or work.startswith("recipe:")]
         return _columns_until_loss(options, command) if works else _until_loss(options)
     if options.as_published:
-        from .published import run_published
+        from .published_study import run_published
 
         return run_published(options, command, _say)
     settings = read_settings(options)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from panax.core.finite_stats import max_finite, min_finite, sort_finite_first
 
 from .columns import EVERY, Column
-from .formatting import format_ratio, format_seconds, format_size, join_words
+from .formats import format_ratio, format_seconds, format_size, join_words
 from .results import ColumnResult, Comparison
 from .verdict import ColumnFigures, describe_verdict
 from .workload.sources import CodeLength, count_column_lines

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from panax.adapters.adapted import AdaptedTask
+from panax.adapters.adapted_task import AdaptedTask
 from panax.core import named_leaves
 
 SIZES = (24, 32, 8)

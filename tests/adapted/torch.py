@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from panax.adapters.torch import task
-from panax.adapters.torch.state.drawing import ReplayDrawsMode
+from panax.adapters.torch.state.random_ops import ReplayDrawsMode
 
 from .case import MOMENTUM, RATE, SIZES, Case, Own, batch
 

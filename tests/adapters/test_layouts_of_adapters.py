@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from panax.adapters.adapted import AdaptedTask, Model
-from panax.adapters.calling import call_loss
+from panax.adapters.adapted_task import AdaptedTask, Model
+from panax.adapters.axis_names import read_names
 from panax.adapters.extras import import_extra
 from panax.adapters.heads import head_axes
 from panax.adapters.layouts import automatic_axes, infer_axes
+from panax.adapters.loss_call import call_loss
 from panax.adapters.losses import read_loss
-from panax.adapters.naming import read_names
 from panax.core import RecipeError
 from panax.core.install_hints import install_command
 from panax.mesh.rules import STORAGE, assign

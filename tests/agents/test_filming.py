@@ -10,7 +10,7 @@ from agents.tiny_environments import Endless
 
 import panax
 from panax.agents import Dqn, Film
-from panax.agents.filming import render_frames, rollout_states
+from panax.agents.film import render_frames, rollout_states
 from panax.core.errors import RecipeError
 from panax.environments import GridWorld
 from panax.metrics import Tracker

@@ -141,7 +141,7 @@ def test_a_leaf_of_another_shape_is_refused(name, leaf, how):
     ("name", "leaf"), [(name, leaf) for name, case in CASES.items() for leaf in sorted(case.task.required_leaves)]
 )
 def test_a_missing_leaf_is_named_with_what_the_task_takes(name, leaf):
-    from panax.train.sending import check_leaves
+    from panax.train.batch_transfer import check_leaves
 
     names = set(CASES[name].draw(0)) - {leaf}
     with pytest.raises(DataError, match=f"lacks {leaf};.*takes"):

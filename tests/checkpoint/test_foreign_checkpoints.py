@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from panax.checkpoint import Checkpointer, open_checkpoint
-from panax.checkpoint.boxes import ArraySlice, full_slice, is_exact_cover, split_slice
 from panax.checkpoint.commit import remove
-from panax.checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, write_arrays
+from panax.checkpoint.conversion import copy_checkpoint, export_tensors, import_tensors, write_arrays
 from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, compute_checksum
-from panax.checkpoint.restoring import check_arrays_match
+from panax.checkpoint.restoration import check_arrays_match
+from panax.checkpoint.slices import ArraySlice, full_slice, is_exact_cover, split_slice
 from panax.core import CheckpointError
 from panax.core.errors import DamagedError
 from panax.stores import LocalStore

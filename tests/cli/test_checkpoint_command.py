@@ -10,7 +10,7 @@ import tiny_recipe
 from safetensors.numpy import load_file, save_file
 
 from panax.checkpoint import open_checkpoint
-from panax.checkpoint.converting import export_tensors, import_tensors
+from panax.checkpoint.conversion import export_tensors, import_tensors
 from panax.cli.main import main
 from panax.core import CheckpointError
 from panax.stores import LocalStore

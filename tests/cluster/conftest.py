@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from panax.cluster.job import Job, RestartPolicy
-from panax.cluster.launching import launch
+from panax.cluster.launcher import launch
 from panax.cluster.supervisor.job_folder import read_incidents
 from panax.cluster.supervisor.view import View
 

@@ -11,7 +11,7 @@ from test_supervisor import gone
 
 import panax.cluster.node.agent
 import panax.cluster.supervisor.nodes
-from panax.cluster.launching import launch
+from panax.cluster.launcher import launch
 from panax.cluster.node.channel import Channel, connect_to_supervisor
 from panax.cluster.supervisor.nodes import Node, Nodes
 from panax.cluster.supervisor.roster import check_alike

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from panax.cluster.job import Job, RestartPolicy, filter_environment
-from panax.cluster.launching import launch
+from panax.cluster.launcher import launch
 from panax.cluster.node.channel import HandshakeRefusedError, accept_agent, connect_to_supervisor
 from panax.cluster.supervisor.diagnosis import Cause, WorkerExit, diagnose, diagnose_hang
 from panax.cluster.supervisor.view import View
@@ -121,7 +121,7 @@ def started(launched, how: str, phase: str = "steps") -> subprocess.Popen:
     """A supervisor in a process of its own, once its workers take steps, or are in another phase."""
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from conftest import Launched, WORKER\n"
-        "from panax.cluster.launching import launch\n"
+        "from panax.cluster.launcher import launch\n"
         "from panax.cluster.supervisor.view import View\n"
         "made = Launched.__new__(Launched); made.folder = pathlib.Path(sys.argv[2])\n"
         "job = made.job(sys.argv[3], policy={'stall_seconds': 100.0}); sys.exit(launch(job, view=View(8)))"

@@ -12,7 +12,7 @@ from panax.cluster.stragglers import slow_hosts
 from panax.cluster.supervisor.job_folder import read_findings
 from panax.core.errors import LaunchError
 from panax.metrics.report.incidents import list_incidents
-from panax.metrics.report.reading import read_run
+from panax.metrics.report.run_files import read_run
 
 
 @pytest.fixture(autouse=True)

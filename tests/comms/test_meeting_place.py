@@ -8,8 +8,8 @@ from safetensors.numpy import load, save
 
 from panax.comms import Comms, Islands
 from panax.comms.admission import compute_digest, find_outliers, parse_update, update_norm
-from panax.comms.meeting_place import OuterRound, OuterSyncStore, average_updates
 from panax.comms.outer import GroupUpdate, decode_update
+from panax.comms.outer_sync_store import OuterRound, OuterSyncStore, average_updates
 from panax.core.errors import CheckpointError
 from panax.stores import open_store
 

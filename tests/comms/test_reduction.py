@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from panax.comms import WIRES, Comms
-from panax.comms.owed import reshard_residual
 from panax.comms.reduction import compressed_views, reduce_compressed
+from panax.comms.residuals import reshard_residual
 from panax.comms.rows import RowView
 from panax.mesh import MeshShape, Placement
 from panax.mesh.placement import partition_entries

@@ -11,9 +11,9 @@ from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
 from panax_compare.columns import COLUMNS, select_columns
 from panax_compare.command import parser, read_settings
-from panax_compare.measure import measuring
+from panax_compare.measure import measurement
 from panax_compare.measure.crew import ColumnError, WorkerGroup
-from panax_compare.measure.measuring import measure
+from panax_compare.measure.measurement import measure
 from panax_compare.results import read_comparison
 from panax_compare.workload.settings import Settings, check_hardware
 
@@ -97,13 +97,15 @@ class Played(WorkerGroup):
                 raise found
             return found
         if what == "make":
-            nudged = measuring.Path(arguments["folder"]) / "nudged"
+            nudged = measurement.Path(arguments["folder"]) / "nudged"
             nudged.mkdir(parents=True)
             (nudged / "work.json").write_text("{}")
             work = comparison(EAGER).work
             files = {**work, "folder": "", "precision": "f32", "attention": "fused", "seed": 0, "flaws": []}
             numbers = {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
-            (measuring.Path(arguments["folder"]) / "work.json").write_text(json.dumps({**files, "optimizer": numbers}))
+            (measurement.Path(arguments["folder"]) / "work.json").write_text(
+                json.dumps({**files, "optimizer": numbers})
+            )
             return {}
         return {
             "prepare": {"device": "cpu", "versions": {}, "notes": [], "tracing_seconds": 0.5},
@@ -126,7 +128,7 @@ SETTINGS = Settings(work="decoder", size="tiny", columns=("torch_eager", "torch_
 
 @pytest.fixture
 def played(monkeypatch):
-    monkeypatch.setattr(measuring, "WorkerGroup", Played)
+    monkeypatch.setattr(measurement, "WorkerGroup", Played)
     monkeypatch.setattr(Played, "scripts", {})
     return Played.scripts
 
@@ -208,11 +210,11 @@ def test_columns_are_started_anew_where_memory_does_not_suffice(played, tmp_path
 
 def test_the_memory_of_devices_is_not_compared_with_the_hosts(played, tmp_path, monkeypatch):
     settings = dataclasses.replace(SETTINGS, probes=False)
-    monkeypatch.setattr(measuring, "free_bytes", lambda: 8 * 2**30)
-    monkeypatch.setattr(measuring, "free_device_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(measurement, "free_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr(measurement, "free_device_bytes", lambda: 80 * 2**30)
     played["torch_eager"] = {"memory": {"device_bytes": 33 * 2**30, "resident_bytes": 2**30}}
     assert not measure(settings, tmp_path / "both", "", lambda line: None).one_at_a_time
-    monkeypatch.setattr(measuring, "free_device_bytes", lambda: 40 * 2**30)
+    monkeypatch.setattr(measurement, "free_device_bytes", lambda: 40 * 2**30)
     assert measure(settings, tmp_path / "device", "", lambda line: None).one_at_a_time
 
 

@@ -8,10 +8,10 @@ import pytest
 from comparing import COMPILED, EAGER, MACHINE, OWN, column, comparison
 
 from panax_compare.columns import COLUMNS
-from panax_compare.published import FLAWS, Published, variants
+from panax_compare.published_study import FLAWS, Published, variants
 from panax_compare.report import write_report
 from panax_compare.report.plots import ColumnBar, bars, lines
-from panax_compare.report.published import answers, write_published
+from panax_compare.report.published_report import answers, write_published
 from panax_compare.workload.sources import count_code_lines, count_column_lines, read_source
 
 VOID = {"meta", "path", "circle"}

@@ -12,9 +12,9 @@ from test_compare_command import Played
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax_compare.measure import measuring
+from panax_compare.measure import measurement
 from panax_compare.measure.crew import ColumnError, link_packages
-from panax_compare.measure.racing import REACHED, Race, StopCondition, format_race_table
+from panax_compare.measure.loss_race import REACHED, Race, StopCondition, format_race_table
 from panax_compare.measure.stream import HELD_OUT, TRAIN, Stream, make_stream
 from panax_compare.workload.settings import Settings
 
@@ -39,7 +39,7 @@ class Falling(Played):
 
 @pytest.fixture
 def played(monkeypatch):
-    monkeypatch.setattr(measuring, "WorkerGroup", Falling)
+    monkeypatch.setattr(measurement, "WorkerGroup", Falling)
     monkeypatch.setattr(Played, "scripts", {})
     return Played.scripts
 

@@ -12,8 +12,8 @@ from panax.core import pair_axes
 from panax.models import DecoderTask, VitConfig, VitTask
 from panax.optim import uses_weight_decay as decays_by_axes
 from panax_compare.columns import select_columns
-from panax_compare.measure import measuring
-from panax_compare.published import Published, measure_published
+from panax_compare.measure import measurement
+from panax_compare.published_study import Published, measure_published
 from panax_compare.results import read_comparison
 from panax_compare.verdict import compute_rows
 from panax_compare.workload.compared_work import read_work, use_weight_decay
@@ -66,7 +66,7 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
 def test_every_column_does_the_same_work(tmp_path, kind, more):
     columns = tuple(name for name in COLUMNS if name != "torch_compile" or not more)
     settings = Settings(work=kind, size="tiny", columns=columns, rounds=1, steps=1, checked_steps=3, **more)
-    found = measuring.measure(settings, tmp_path, "", print)
+    found = measurement.measure(settings, tmp_path, "", print)
     for row in compute_rows(found):
         if row.state == "impossible":
             assert (kind, row.name) == ("moe", "flax")
@@ -118,7 +118,7 @@ def test_tables_lose_here_as_in_pytorch(tmp_path, optimizer):
         work="dlrm", size="tiny", batch_size=64, optimizer=optimizer, columns=("torch_eager", "panax"), rounds=1, steps=2,
         checked_steps=50, probes=False,
     )  # fmt: skip
-    comparison = measuring.measure(settings, tmp_path / "comparison", "panax compare dlrm", lambda line: None)
+    comparison = measurement.measure(settings, tmp_path / "comparison", "panax compare dlrm", lambda line: None)
     theirs, ours = (comparison.columns[name] for name in ("torch_eager", "panax"))
     assert theirs.state == ours.state == "measured", ours.reason
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-5)

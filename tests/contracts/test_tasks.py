@@ -22,7 +22,7 @@ from panax.core import named_leaves
 from panax.mesh import MeshShape
 from panax.optim import Optax
 from panax.train import StepConfig
-from panax.train.on_mesh import split_rows
+from panax.train.mesh_execution import split_rows
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "adapted").glob("[!_]*.py") if path.stem != "case")
 STEPS, SAVED = 20, 10

@@ -37,7 +37,7 @@ ENGLISH = {
     ("run/experiment.py", "class"): "of Python",
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
     ("spmd/__init__.py", "bias"): "a file of this room",
-    ("spmd/marks.py", "shared"): "a state: each device has a share",
+    ("spmd/sharding_marks.py", "shared"): "a state: each device has a share",
 }
 """Words of other meanings; (file, word) to what it means there."""
 

@@ -24,7 +24,7 @@ from panax.core.params.logical import LOGICAL_AXES, MESH_AXES, Role, axis_for_ro
 from panax.mesh import COMPUTE, STORAGE, Rules, assign
 from panax.mesh.legality import MeshRequirements, find_problem, fit_rules
 from panax.spmd import contract, contract_gathered, local_sequence, sum_over_sequence
-from panax.spmd.once import step_gather_dtype
+from panax.spmd.step_gather import step_gather_dtype
 from panax.testing import check_task
 
 SLOTS = LogicalAxis("test_slots", "slots of a memory", compute=("tensor",), parallel=True)

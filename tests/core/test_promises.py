@@ -20,7 +20,7 @@ RECIPES = ("quickstart", "vit_digits", "dlrm_flights", "ppo_cartpole", "sac_pend
 """Recipes whose settings are, together, those that messages name."""
 
 OTHERS_FLAGS = {
-    "panax/cli/usual_names.py": "what other trainers call their flags",
+    "panax/cli/flag_aliases.py": "what other trainers call their flags",
     "panax/metrics/page/": "colours of a page",
     "panax/cluster/engines/": "flags of sbatch, srun, mpirun, kubectl and ray",
     "--api-group": "of kubectl",

@@ -63,7 +63,7 @@ class Held:
         self.odd, self.asked = odd, []
 
     def held_rows(self, batch_size):
-        from panax.train.sending import HeldRows
+        from panax.train.batch_transfer import HeldRows
 
         self.asked.append(batch_size)
         return HeldRows(np.arange(1, batch_size, 2), batch_size) if self.odd else None

@@ -22,7 +22,7 @@ from panax.data import (
     prefetch,
 )
 from panax.mesh import MeshShape, Placement
-from panax.train.sending import find_held_rows, global_array
+from panax.train.batch_transfer import find_held_rows, global_array
 
 BATCH = 24
 PROCESSES = (8, 6, 3, 1)

@@ -31,6 +31,9 @@ PHRASES = {
     "goes on": r"\bgo(?:es)? on\b",
 }
 
+NOUNS = frozenset(CEILINGS.pop("nouns").split())
+"""Words in -ing and -ed that the field uses as nouns, or that name a library: files may have them."""
+
 VERBS = frozenset(CEILINGS.pop("verbs").split())
 
 BRITISH = re.compile(
@@ -157,6 +160,12 @@ def bare_participles() -> set[str]:
     return {path for path, node in public_functions() if PARTICIPLE.match(node.name)}
 
 
+def participle_files() -> set[str]:
+    """Source files that a participle names, alone or as its last word."""
+    words = {str(path.relative_to(ROOT)): path.stem.rpartition("_")[2] for path in SOURCES}
+    return {path for path, word in words.items() if word.endswith(("ing", "ed")) and word not in NOUNS}
+
+
 def crowded_folders() -> dict[str, int]:
     """Folders of sources and tests that hold more than 20 files."""
     folders = Counter(
@@ -174,6 +183,7 @@ def counts() -> dict[str, dict[str, int]]:
         "docstrings": dict(phrases(docstrings())),
         "messages": dict(phrases(messages())),
         "identifiers": {"british": len(british()), "participles": len(bare_participles())},
+        "files": {"participles": len(participle_files())},
         "folders": crowded_folders(),
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from panax.checkpoint import checkpointer, commit, memory, reading, snapshot
+from panax.checkpoint import checkpointer, chunk_reader, commit, memory, snapshot
 from panax.stores import local, peer
 
 PHASES = ("copy to host", "write of shards", "manifest", "commit", "cleanup", "restore", "copy to peer")
@@ -71,7 +71,7 @@ def install(phase: str, announce: Path, saves: int = 0) -> None:
         slowed(checkpointer, "remove", pauses=5)
         slowed(local.LocalStore, "delete", pauses=5, announces=False)
     elif phase == "restore":
-        slowed(reading.Checkpoint, "_read_checked")
+        slowed(chunk_reader.Checkpoint, "_read_checked")
     elif phase == "copy to peer":
         slowed(peer.PeerStore, "write", pauses=5)
         slowed(memory.MemoryTier, "_write", pauses=2)

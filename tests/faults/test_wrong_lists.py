@@ -9,7 +9,7 @@ from servers import WRONG_ANSWERS, Fault
 from panax.checkpoint import CheckpointConfig, Checkpointer
 from panax.core import CheckpointError, StoreError
 from panax.stores.objects import ObjectStore
-from panax.stores.retrying import RetryPolicy
+from panax.stores.retry import RetryPolicy
 
 QUICK = RetryPolicy(stagger_seconds=0.0, base_seconds=0.01, cap_seconds=0.1, missing_seconds=0.02)
 LISTS = "list-type="

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from panax.kernels.grouped.grouped import Groups, aligned_row_count
+from panax.kernels.grouped.grouped_matmul import Groups, aligned_row_count
 
 SIZES = {
     "balanced": [25, 25, 25, 25, 25, 25, 25, 25],

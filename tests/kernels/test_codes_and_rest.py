@@ -9,8 +9,8 @@ import pytest
 
 from panax.core.layout.target import Target
 from panax.kernels.quantized import FLOAT8, INT4, INT8, SIGN
-from panax.kernels.quantized.rest import WORK, ResidualCase, quantize_with_residual, reference
-from panax.kernels.quantized.rest_gpu import gpu_quantize_with_residual
+from panax.kernels.quantized.residual import WORK, ResidualCase, quantize_with_residual, reference
+from panax.kernels.quantized.residual_gpu import gpu_quantize_with_residual
 from panax.kernels.registry import choose
 from panax.plan import parse_target, target_devices
 

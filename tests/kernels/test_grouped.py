@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels.cpu.native import OWN, unavailable_reason
-from panax.kernels.grouped.grouped import (
+from panax.kernels.grouped.grouped_matmul import (
     GroupedCase,
     Groups,
     aligned_row_count,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from panax.kernels.grouped.feed_forward import FeedForwardMatrices, chunked_feed_forward, chunked_feed_forward_gradients
-from panax.kernels.grouped.grouped import Groups, aligned_row_count
+from panax.kernels.grouped.grouped_matmul import Groups, aligned_row_count
 
 EMBED, FFN, TILE = 12, 20, 8
 

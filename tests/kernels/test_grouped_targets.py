@@ -8,7 +8,7 @@ import pytest
 from grouped_cases import GROUPS, SIZES, assert_outer, assert_product, groups_of, matrices, sorted_rows
 
 from panax.kernels.grouped.gpu import GroupedTileSizes, gpu_outer, gpu_product
-from panax.kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
+from panax.kernels.grouped.grouped_matmul import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
 from panax.kernels.grouped.tpu import tpu_outer, tpu_product
 from panax.plan import parse_target, target_devices
 from panax.plan.step import disable_compilation_cache

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from panax.cluster.supervisor.job_folder import INCIDENTS, read_incidents
+from panax.metrics.background import BackgroundReporter
 from panax.metrics.facts import RunFacts
-from panax.metrics.lane import BackgroundReporter
 from panax.metrics.services import CsvTracker
 from panax.metrics.trackers import JsonlTracker
 from panax.run.loop import RESERVED_NAMES
@@ -84,7 +84,7 @@ def test_runs_that_share_a_table_lose_no_row(tmp_path):
 
 
 def test_what_waits_for_a_place_that_blocks_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr("panax.metrics.lane.MAX_PENDING_BYTES", 1_000_000)
+    monkeypatch.setattr("panax.metrics.background.MAX_PENDING_BYTES", 1_000_000)
     warned: list[str] = []
     go, got = threading.Event(), []
     lane = BackgroundReporter("a service", warned.append)

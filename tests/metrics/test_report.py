@@ -20,7 +20,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.metrics.report.costs import compute_device_hours
 from panax.metrics.report.curves import read_curves
 from panax.metrics.report.figures import compute_figures, run_status
-from panax.metrics.report.reading import RUN_MARKER_FILES, read_run
+from panax.metrics.report.run_files import RUN_MARKER_FILES, read_run
 from panax.system.lock import open_locked
 
 

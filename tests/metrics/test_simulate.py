@@ -13,7 +13,7 @@ from test_page import Balanced
 import panax
 from panax.cli.main import main
 from panax.core.errors import DataError, RecipeError
-from panax.plan.goodput.measured import read_stage_times
+from panax.plan.goodput.stage_times import read_stage_times
 
 GIVEN = {
     "step": 10.0, "every": 60, "stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60.0, "restore": 60.0,

@@ -19,12 +19,12 @@ from panax.preflight.full import (
     CheckOutcome,
     ResultMismatch,
     cases,
+    execution,
     kernels,
     run_case,
-    running,
-    training,
+    train_benchmark,
 )
-from panax.preflight.full.comparing import local_target, run_kernel, select_supported, worst_error_share
+from panax.preflight.full.comparison import local_target, run_kernel, select_supported, worst_error_share
 from panax.preflight.full.layouts import LAYOUTS, MIXTURE_LAYOUTS
 from panax.run.tools import check
 
@@ -165,7 +165,7 @@ def test_as_many_layers_as_fit():
         asked.append(count)
         return count <= 19
 
-    assert training.find_largest(32, fits) == 19 and len(asked) <= 7
+    assert train_benchmark.find_largest(32, fits) == 19 and len(asked) <= 7
 
 
 def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
@@ -178,18 +178,20 @@ def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
         return {"layers": str(model.num_layers)}
 
     sizes = dataclasses.replace(full.CPU, trained=dataclasses.replace(full.CPU.trained, num_layers=32), seconds=None)
-    monkeypatch.setattr(training, "_timed", timed)
-    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
-    monkeypatch.setattr(training.MemoryModel, "of", lambda *arguments: training.MemoryModel(without=20.0, each=3.0))
-    figures = training.benchmark(sizes)
+    monkeypatch.setattr(train_benchmark, "_timed", timed)
+    monkeypatch.setattr(train_benchmark, "_free_bytes", lambda device, share: 60.0)
+    monkeypatch.setattr(
+        train_benchmark.MemoryModel, "of", lambda *arguments: train_benchmark.MemoryModel(without=20.0, each=3.0)
+    )
+    figures = train_benchmark.benchmark(sizes)
     assert tried == [13, 11, 9] and "13 layers were planned" in figures["note"]
-    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 22.0)
+    monkeypatch.setattr(train_benchmark, "_free_bytes", lambda device, share: 22.0)
     with pytest.raises(CaseSkipped, match=r"one layer of .* takes"):
-        training.benchmark(sizes)
-    monkeypatch.setattr(training, "_free_bytes", lambda device, share: 60.0)
-    monkeypatch.setattr(training, "_timed", lambda *arguments: 1 / 0)
+        train_benchmark.benchmark(sizes)
+    monkeypatch.setattr(train_benchmark, "_free_bytes", lambda device, share: 60.0)
+    monkeypatch.setattr(train_benchmark, "_timed", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        training.benchmark(sizes)
+        train_benchmark.benchmark(sizes)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(disks, "LARGEST_BYTES", 2**22)
     monkeypatch.setitem(devices.SIZES, "cpu", devices.BenchmarkSize(128, "float32", 1, 2**20))
     some = [Case("kernel", "good", lambda: {"error": "0%"}), Case("kernel", "bad", lambda: 1 / 0)]
-    monkeypatch.setattr(running, "cases", lambda *arguments: some)
+    monkeypatch.setattr(execution, "cases", lambda *arguments: some)
     return some
 
 

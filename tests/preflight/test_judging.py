@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from profiles import VERSIONS, healthy, with_one
 
-from panax.preflight.judging import find_problems
+from panax.preflight.findings import find_problems
 
 
 def only(profile):

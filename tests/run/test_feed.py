@@ -21,7 +21,7 @@ from panax.core.errors import DataError
 from panax.data import Mixture, MixtureComponent, TextFiles
 from panax.metrics import Tracker
 from panax.run.feed import PREFETCH_BATCHES, prefetch_to_device
-from panax.train.sending import HeldRows
+from panax.train.batch_transfer import HeldRows
 
 SECONDS = 20
 """Far more than anything here takes: it passes only where something waits for what never comes."""

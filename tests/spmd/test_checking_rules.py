@@ -12,8 +12,14 @@ from panax.mesh import MeshShape, Placement
 from panax.spmd.checking.states import Kind
 from panax.spmd.checking.walk import Walk, input_states
 from panax.spmd.linear import shift_right
-from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding, mark_linear, mark_shared_cotangent
 from panax.spmd.segments import sums_by_blocks
+from panax.spmd.sharding_marks import (
+    ValueState,
+    assert_cotangent_sharding,
+    assert_sharding,
+    mark_linear,
+    mark_shared_cotangent,
+)
 
 ROWS, COLUMNS = 8, 4
 X = jnp.ones((ROWS, COLUMNS))

@@ -10,7 +10,7 @@ import pytest
 from panax.core import StoreError
 from panax.stores import Entry, LocalStore, ObjectNotFoundError, Store, open_store
 from panax.stores.objects import ObjectStore
-from panax.stores.retrying import RetryPolicy
+from panax.stores.retry import RetryPolicy
 
 QUICK = RetryPolicy(stagger_seconds=0.0, base_seconds=0.02, missing_seconds=0.02)
 NAMES = ["with space", "per%41cent", "hash#x", "ü", "tilde~", "plus+", "q?x", "a:b", "br[1]", "x.tmp", ".hidden"]

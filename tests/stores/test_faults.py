@@ -19,7 +19,7 @@ from servers.s3 import ACCESS_KEY, SECRET_KEY, client_environment
 from panax.core import StoreError
 from panax.stores import Entry, ObjectNotFoundError
 from panax.stores.objects import ObjectStore
-from panax.stores.retrying import RetryPolicy
+from panax.stores.retry import RetryPolicy
 
 QUICK = RetryPolicy(
     stagger_seconds=0.0, base_seconds=0.01, cap_seconds=0.1, missing_seconds=0.02, request_seconds=0.3, deadline_seconds=20.0,
@@ -340,7 +340,7 @@ def test_a_read_of_what_is_replaced_begins_anew(s3_server, proxy, bucket, monkey
     replaced = threading.Thread(
         target=lambda: (_wait_for(lambda: proxy.faults.counts.faults), s3_server.put(f"{bucket[5:]}/x", new))
     )
-    monkeypatch.setattr("panax.stores.retrying.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("panax.stores.retry.random.uniform", lambda low, high: high)
     replaced.start()
     store.read_into("x", 0, memoryview(target))
     replaced.join()

@@ -17,7 +17,7 @@ from panax.core import StoreError
 from panax.stores import ObjectNotFoundError
 from panax.stores.failures import classify_failure
 from panax.stores.objects import _Burst
-from panax.stores.retrying import RetryPolicy, retry
+from panax.stores.retry import RetryPolicy, retry
 
 ROOT = Path(__file__).parents[2]
 BUSY = "Error performing GET http://host/x in 1ms - Server returned non-2xx status code: 503 Service Unavailable: "

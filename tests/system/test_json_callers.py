@@ -13,7 +13,7 @@ EXCEPTIONS = {
     "panax/data/formats/json_records.py": "records of a user's data, which it reads by pieces and whose doubled names it reports",
     "panax/data/text/tokenizer.py": "what the tokenizers library serialized in this process",
     "panax/data/loading/iterable.py": "a copy of what this process serialized",
-    "panax_compare/published.py": "a copy of what this process serialized",
+    "panax_compare/published_study.py": "a copy of what this process serialized",
     "panax_compare/results.py": "a copy of what this process serialized",
 }
 

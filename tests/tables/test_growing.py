@@ -25,7 +25,7 @@ from panax.optim import Schedule, Sgd
 from panax.parallel.vocabulary import assign_blocks
 from panax.train import CompiledStep, Program, evaluate_all
 from panax.train.debug import DebugStep
-from panax.train.growing import init_rows
+from panax.train.table_growth import init_rows
 
 STEPS = 6
 NO_PASS = {"parameter", "get-tuple-element", "bitcast", "scatter", "fusion"}

@@ -14,7 +14,7 @@ from panax.core import RecipeError, named_leaves
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import VitConfig, VitTask
 from panax.train import CompiledStep, Program, StepConfig, evaluate_all
-from panax.train.freezing import freeze
+from panax.train.frozen_params import freeze
 
 SMOOTHING = 0.2
 FROZEN = ("layers.0", "layers.2.attention")

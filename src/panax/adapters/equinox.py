@@ -9,9 +9,9 @@ import jax
 from ..core import Axes, Batch
 from ..core.errors import RecipeError
 from ..core.params.axes import path_name
-from .adapted import AdaptedTask, Model, use_standard_promotion
-from .calling import call_loss
+from .adapted_task import AdaptedTask, Model, use_standard_promotion
 from .layouts import Kind
+from .loss_call import call_loss
 
 
 def task(

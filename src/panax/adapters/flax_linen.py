@@ -11,13 +11,13 @@ import jax
 from ..core import Axes, Batch
 from ..core.errors import RecipeError
 from ..core.params.axes import path_name
-from .adapted import AdaptedTask, Model, use_standard_promotion
-from .applied import BoundModel, example_batch
-from .calling import call_loss
+from .adapted_task import AdaptedTask, Model, use_standard_promotion
+from .axis_names import AxisNames, read_names
+from .bound_model import BoundModel, example_batch
 from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind
-from .naming import AxisNames, read_names
+from .loss_call import call_loss
 
 nn = import_extra("flax.linen", "flax")
 unfreeze = import_extra("flax.core", "flax").unfreeze

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from ..core import Axes, Batch, DataChecks
 from ..core.errors import RecipeError, describe_type
 from ..core.measures import NO_FAULT
-from .adapted import AdaptedTask, Model, use_standard_promotion
-from .calling import call_loss
+from .adapted_task import AdaptedTask, Model, use_standard_promotion
+from .axis_names import AxisNames, read_names
 from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind
+from .loss_call import call_loss
 from .losses import named_terms
-from .naming import AxisNames, read_names
 
 nnx = import_extra("flax.nnx", "flax")
 

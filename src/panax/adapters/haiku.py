@@ -7,11 +7,11 @@ import jax
 
 from ..core import Axes, Batch, named_leaves
 from ..core.errors import RecipeError
-from .adapted import AdaptedTask, Model, use_standard_promotion
-from .applied import BoundModel, example_batch
-from .calling import call_loss, select_keywords
+from .adapted_task import AdaptedTask, Model, use_standard_promotion
+from .bound_model import BoundModel, example_batch
 from .extras import import_extra
 from .layouts import Kind
+from .loss_call import call_loss, select_keywords
 
 hk = import_extra("haiku", "haiku")
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..core import Axes, Batch, Mean
 from ..core.errors import RecipeError
 from ..data.loading.iterable import as_batch
-from .adapted import AdaptedTask, Model, use_standard_promotion
+from .adapted_task import AdaptedTask, Model, use_standard_promotion
 from .extras import import_extra
 from .heads import head_axes
 from .layouts import Kind

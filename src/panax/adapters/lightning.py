@@ -20,7 +20,7 @@ from ..core import Axes
 from ..core.errors import RecipeError, describe_type
 from ..core.measures import is_reserved
 from ..data.loading.iterable import as_batch
-from .adapted import AdaptedTask
+from .adapted_task import AdaptedTask
 from .torch import task as torch_task
 from .torch.optimizers import TorchOptimizer, from_torch
 

@@ -7,7 +7,7 @@ from .agent import Agent
 from .distributions import Categorical, DiagonalGaussian, Distribution, SquashedGaussian, make_distribution
 from .dqn import Dqn
 from .episodes import Episodes, FinishedEpisodes, evaluation_result, run_episodes
-from .filming import Film
+from .film import Film
 from .policies import DecoderPolicy, PerceptronPolicy, Policy, PolicyOutput, RecurrentPolicy
 from .ppo import Ppo
 from .replay import Experience, Replay

@@ -19,13 +19,13 @@ from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
 from ..job.agreement import any_process, broadcast_text, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..stores import LocalStore, Store, open_store
+from .checkpoint_index import CheckpointIndex, parse_step, step_folder
+from .chunk_reader import Checkpoint
 from .commit import SaveAttempt, commit, discard, publish_part, remove, sweep, write_part
 from .config import CheckpointConfig
 from .manifest import Manifest
-from .reading import Checkpoint
-from .record import FOLDER as RECORD_FOLDER
-from .restoring import raise_on_all_processes
-from .saved import CheckpointIndex, parse_step, step_folder
+from .restoration import raise_on_all_processes
+from .run_record import FOLDER as RECORD_FOLDER
 from .snapshot import Snapshot, plan_save
 
 LogFn = Callable[[str], None]

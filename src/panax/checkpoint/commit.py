@@ -23,8 +23,8 @@ from typing import Any
 from ..core.errors import CheckpointError
 from ..job.heartbeat import heartbeat
 from ..stores import LinkableStore, ObjectNotFoundError, Store
-from .by_name import has_object, read_if_exists
 from .manifest import MANIFEST_FILE, FileEntry, Manifest, compute_checksum, merge_manifests
+from .named_objects import has_object, read_if_exists
 from .snapshot import FilePlan, Snapshot
 
 STALE_UPLOAD_SECONDS = 20.0

@@ -7,8 +7,8 @@ from pathlib import Path
 from ..core.errors import CheckpointError
 from ..stores import LocalStore
 from ..system.files import expand_user
+from .chunk_reader import MAX_TEXT_BYTES, Checkpoint
 from .manifest import MANIFEST_FILE
-from .reading import MAX_TEXT_BYTES, Checkpoint
 
 
 def reject_symlink_escape(folder: Path, paths: Iterable[Path]) -> None:

@@ -14,7 +14,7 @@ import xxhash
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..stores import Buffer, check_path
 from ..system import json_reader
-from .boxes import ArraySlice, is_exact_cover
+from .slices import ArraySlice, is_exact_cover
 
 FORMAT = "panax-checkpoint"
 VERSION = 2

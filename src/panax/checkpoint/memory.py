@@ -28,11 +28,11 @@ from ..job.agreement import broadcast_text, gather_ints, gather_texts
 from ..job.join import SECRET
 from ..stores import LocalStore, Store
 from ..stores.peer import PeerServer, PeerStore, UnionStore
+from .chunk_reader import Checkpoint
 from .commit import SaveAttempt, publish_part, write_part
 from .manifest import Manifest, merge_manifests
 from .memory_folder import MemoryFolder
-from .reading import Checkpoint
-from .restoring import raise_on_all_processes
+from .restoration import raise_on_all_processes
 from .snapshot import Snapshot, plan_save
 
 _PART = re.compile(r"step_(\d{8,})/([^/]+)/part-(\d{5,})-of-(\d{5,})\.json")

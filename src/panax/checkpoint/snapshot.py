@@ -18,8 +18,8 @@ import numpy as np
 
 from ..core.errors import CheckpointError
 from ..core.params.axes import named_leaves
-from .boxes import ArraySlice, Device, slice_devices, split_slice
 from .manifest import ArrayEntry, Chunk, compute_checksum
+from .slices import ArraySlice, Device, slice_devices, split_slice
 
 CHUNK_BYTES = 2**22
 """Size of a chunk, which has a checksum and is read at once: a layout of many more devices reads little that

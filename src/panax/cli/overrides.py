@@ -12,10 +12,10 @@ from ..metrics.console import wrap_line
 from ..presets.experiments import preset
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
+from .flag_aliases import check_names
 from .main import warn
 from .recipes import PRESET, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
-from .usual_names import check_names
 
 DATA = "--data"
 """Flag that takes paths, up to the next flag."""

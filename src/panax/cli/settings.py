@@ -10,7 +10,7 @@ import tyro
 
 from ..core.errors import RecipeError, suggest_name
 from ..run import Experiment
-from .usual_names import ADVICE, FLAG_ALIASES
+from .flag_aliases import ADVICE, FLAG_ALIASES
 
 _BOX = "│"
 

@@ -10,7 +10,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "job": ("Job", "RestartPolicy"),
-        "launching": ("launch",),
+        "launcher": ("launch",),
         "engines": ("Resources", "make_engine"),
     },
 )

@@ -27,10 +27,10 @@ from ..core.task import Task
 from ..mesh.placement import partition_entries
 from ..spmd.collectives import all_reduce
 from ..spmd.manual import map_over_shards
-from ..spmd.marks import ValueState, assert_sharding
+from ..spmd.sharding_marks import ValueState, assert_sharding
 from .fragments import FragmentSlice, OuterSync, assign_fragments
-from .owed import per_device_axis
 from .reduction import Residuals, compressed_views, reduce_compressed
+from .residuals import per_device_axis
 from .settings import Comms
 
 REPLICA = "replica"

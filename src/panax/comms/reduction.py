@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from ..core.layout.layout import Layout
 from ..core.protocols import Axes
-from ..spmd.marks import ValueState, assert_sharding, assert_split
+from ..spmd.sharding_marks import ValueState, assert_sharding, assert_split
 from .rows import RowView
 from .settings import Comms
 

@@ -30,7 +30,7 @@ from .tables.synthetic_clicks import SyntheticClicks, SyntheticExamples
 from .tables.table import Table
 from .text.concat import ConcatCorpus
 from .text.corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
-from .text.filtered import FilteredCorpus
+from .text.filtered_corpus import FilteredCorpus
 from .text.mixture import Mixture, MixtureComponent
 from .text.mixture_source import ConcatRows, MixedSource
 from .text.packing import Documents, PackedRows, PaddedRows

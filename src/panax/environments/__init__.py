@@ -8,13 +8,13 @@ from ..core.lazy import lazy_getattr
 if TYPE_CHECKING:
     from .acrobot import Acrobot
     from .batch import EnvironmentBatch, EnvironmentState, Transition
+    from .brax_adapter import Brax
     from .cart_pole import CartPole
-    from .checking import check_actions, check_environment
+    from .contract_check import check_actions, check_environment
     from .environment import Action, Environment, EnvironmentStep, Frame
     from .grid_world import GridWorld
-    from .of_brax import Brax
-    from .of_gymnasium import Gymnasium
-    from .of_gymnax import Gymnax
+    from .gymnasium_adapter import Gymnasium
+    from .gymnax_adapter import Gymnax
     from .pendulum import Pendulum
     from .spaces import Box, Discrete, Space
 
@@ -22,12 +22,12 @@ _WHERE = {
     "acrobot": ("Acrobot",),
     "batch": ("EnvironmentBatch", "EnvironmentState", "Transition"),
     "cart_pole": ("CartPole",),
-    "checking": ("check_actions", "check_environment"),
+    "contract_check": ("check_actions", "check_environment"),
     "environment": ("Action", "Environment", "Frame", "EnvironmentStep"),
     "grid_world": ("GridWorld",),
-    "of_brax": ("Brax",),
-    "of_gymnasium": ("Gymnasium",),
-    "of_gymnax": ("Gymnax",),
+    "brax_adapter": ("Brax",),
+    "gymnasium_adapter": ("Gymnasium",),
+    "gymnax_adapter": ("Gymnax",),
     "pendulum": ("Pendulum",),
     "spaces": ("Box", "Discrete", "Space"),
 }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line
+from .canvas import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .pendulum import wrap_angle
 from .spaces import Box, Discrete

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line, fill_rectangle
+from .canvas import BLUE, DARK, PALE, RED, blank_frame, fill_circle, fill_line, fill_rectangle
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 

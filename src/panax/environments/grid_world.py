@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError, suggest_name
-from .drawing import BLUE, DARK, GREEN, PALE, RED, blank_frame, fill_circle, fill_rectangle
+from .canvas import BLUE, DARK, GREEN, PALE, RED, blank_frame, fill_circle, fill_rectangle
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box, Discrete
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import RecipeError, TrainingError
 from ..system.children import PipedProcess
 from .host_worker import MAX_LINE_BYTES, encode_message, num_bytes, parse_message
-from .importing import Setting
+from .imports import Setting
 
 MAX_PROCESSES = 64
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from ..core.errors import RecipeError
-from .drawing import DARK, PALE, RED, blank_frame, fill_circle, fill_line
+from .canvas import DARK, PALE, RED, blank_frame, fill_circle, fill_line
 from .environment import Action, Environment, EnvironmentStep, Frame, Observation
 from .spaces import Box
 

@@ -21,8 +21,8 @@ from panax.kernels.cross_entropy import (
     cross_entropy_sums_and_gradients,
     linear_cross_entropy,
 )
-from panax.kernels.grouped.grouped import grouped_outer, grouped_product
-from panax.kernels.named import Kernels
+from panax.kernels.grouped.grouped_matmul import grouped_outer, grouped_product
+from panax.kernels.kernel_choice import Kernels
 from panax.kernels.registry import Kernel, KernelChoice, choose, list_kernels, register, use_kernels
 
 __all__ = [

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 from panax.core.layout.target import Target
 from panax.kernels.attention.mask import MASKED
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.varying import vary_alike, vary_like
+from panax.kernels.varying_axes import vary_alike, vary_like
 
 
 class CrossEntropySums(NamedTuple):

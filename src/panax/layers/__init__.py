@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .moe.routing import RouterTerms, Tokens
     from .norm import Norm
     from .stack import Stack, build_stacks, run_stacks
-    from .stages.staged import StagedTask
+    from .stages.staged_task import StagedTask
     from .tables.bags import embedding_bag, embedding_rows
     from .tables.table_config import FeatureConfig, Growth, TableConfig
     from .tables.tables import EmbeddingTables, TablesConfig
@@ -42,7 +42,7 @@ _WHERE = {
     "attention.rotary": ("Rotary", "RotaryScaling", "YarnScaling"),
     "moe.routing": ("RouterTerms", "Tokens"),
     "stack": ("Stack", "build_stacks", "run_stacks"),
-    "stages.staged": ("StagedTask",),
+    "stages.staged_task": ("StagedTask",),
     "mixers.state_space": ("StateSpace", "StateSpaceCache"),
     "mixers.state_space_block": ("StateSpaceBlock",),
     "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),

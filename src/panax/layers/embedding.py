@@ -23,7 +23,7 @@ from ..spmd import (
 )
 from ..spmd.collectives import axis_index
 from ..spmd.linear import psum_both
-from ..spmd.marks import ValueState, assert_sharding
+from ..spmd.sharding_marks import ValueState, assert_sharding
 from ..spmd.weights import GatheredWeight
 
 

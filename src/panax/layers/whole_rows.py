@@ -17,7 +17,7 @@ from ..core.params.logical import Role, axis_for_role
 from ..parallel.context import zigzag_inverse, zigzag_order
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.linear import all_gather_sum
-from ..spmd.marks import ValueState, assert_cotangent_sharding
+from ..spmd.sharding_marks import ValueState, assert_cotangent_sharding
 from .block import Block, Context
 
 

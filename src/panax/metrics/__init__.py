@@ -8,11 +8,11 @@ from ..core.lazy import lazy_getattr
 from .heat_map import heat_map
 
 if TYPE_CHECKING:
+    from .background import BackgroundReporter
     from .clock import StepClock
     from .console import ConsoleTracker
     from .facts import RunFacts
     from .histogram import Histogram
-    from .lane import BackgroundReporter
     from .prometheus import PrometheusTracker
     from .services import CsvTracker, MlflowTracker, WandbTracker
     from .tensorboard import TensorBoardTracker
@@ -26,7 +26,7 @@ __getattr__ = lazy_getattr(
         "console": ("ConsoleTracker",),
         "facts": ("RunFacts",),
         "histogram": ("Histogram",),
-        "lane": ("BackgroundReporter",),
+        "background": ("BackgroundReporter",),
         "prometheus": ("PrometheusTracker",),
         "services": ("CsvTracker", "MlflowTracker", "WandbTracker"),
         "tensorboard": ("TensorBoardTracker",),

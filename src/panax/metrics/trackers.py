@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..system import files
+from .background import BackgroundReporter
 from .facts import RunFacts
 from .film import Frames, contact_sheet
 from .heat_map import Picture
 from .histogram import Histogram
-from .lane import BackgroundReporter
 from .throughput import Peak
 
 

@@ -1,6 +1,6 @@
 """Built-in models, their tasks, and presets of published sizes."""
 
-from ..layers.stages.staged import ComputeType
+from ..layers.stages.staged_task import ComputeType
 from .decoder.base_width import BaseWidth
 from .decoder.config import DecoderConfig
 from .decoder.mamba import HybridConfig

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from ..core.layout.layout import MeshAxes
 from ..spmd.collectives import axis_index
-from ..spmd.marks import ValueState, assert_sharding
+from ..spmd.sharding_marks import ValueState, assert_sharding
 from .rows import RowMap, copy_to_rows, sum_by_token
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from ..core.layout.layout import axis_size
 from ..core.measures import Loss, is_measure, merge_measures, merged_fields, merges_by_max, neutral_value
 from ..spmd.collectives import merge_over_devices
-from ..spmd.marks import ValueState, assert_sharding
+from ..spmd.sharding_marks import ValueState, assert_sharding
 from .schedules import PipelineSchedule
 
 AXIS = "stage"

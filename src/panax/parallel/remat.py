@@ -8,7 +8,7 @@ import jax
 from ..core import current_layout
 from ..core.params.logical import Role, axis_for_role
 from ..spmd.contraction import PRODUCT
-from ..spmd.gathering import DECODED
+from ..spmd.weight_gather import DECODED
 from ..spmd.weights import GATHERED
 
 ATTENTION = "attention"

@@ -39,7 +39,7 @@ from panax.kernels.precision import accumulation_dtype
 from panax.kernels.registry import KernelChoice, list_kernels, log_choice, named_kernel
 from panax.parallel.context import WireBytes
 from panax.parallel.ring_chunks import Ring, active_shifts, chunk_gradients, chunk_outputs, chunk_pairs
-from panax.spmd.marks import ValueState, assert_sharding
+from panax.spmd.sharding_marks import ValueState, assert_sharding
 
 _REASON = (
     "ring attention merges partial softmax sums, which only this kernel gives; "

@@ -24,11 +24,11 @@ from jaxtyping import Array, Float, Int
 from ..core.layout.declarations import declare_trip_count, tag_comm
 from ..core.layout.layout import MeshAxes, current_target
 from ..spmd.collectives import all_gather, all_reduce, axis_index, reduce_scatter
-from ..spmd.marks import ValueState, assert_sharding, assert_split
 from ..spmd.row_gradients import Change, RowGradients, merge_rows, update_rows
 from ..spmd.rows import GatheredRows, unique_rows
+from ..spmd.sharding_marks import ValueState, assert_sharding, assert_split
 from .exchange import ExchangePlan, ExchangeWindow, RoutingCounts
-from .row_places import TablePlacement
+from .row_placement import TablePlacement
 
 SPARE = 1.25
 """Size of a device's buffer relative to the distinct rows it may request: headroom for owners with more

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from panax.core.layout.target import Target
 from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
 from panax.spmd.linear import all_gather_sum, shift_right
-from panax.spmd.marks import ValueState, assert_cotangent_sharding, assert_sharding
+from panax.spmd.sharding_marks import ValueState, assert_cotangent_sharding, assert_sharding
 
 
 def scan_over_devices(

@@ -18,7 +18,7 @@ from ..core.layout.declarations import tag_comm
 from ..core.params.counter_rng import mix
 from ..spmd.collectives import all_gather, all_reduce, axis_index, token_axes
 from ..spmd.in_place import read_before_write
-from .row_places import TablePlacement
+from .row_placement import TablePlacement
 
 NO_ROW = -1
 """Row index of a key without a row."""

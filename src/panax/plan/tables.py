@@ -13,7 +13,7 @@ import numpy as np
 from ..core import named_leaves
 from ..mesh.rules import MeshAxes
 from ..parallel.row_exchange import SPARE
-from ..parallel.row_places import TablePlacement
+from ..parallel.row_placement import TablePlacement
 from ..spmd.collectives import token_axes
 from ..train import CompiledStep
 from .report import size

@@ -8,8 +8,8 @@ from pathlib import Path
 from ..plan.report import align_columns, duration
 from ..plan.search.profile import HardwareProfile
 from ..system import json_reader
+from .findings import HardwareFinding, format_flop_rate, format_rate, process_name
 from .full import FullCheck, part_lines
-from .judging import HardwareFinding, format_flop_rate, format_rate, process_name
 
 MAX_ROWS = 8
 """Maximum number of rows of a table; of more devices, links or disks the slowest are shown."""

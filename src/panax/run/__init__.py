@@ -1,8 +1,8 @@
 """Experiments and their runs: `Experiment` and the training loop, which uses all other packages."""
 
 from .data_override import replace_data
+from .entry import fit, open_run
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RollbackConfig, VerifyConfig
-from .fitting import fit, open_run
 from .folder.trained_model import LoadedModel
 from .folder.trained_model import load_model as load
 from .loop import Run

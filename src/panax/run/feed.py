@@ -14,7 +14,7 @@ from ..core.errors import LayoutError
 from ..data import PrefetchIterator, RowSource
 from ..data.loading.batch_ramp import RampedSource
 from ..data.loading.pad_rows import pad_batches
-from ..train.sending import HeldRows, Sender
+from ..train.batch_transfer import HeldRows, Sender
 
 PREFETCH_BATCHES = 2
 """Number of batches on the devices in addition to the one being trained on."""

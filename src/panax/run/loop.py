@@ -19,9 +19,9 @@ from .feed import DeviceBatch, prefetch_to_device
 from .preparation import LogFn, PreparedRun
 from .recovery.checkpointing import CheckpointSchedule, is_step_due
 from .recovery.fallback_layouts import write_fallback_layouts
+from .recovery.hardware_probe import HardwareProbe
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
-from .recovery.probing import HardwareProbe
 from .recovery.rollback import RollbackController
 from .recovery.verification import SdcVerifier
 from .reporting.generation import generate_text

@@ -12,7 +12,7 @@ from ..data import BytePairTokenizer, TextData
 from ..data.text.token_source import TEXT_AXES
 from ..mesh import Placement
 from ..plan.step import text_batch
-from ..train.compiled import CompiledStep, mesh_requirements
+from ..train.compiled_step import CompiledStep, mesh_requirements
 from ..train.precision import with_compute_dtype
 from .auto_mesh import LogFn, resolve_auto_mesh
 from .blank_data import find_missing_data

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, exclusive_writer, raise_on_all_processes
 from ..checkpoint.manifest import Manifest
-from ..checkpoint.record import read_record
+from ..checkpoint.run_record import read_record
 from ..core import Position, TrainState
 from ..core.errors import CheckpointError, DamagedError
 from ..data.loading.class_agreement import find_class_names

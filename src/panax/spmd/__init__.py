@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .contraction import contract, contract_gathered, gather
     from .gradients import accumulate_grads, compute_grads
     from .linear import all_gather_sum, psum_both, psum_forward, reduce_scatter_sum, shift_right
-    from .marks import ValueState, assert_cotangent_sharding, assert_sharding, check_sharding
     from .product import WeightOp, apply_weight_op
     from .rows import GatheredRows
     from .sequence import (
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         split_cotangent,
         sum_over_sequence,
     )
+    from .sharding_marks import ValueState, assert_cotangent_sharding, assert_sharding, check_sharding
     from .weights import (
         GatheredWeight,
         GatheredWeightWithGrad,
@@ -38,7 +38,7 @@ _WHERE = {
     "contraction": ("contract", "contract_gathered", "gather"),
     "gradients": ("accumulate_grads", "compute_grads"),
     "linear": ("shift_right", "all_gather_sum", "reduce_scatter_sum", "psum_both", "psum_forward"),
-    "marks": ("ValueState", "assert_cotangent_sharding", "assert_sharding", "check_sharding"),
+    "sharding_marks": ("ValueState", "assert_cotangent_sharding", "assert_sharding", "check_sharding"),
     "product": ("WeightOp", "apply_weight_op"),
     "rows": ("GatheredRows",),
     "sequence": (

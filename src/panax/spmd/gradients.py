@@ -10,8 +10,8 @@ from ..core import Batch, Evaluation, Gradients, ModelState, Params, Task, curre
 from ..core.loss_scale import scaled_objective
 from ..core.measures import Scalar, merge_stacked
 from .collectives import psum_over_tokens
-from .once import split_slots
 from .overlapped_grad_reduce import GradReduceOverlap, current_grad_reduce, overlap_grad_reduce, parameter_name
+from .step_gather import split_slots
 
 
 def compute_grads(
@@ -30,7 +30,7 @@ def accumulate_grads(
 ) -> Gradients:
     """Differentiate `task.loss` for each micro-batch and sum the gradients in a scan.
 
-    On a mesh the gradients are partial sums of this device, in the layout that `train/on_mesh.py` reduces.
+    On a mesh the gradients are partial sums of this device, in the layout that `train/mesh_execution.py` reduces.
 
     Args:
         micro_batches: Batch leaves with an additional leading axis, one entry per micro-batch, in order.

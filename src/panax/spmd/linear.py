@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ..core.layout.layout import MeshAxes
 from .collectives import all_gather, all_reduce, reduce_scatter
-from .marks import ValueState, assert_sharding
+from .sharding_marks import ValueState, assert_sharding
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.layout.layout import MeshAxes, current_layout
-from .marks import ValueState, assert_sharding
+from .sharding_marks import ValueState, assert_sharding
 
 Products = Sequence[Callable[[jax.Array], jax.Array]]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.layout.target import Target
-from .marks import mark_linear
+from .sharding_marks import mark_linear
 
 BLOCK = 32
 """Rows summed by one matmul: a row costs 2 x BLOCK FLOPs per element, and each level has BLOCK times fewer

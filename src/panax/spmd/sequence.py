@@ -18,7 +18,7 @@ from ..core.layout.layout import MeshAxes, current_layout
 from ..core.params.logical import Role, axis_for_role
 from .collectives import token_axes
 from .linear import all_gather_sum, psum_forward, reduce_scatter_sum
-from .marks import mark_shared_cotangent
+from .sharding_marks import mark_shared_cotangent
 
 GATHERED_SEQUENCE = "whole_sequence"
 """Name of activations gathered along the sequence, in rematerialization policies."""

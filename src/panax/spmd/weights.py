@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..core.layout.layout import MeshAxes, current_layout
 from ..core.protocols import Axes
 from .collectives import scatter_dims
-from .gathering import gather_weight_as
+from .weight_gather import gather_weight_as
 
 GATHERED = "gathered_weight"
 """Name of gathered weights in rematerialization policies. They are unsharded over fsdp and must never be

@@ -22,7 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from ..core.errors import StoreError
 from .clients import Clients, parse_address
 from .failures import ReadPastEndError, TruncatedReadError, WriteMismatchError, is_past_end
-from .retrying import RetryPolicy, retry
+from .retry import RetryPolicy, retry
 from .store import Buffer, Entry, check_path
 from .verification import ReadCheck, entity_tag, verify_written
 

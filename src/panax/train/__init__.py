@@ -1,6 +1,6 @@
 """The training step: definition, compilation, evaluation, and debugging."""
 
-from .compiled import CompiledStep
+from .compiled_step import CompiledStep
 from .evaluation import evaluate_all, evaluate_sent
 from .program import Program
 from .update import Scalars, StepConfig, train_step

@@ -13,9 +13,9 @@ import numpy as np
 from ..core import Axes, TrainState, use_eager_values
 from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..kernels import use_kernels
-from .on_mesh import split_rows
+from .batch_transfer import HeldRows, check_leaves, check_sizes
+from .mesh_execution import split_rows
 from .program import Program
-from .sending import HeldRows, check_leaves, check_sizes
 from .update import Scalars, prepare_batch
 
 

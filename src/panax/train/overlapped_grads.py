@@ -15,8 +15,8 @@ from ..core.layout.layout import Layout
 from ..core.params.logical import Role, axis_for_role
 from ..mesh.rules import MESH_AXES, MeshAxes
 from ..spmd.collectives import all_reduce
-from ..spmd.marks import ValueState, check_sharding
 from ..spmd.overlapped_grad_reduce import GradReduceOverlap
+from ..spmd.sharding_marks import ValueState, check_sharding
 
 
 def check_sums(comms: Comms, task: Task, layout: Layout) -> None:

@@ -19,12 +19,12 @@ from ..core.state import init_averages
 from ..kernels import Kernels
 from ..kernels.compute_dtype import resolve_dtype
 from ..optim import Optimizer, RowOptimizer, Transformation
-from .collecting import check_plain, first_batch, take_collecting_step
-from .freezing import Rows, freeze, mask_frozen_layers
-from .growing import GrowingTables
+from .collecting_step import check_plain, first_batch, take_collecting_step
+from .frozen_params import Rows, freeze, mask_frozen_layers
 from .loss_scaling import FIRST, check_effect
 from .mup import WidthFactors, width_factors
-from .replicated import average_params, initial_replicas, place_program, take_local_step
+from .replicas import average_params, initial_replicas, place_program, take_local_step
+from .table_growth import GrowingTables
 from .tables import TableUpdates
 from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
 

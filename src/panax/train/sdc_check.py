@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..core import TrainState
 from ..mesh import Placement
-from .compiled import CompiledStep
+from .compiled_step import CompiledStep
 from .update import Scalars
 
 Signature = tuple[Any, ...]

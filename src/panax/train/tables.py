@@ -22,7 +22,7 @@ from ..core.params.logical import is_table
 from ..mesh.placement import partition_entries
 from ..optim import RowOptimizer, RowWiseAdagrad
 from ..parallel.row_exchange import RowExchange
-from ..parallel.row_places import RowCopies, TablePlacement
+from ..parallel.row_placement import RowCopies, TablePlacement
 from ..spmd.manual import map_over_shards
 from ..spmd.row_gradients import RowGradients, update_rows
 from ..spmd.rows import is_rows

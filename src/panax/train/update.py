@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ..comms import Comms
-from ..comms.delayed import Terms
+from ..comms.delayed_gradients import Terms
 from ..comms.reduction import Residuals
 from ..core import (
     Batch,
@@ -34,11 +34,11 @@ from ..core.validation import Validated
 from ..kernels.precision import accumulation_dtype
 from ..optim.clipping import clip_by_layer
 from ..optim.transformation import Transformation, apply_updates
-from .freezing import Rows, mask_frozen_layers
+from .frozen_params import Rows, mask_frozen_layers
 from .loss_scaling import check_settings, next_scale, should_skip_update
-from .on_mesh import BatchAxes
-from .on_mesh import compute_mesh_gradients as gradients_on_mesh
-from .on_mesh import evaluate_on_mesh as evaluation_on_mesh
+from .mesh_execution import BatchAxes
+from .mesh_execution import compute_mesh_gradients as gradients_on_mesh
+from .mesh_execution import evaluate_on_mesh as evaluation_on_mesh
 from .precision import use_matmul_precision
 from .tables import TableUpdates, replace_tables, scale_rows, table_norm
 

@@ -165,7 +165,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="adapted",
         title="PyTorch adapted",
-        module="ours.adapted",
+        module="ours.adapted_torch",
         shares=("torch.torch_eager",),
         model_source="the class of transformers, unchanged",
         requires=("jax", "torch", "transformers"),

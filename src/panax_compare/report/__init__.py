@@ -1,5 +1,5 @@
 """The report of a comparison: one page, one Markdown file, the same content."""
 
-from .writing import write_report
+from .files import write_report
 
 __all__ = ["write_report"]

@@ -6,7 +6,7 @@ from panax.core.finite_stats import min_finite
 from panax.metrics.page.blocks import Block, Code, Paragraph, Picture, Points, Section, TextTable
 
 from ..columns import EVERY
-from ..formatting import format_percent, format_rate, format_ratio, format_seconds, format_size
+from ..formats import format_percent, format_rate, format_ratio, format_seconds, format_size
 from ..questions import answer_questions
 from ..results import Comparison
 from ..verdict import ColumnFigures, comparison_peak, compute_rows, describe_verdict, loss_tolerances

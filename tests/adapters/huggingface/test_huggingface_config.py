@@ -9,7 +9,7 @@ import transformers
 from released_configs import RELEASED
 
 from panax.adapters.huggingface import config_from
-from panax.adapters.huggingface.expressing import resolve_defaults, to_config_json
+from panax.adapters.huggingface.family_choice import resolve_defaults, to_config_json
 from panax.core import CheckpointError, RecipeError
 from panax.layers import Rotary
 from panax.models import PRESETS, PUBLISHED_PARAMETERS

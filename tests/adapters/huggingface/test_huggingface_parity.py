@@ -26,7 +26,7 @@ from huggingface_examples import (
 )
 from safetensors.numpy import load_file
 
-from panax.adapters.huggingface.writing import named_tensors
+from panax.adapters.huggingface.export import named_tensors
 from panax.core import RecipeError
 from panax.models import Decoder, DecoderConfig, DecoderTask
 

@@ -13,9 +13,9 @@ import transformers
 from huggingface_examples import MIXTURES, Example, abstract, make_example, reloaded, their_logits, tokens
 
 from panax.adapters.huggingface import config_from, load, save
-from panax.adapters.huggingface.expressing import resolve_defaults, to_config_json
 from panax.adapters.huggingface.families import FAMILIES
-from panax.adapters.huggingface.matching import ParameterMatch
+from panax.adapters.huggingface.family_choice import resolve_defaults, to_config_json
+from panax.adapters.huggingface.tensor_map import ParameterMatch
 from panax.core import CheckpointError, RecipeError
 from panax.core.params.axes import named_leaves
 from panax.layers import Latent, Rotary, YarnScaling

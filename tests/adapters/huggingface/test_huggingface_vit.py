@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     import transformers
 
 from panax.adapters.huggingface import config_from, load, save
-from panax.adapters.huggingface.writing import named_tensors
+from panax.adapters.huggingface.export import named_tensors
 from panax.core import named_leaves
 from panax.core.errors import CheckpointError, RecipeError
 from panax.mesh import MeshShape, Placement

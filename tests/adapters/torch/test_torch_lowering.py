@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from panax.adapters.torch.objective import Form, Objective
-from panax.adapters.torch.state.drawing import ReplayDrawsMode
+from panax.adapters.torch.state.random_ops import ReplayDrawsMode
+from panax.adapters.torch.tracing.aten_trace import trace
 from panax.adapters.torch.tracing.graph import TracedProgram, to_jax_function
-from panax.adapters.torch.tracing.tracing import trace
 from panax.adapters.torch.tracing.values import as_numpy
 
 INDEX = torch.tensor([[0, 3, 1], [2, 2, 0]])

@@ -9,7 +9,7 @@ import zoo
 
 import panax
 from panax.adapters.torch import task
-from panax.adapters.torch.state.drawing import ReplayDrawsMode
+from panax.adapters.torch.state.random_ops import ReplayDrawsMode
 from panax.mesh import MeshShape
 from panax.optim import Optax
 from panax.train import StepConfig

@@ -220,9 +220,9 @@ def test_patterns_of_sharding_that_match_nothing():
 
 
 def test_where_a_check_can_not_be_made_it_is_said(monkeypatch):
-    from panax.adapters.torch import checking
+    from panax.adapters.torch import gradient_check
 
-    monkeypatch.setattr(checking, "free_bytes", lambda: 100)
+    monkeypatch.setattr(gradient_check, "free_bytes", lambda: 100)
     with pytest.warns(UserWarning, match="Linear was not compared with PyTorch: a check takes about"):
         adapted = task(nn.Linear(WIDTH, WIDTH), mean, BATCH)
     assert any("not compared" in note for note in adapted.notes)
@@ -242,7 +242,7 @@ def test_a_wrong_lowering_is_found_by_the_check(monkeypatch):
 
 def test_a_model_that_amplifies_rounding_is_compared_with_itself(monkeypatch):
     """Halves of a loop that doubles every difference: both sides are right, and apart by more than the tolerance."""
-    from panax.adapters.torch import checking
+    from panax.adapters.torch import gradient_check
 
     class Chaotic(nn.Module):
         def __init__(self):
@@ -256,10 +256,10 @@ def test_a_model_that_amplifies_rounding_is_compared_with_itself(monkeypatch):
                 h = 3.99 * h * (1 - h)
             return h
 
-    monkeypatch.setattr(checking, "TOLERANCE", {None: 1e-5})
-    monkeypatch.setattr(checking, "LOSS_TOLERANCE", {None: 1e-2})
+    monkeypatch.setattr(gradient_check, "TOLERANCE", {None: 1e-5})
+    monkeypatch.setattr(gradient_check, "LOSS_TOLERANCE", {None: 1e-2})
     assert task(Chaotic(), mean, BATCH).name == "chaotic"
-    monkeypatch.setattr(checking, "ROUNDING_MARGIN", 0)
+    monkeypatch.setattr(gradient_check, "ROUNDING_MARGIN", 0)
     with pytest.raises(RecipeError, match="the norm of the gradient of"):
         task(Chaotic(), mean, BATCH)
 

@@ -13,7 +13,7 @@ from fuzz_base import IMAGES, TEXTS, any_file, consume
 from fuzz_mutations import mutate, mutate_json
 from fuzz_own import load_checkpoint, resealed
 
-from panax.checkpoint.converting import import_tensors
+from panax.checkpoint.conversion import import_tensors
 from panax.data import ImageFolder, ParquetImages, Table, TextFiles
 from panax.data.tables.click_arrays import ClickArrays
 from panax.data.text.tokenizer import PretrainedTokenizer

@@ -15,7 +15,7 @@ from fuzz_mutations import mutate_json
 
 from panax.checkpoint import manifest as manifests
 from panax.checkpoint import open_checkpoint
-from panax.checkpoint.converting import write_arrays
+from panax.checkpoint.conversion import write_arrays
 from panax.checkpoint.manifest import MANIFEST_FILE, ArrayEntry, Manifest, merge_manifests
 from panax.data import TextData, TokenFile, TokenWriter
 from panax.data.files.checksums import compute_checksum, compute_seal

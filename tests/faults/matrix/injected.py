@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from panax.checkpoint import checkpointer, reading
+from panax.checkpoint import checkpointer, chunk_reader
 from panax.data.text.token_source import PackedSource
 from panax.models import DecoderTask
 from panax.models.decoder.model import Decoder
@@ -94,14 +94,14 @@ def install(fault: Fault) -> None:
     elif fault.phase == "start":
         fault.reach()
     elif fault.phase == "restore":
-        real_read = reading.Checkpoint._read_checked
+        real_read = chunk_reader.Checkpoint._read_checked
 
         def read(*args: Any, **kwargs: Any) -> Any:
             if not Path(fault.announce).exists():
                 fault.reach()
             return real_read(*args, **kwargs)
 
-        reading.Checkpoint._read_checked = read
+        chunk_reader.Checkpoint._read_checked = read
     elif fault.kind == "long save":
         real_write = LocalStore.write
 

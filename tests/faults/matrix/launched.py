@@ -15,7 +15,7 @@ from pathlib import Path
 from panax.cluster.engines import AGENT_COMMAND
 from panax.cluster.engines.environment import NODE, SECRET, SUPERVISOR
 from panax.cluster.job import STANDBY_COMMAND, Job, RestartPolicy
-from panax.cluster.launching import launch
+from panax.cluster.launcher import launch
 from panax.cluster.supervisor import nodes as agents
 from panax.core.errors import LaunchError
 

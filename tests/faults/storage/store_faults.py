@@ -21,7 +21,7 @@ from servers.s3 import client_environment
 from panax.checkpoint import CheckpointConfig, Checkpointer, restore
 from panax.core import DamagedError, PanaxError
 from panax.stores.objects import ObjectStore
-from panax.stores.retrying import RetryPolicy
+from panax.stores.retry import RetryPolicy
 
 POLICY = RetryPolicy(
     attempts=4, stagger_seconds=0.0, base_seconds=0.01, cap_seconds=0.05, missing_seconds=0.02, request_seconds=1.0,

@@ -61,7 +61,7 @@ def test_without_data_it_is_not_trained(here, monkeypatch):
     def timed(*_, **__):
         raise AssertionError("kernels are timed before the data is looked for")
 
-    monkeypatch.setattr("panax.run.fitting.choose_kernels", timed)
+    monkeypatch.setattr("panax.run.entry.choose_kernels", timed)
     with pytest.raises(
         DataError, match=r"the preset tiny_llama comes without data; give texts: --data PATH, or panax.preset\("
     ):

@@ -12,7 +12,7 @@ from panax.comms import Comms
 from panax.core.errors import LayoutError, RecipeError
 from panax.mesh import MeshShape
 from panax.run import EvaluateConfig, VerifyConfig
-from panax.run.paused import PROCESSES_VARIABLE, count_missing_processes
+from panax.run.degraded_features import PROCESSES_VARIABLE, count_missing_processes
 from panax.run.preparation import prepare
 from panax.run.recovery.verification import check_verifiable
 

@@ -20,7 +20,7 @@ from panax.hooks import Hook
 from panax.metrics import Peak
 from panax.metrics.goodput import read_life
 from panax.metrics.report.incidents import list_incidents
-from panax.metrics.report.reading import read_run
+from panax.metrics.report.run_files import read_run
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, RollbackConfig
 from panax.run.feed import PREFETCH_BATCHES

@@ -16,7 +16,7 @@ from panax.checkpoint import CheckpointConfig, Checkpointer
 from panax.core import LayoutError, RecipeError, TrainingError
 from panax.mesh import MeshShape, Placement
 from panax.metrics.report.incidents import list_incidents
-from panax.metrics.report.reading import read_run
+from panax.metrics.report.run_files import read_run
 from panax.optim import AdamW
 from panax.run import VerifyConfig
 from panax.run.recovery.verification import compare_replays, replay_offsets

@@ -5,7 +5,7 @@ GPT-2, Llama 3, Qwen 3, Gemma 2, Mixtral, Qwen 3 with experts, DeepSeek-V3, DBRX
 """
 
 from .config import config_from
-from .reading import load
-from .writing import save
+from .export import save
+from .loader import load
 
 __all__ = ["config_from", "load", "save"]

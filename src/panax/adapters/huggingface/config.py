@@ -13,7 +13,7 @@ from ...models import DecoderConfig, VitConfig
 from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested import flatten_keys, is_json, read_latent, read_mixture, read_rotary
+from .nested_config import flatten_keys, is_json, read_latent, read_mixture, read_rotary
 from .vision import VIT, read_vit
 
 CONFIG = "config.json"

@@ -23,7 +23,7 @@ from .family import (
     Family,
     map_weights,
 )
-from .nested import PARTIAL_ROTARY_KEY, is_json
+from .nested_config import PARTIAL_ROTARY_KEY, is_json
 
 RefuseFn = Callable[[str, str], NoReturn]
 

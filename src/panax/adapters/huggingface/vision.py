@@ -14,7 +14,7 @@ from ...core.errors import CheckpointError, RecipeError
 from ...models import VitConfig
 from ...system import json_reader
 from .family import ACTIVATIONS, Family, TensorSource
-from .nested import is_json
+from .nested_config import is_json
 from .pattern import Pattern
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -17,10 +17,10 @@ import numpy as np
 from ...core import Axes, Batch
 from ...core.errors import DataError, RecipeError, describe_type
 from ...data.loading.iterable import as_batch
-from ..adapted import AdaptedTask, Model
+from ..adapted_task import AdaptedTask, Model
 from ..agreement import exact_host_precision, use_library_promotion
-from ..calling import call_loss
 from ..extras import import_extra
+from ..loss_call import call_loss
 from ..losses import read_loss
 
 OUTPUT_TOLERANCE = 1e-4

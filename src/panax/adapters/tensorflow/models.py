@@ -14,11 +14,11 @@ from ...core import Axes, Batch
 from ...core.errors import RecipeError, describe_type
 from ...core.measures import total_loss
 from ...data.loading.iterable import as_batch
-from ..adapted import AdaptedTask, Model
+from ..adapted_task import AdaptedTask, Model
 from ..agreement import check_agreement, exact_host_precision, explain_too_large, use_library_promotion
-from ..calling import select_keywords
 from ..extras import import_extra
 from ..layouts import Kind
+from ..loss_call import select_keywords
 from ..losses import read_loss
 
 

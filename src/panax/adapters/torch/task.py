@@ -12,22 +12,22 @@ from torch import nn
 from ...core import Axes, Batch, DataChecks, is_debugging
 from ...core.errors import RecipeError, describe_type, suggest_name
 from ...kernels.compute_dtype import AUTO, resolve_dtype
-from ..adapted import AdaptedTask, Model
-from .checking import check_gradients as check_against_torch
-from .checking import explain_too_large
+from ..adapted_task import AdaptedTask, Model
+from .gradient_check import check_gradients as check_against_torch
+from .gradient_check import explain_too_large
 from .kinds import classify_parameters
 from .lowering import DTYPES
 from .objective import Form, Objective, is_criterion
-from .state.drawing import ReplayDrawsMode
 from .state.initialization import make_initializer
+from .state.module_snapshot import preserve_generators, restore_after, swap_tensors
 from .state.outside import refuse_changed
 from .state.python_state import PythonState
-from .state.untouched import preserve_generators, restore_after, swap_tensors
+from .state.random_ops import ReplayDrawsMode
 from .state.weights import TensorArray, find_tensor_slots, find_unused_names, host_arrays, write_back
+from .tracing.aten_trace import set_mode, trace
 from .tracing.criteria import is_sum
 from .tracing.graph import TracedProgram, to_jax_function
 from .tracing.hooks import find_hooked_parameters
-from .tracing.tracing import set_mode, trace
 from .tracing.values import as_numpy
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

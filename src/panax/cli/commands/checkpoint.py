@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from ...checkpoint import Checkpoint, Checkpointer, open_checkpoint, parse_step
 from ...checkpoint.commit import is_link, remove
-from ...checkpoint.converting import copy_checkpoint, export_tensors, import_tensors, reject_pickled
+from ...checkpoint.conversion import copy_checkpoint, export_tensors, import_tensors, reject_pickled
 from ...checkpoint.manifest import MANIFEST_FILE
 from ...core.errors import CheckpointError
 from ...core.former_names import with_present_names

@@ -46,7 +46,7 @@ from ...run.blank_data import find_missing_data
 from ...run.folder.description import serialize_config
 from ...run.preparation import prepare
 from ...run.sketch import sketch_step
-from ...train.compiled import CompiledStep
+from ...train.compiled_step import CompiledStep
 from ..overrides import asks_for_help, experiment_from
 from ..plugins import start_jax, suppress_plugin_warnings
 from ..recipes import built_in_recipes

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...cluster.engines import ENGINES, Engine, Resources, make_engine
 from ...cluster.job import STANDBY_COMMAND, Job, RestartPolicy, Stragglers, filter_environment
-from ...cluster.launching import LOCAL
-from ...cluster.launching import launch as launched
+from ...cluster.launcher import LOCAL
+from ...cluster.launcher import launch as launched
 from ...cluster.supervisor.diagnosis import Cause
 from ...cluster.supervisor.view import AS_SAID, View
 from ...core.errors import LaunchError, PanaxError, RecipeError, suggest_name

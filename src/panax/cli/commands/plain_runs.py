@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...core.errors import LaunchError
 from ...metrics.goodput import format_seconds
-from ...metrics.report.reading import LOCK_FILE, SESSIONS, RunFiles, read_run
-from ...metrics.report.reading import LOG as FIGURES
+from ...metrics.report.run_files import LOCK_FILE, SESSIONS, RunFiles, read_run
+from ...metrics.report.run_files import LOG as FIGURES
 from ...metrics.run_log import NAME
 from ...system.lock import signal_owner
 from ..tails import follow, print_escaped, read_last_lines

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...plan.goodput import simulate as simulated
 from ...plan.goodput.fleet import FAILURES_PER_DEVICE_DAY
-from ...plan.goodput.shown import format_goodput
+from ...plan.goodput.terminal import format_goodput
 from ..parser import Parser
 
 ABOUT = """\

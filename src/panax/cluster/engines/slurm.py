@@ -14,7 +14,7 @@ from .client import local_address, require, run_client
 from .engine import AGENT_COMMAND, AGENTS_SECONDS
 from .environment import NODE, SECRET, SUPERVISOR, forwarded_variables
 from .resources import SIGNAL_SECONDS, Resources, parse_time_limit
-from .slurm_placed import FOLDER_VARIABLE, SlurmAgents
+from .slurm_agents import FOLDER_VARIABLE, SlurmAgents
 
 USED_RESOURCES = frozenset({"cpus", "memory", "time", "partition", "account", "constraint", "array"})
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...core.errors import LaunchError
 from ..engines import RunningAgents
 from ..job import CONTINUATION_VARIABLE, Job
-from ..stragglers.monitoring import StragglerMonitor
+from ..stragglers.monitor import StragglerMonitor
 from .attempt import SAVED_EXIT_CODES, AttemptWorker, JobAttempt
 from .diagnosis import LAYOUT_CAUSES, TERMINATION_CAUSES, Cause, Diagnosis, diagnose
 from .drain import DrainingNodes

@@ -164,7 +164,7 @@ def stat_object(known: RemoteObject) -> RemoteObject:
 
 def _clients(url: str) -> Any:
     from panax.stores.clients import Clients, parse_address
-    from panax.stores.retrying import RetryPolicy
+    from panax.stores.retry import RetryPolicy
 
     clients = Clients(parse_address(url))
     clients.check(url, RetryPolicy().request_seconds)
@@ -172,7 +172,7 @@ def _clients(url: str) -> Any:
 
 
 def _requested(url: str, verb: str, clients: Any, request: Callable[[Any], Any]) -> Any:
-    from panax.stores.retrying import RetryPolicy, retry
+    from panax.stores.retry import RetryPolicy, retry
 
     policy = RetryPolicy(missing_attempts=1) if url.startswith("memory://") else RetryPolicy()
     return retry(lambda seconds: request(clients.get(seconds)), verb=verb, name=url, policy=policy)

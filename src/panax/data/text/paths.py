@@ -23,7 +23,7 @@ from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
 from ..formats.webdataset import WebDataset
 from .concat import ConcatCorpus
 from .corpus import TextFiles
-from .filtered import PlainCorpus
+from .filtered_corpus import PlainCorpus
 from .token_file import TokenFile
 from .tokens import HEADER
 

@@ -12,7 +12,7 @@ from panax.core.validation import Validated
 
 from ...system import json_reader
 from .corpus import BadRecord, Corpus, Document
-from .filtered import FilteredCorpus
+from .filtered_corpus import FilteredCorpus
 
 BAD_RECORDS = "bad_records.jsonl"
 _SHOWN = 3

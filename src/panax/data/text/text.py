@@ -16,7 +16,7 @@ from panax.core.validation import Validated
 from ..files.cache import cache_directory
 from ..files.skipped_files import describe_skipped_corpus_files
 from .corpus import PythonLibrary
-from .filtered import FilteredCorpus, PlainCorpus
+from .filtered_corpus import FilteredCorpus, PlainCorpus
 from .mixture import Mixture
 from .mixture_source import ConcatRows, MixedSource, derive_part_seed
 from .packing import Documents, PackedRows, PaddedRows, permutation

@@ -16,7 +16,7 @@ from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.attention.tpu import tpu_attention
 from panax.kernels.registry import Kernel, choose, log_choice, register
-from panax.kernels.varying import vary_alike
+from panax.kernels.varying_axes import vary_alike
 
 
 def attention(

@@ -43,7 +43,7 @@ from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase, choose_timed
 from panax.kernels.registry import Kernel, log_choice, register
-from panax.kernels.varying import vary_alike, vary_like
+from panax.kernels.varying_axes import vary_alike, vary_like
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

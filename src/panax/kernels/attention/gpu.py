@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
-from panax.kernels.varying import output_struct, vary_alike, vary_like
+from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
 # Exponentials have base 2, as the GPU's instructions; scores are multiplied by this first.
 _LOG2_E = math.log2(math.e)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
-from panax.kernels.varying import output_struct, vary_alike, vary_like
+from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
 _LANES = 128
 _PARALLEL_BUT_LAST = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import DTYPES
 from panax.kernels.cpu.native import KERNELS, call_native, unavailable_reason
-from panax.kernels.grouped.grouped import GroupedCase, GroupedMatmul
+from panax.kernels.grouped.grouped_matmul import GroupedCase, GroupedMatmul
 from panax.kernels.grouped.rows import Groups
 from panax.kernels.registry import Kernel, register
 

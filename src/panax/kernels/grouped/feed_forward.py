@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from panax.kernels.grouped.blocked import map_groups
 from panax.kernels.grouped.rows import Groups
+from panax.kernels.grouped.xla_loops import map_groups
 
 Activation = Callable[[jax.Array], jax.Array]
 

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from panax.kernels.grouped.rows import Groups
-from panax.kernels.varying import output_struct, vary_alike
+from panax.kernels.varying_axes import output_struct, vary_alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

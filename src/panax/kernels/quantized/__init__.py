@@ -4,7 +4,7 @@ from .array import QuantizedArray, quantize
 from .dynamic_map import DynamicMap
 from .formats import FLOAT8, INT4, INT8, SIGN, Float8, Format, Linear, Sign
 from .packing import pack, unpack
-from .rest import quantize_with_residual
+from .residual import quantize_with_residual
 from .rounding import round_stochastically
 
 DYNAMIC = DynamicMap(signed=True)

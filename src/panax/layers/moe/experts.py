@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from ...core import Module, Target, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes
 from ...kernels.grouped.feed_forward import FeedForwardMatrices, chunked_feed_forward, chunked_feed_forward_gradients
-from ...kernels.grouped.grouped import (
+from ...kernels.grouped.grouped_matmul import (
     Groups,
     aligned_row_count,
     choose_tile,

@@ -29,9 +29,9 @@ from ...parallel import RematPolicy, rematerialize, scan_layers
 from ...parallel.pipeline import AXIS
 from ...parallel.schedules import layers_by_stage
 from ...spmd.collectives import scatter_dims
-from ...spmd.gathering import gather_weight_as
-from ...spmd.marks import ValueState, assert_sharding
-from ...spmd.once import StepWeight, step_gather_dtype
+from ...spmd.sharding_marks import ValueState, assert_sharding
+from ...spmd.step_gather import StepWeight, step_gather_dtype
+from ...spmd.weight_gather import gather_weight_as
 from ...spmd.weights import gather_axes
 from ..block import Context
 from ..stack import Stack

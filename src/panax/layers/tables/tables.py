@@ -17,7 +17,7 @@ from ...core.params.growth import GrowingVocab
 from ...core.params.module import name_key
 from ...core.protocols import Axes
 from ...core.validation import Validated
-from ...parallel.row_places import TablePlacement
+from ...parallel.row_placement import TablePlacement
 from ...parallel.vocabulary import ShardVocabulary, VocabularyBlocks
 from .bags import embedding_rows, pool_rows
 from .stacked_tables import StackPlan, TablePart, init_stack, plan_stack

@@ -2,6 +2,6 @@
 device, no network."""
 
 from .until import LossTarget, time_to_loss
-from .writing import report
+from .writer import report
 
 __all__ = ["LossTarget", "report", "time_to_loss"]

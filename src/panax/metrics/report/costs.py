@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from ...core.errors import RecipeError
-from .reading import RunFiles
-from .wording import format_money
+from .formats import format_money
+from .run_files import RunFiles
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from .costs import DeviceHours, Rate, compute_device_hours
 from .curves import Curve
+from .formats import format_value
 from .incidents import RunIncident, list_incidents
-from .reading import RunFiles, number, text
-from .wording import format_value
+from .run_files import RunFiles, number, text
 
 LOSS, HELD_OUT, MFU, MEMORY = "train/loss", "evaluation/loss", "speed/mfu", "memory/bytes"
 PER_SECOND = "_per_second"

@@ -8,7 +8,7 @@ from typing import Any
 from panax.core.finite_stats import min_finite, sort_finite_first
 
 from ..goodput import Session
-from .reading import Facts, RunFiles, number, text
+from .run_files import Facts, RunFiles, number, text
 
 PHASES = ("detect", "teardown", "restart", "restore", "first_step")
 NO_REASON = "no word"

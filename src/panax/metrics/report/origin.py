@@ -6,8 +6,8 @@ from typing import Any
 
 from ..facts import RunFacts
 from ..page.blocks import Block, Code, Fold, Paragraph, TextTable
-from .reading import Facts, RunFiles, mapping, number, text
-from .wording import format_value
+from .formats import format_value
+from .run_files import Facts, RunFiles, mapping, number, text
 
 NO_SESSIONS = "is unknown: the run's folder has no sessions.jsonl, which older versions of Panax did not write"
 

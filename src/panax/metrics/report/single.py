@@ -2,13 +2,10 @@
 
 from ..goodput import Session
 from ..page.blocks import Block, FigureTiles, Fold, Grid, Paragraph, Section, Strips, TextTable, Tile
+from .charts import curve_picture, goodput_strip, kind_color, list_kinds, other_charts, select_charts, timeline
 from .costs import Rate
-from .drawn import curve_picture, goodput_strip, kind_color, list_kinds, other_charts, select_charts, timeline
 from .figures import HELD_OUT, LOSS, MFU, RunFigures, compute_figures
-from .mishaps import has_incident_records, incident_blocks
-from .origin import environment_blocks, layout_blocks, reproduce_blocks
-from .reading import RunFiles, mapping
-from .wording import (
+from .formats import (
     format_duration,
     format_energy,
     format_hours,
@@ -17,6 +14,9 @@ from .wording import (
     format_time,
     format_value,
 )
+from .incident_cards import has_incident_records, incident_blocks
+from .origin import environment_blocks, layout_blocks, reproduce_blocks
+from .run_files import RunFiles, mapping
 
 RATE_ADVICE = "give --rate for a price"
 NO_LEDGER = (

@@ -9,9 +9,9 @@ from ...core.errors import RecipeError
 from ...core.finite_stats import min_finite
 from .costs import compute_device_hours
 from .figures import HELD_OUT, speed_curves
-from .reading import RunFiles
-from .wording import format_duration, format_hours, format_loss, format_money
-from .writing import read_runs
+from .formats import format_duration, format_hours, format_loss, format_money
+from .run_files import RunFiles
+from .writer import read_runs
 
 SECONDS_PER_STEP = "seconds/step"
 

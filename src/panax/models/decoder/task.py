@@ -17,7 +17,7 @@ from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights, token_loss
-from ...layers.stages.staged import ComputeType, FloatType
+from ...layers.stages.staged_task import ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens

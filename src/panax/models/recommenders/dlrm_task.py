@@ -17,7 +17,7 @@ from ...core.params.growth import GrowingVocab
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...kernels.compute_dtype import resolve_dtype
-from ...layers.stages.staged import ComputeType
+from ...layers.stages.staged_task import ComputeType
 from ...spmd import split_cotangent
 from ..leaf_names import LEAF_ALIASES
 from .dlrm import Dlrm, DlrmConfig

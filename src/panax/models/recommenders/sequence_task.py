@@ -18,7 +18,7 @@ from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...layers import Context, StagedTask, run_stacks, token_loss
-from ...layers.stages.staged import ComputeType, FloatType
+from ...layers.stages.staged_task import ComputeType, FloatType
 from ...layers.tables.ranking import ranking_metrics, target_ranks
 from ...parallel import Pipeline, RematPolicy
 from ...parallel.context import sequence_positions

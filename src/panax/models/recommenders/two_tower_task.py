@@ -14,7 +14,7 @@ from ...core.batch_checks import MASK_LEAF, UNCHECKED_RANGE, WEIGHT_RANGE, LeafR
 from ...core.params.growth import GrowingVocab
 from ...core.validation import Validated
 from ...kernels.compute_dtype import resolve_dtype
-from ...layers.stages.staged import UnscaledType
+from ...layers.stages.staged_task import UnscaledType
 from ...spmd import all_gather_sum, split_cotangent, token_axes
 from ...spmd.collectives import all_gather, axis_index
 from ..leaf_names import LEAF_ALIASES

@@ -15,7 +15,7 @@ from ...core.measures import Losses
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...layers import Context, Stack, StagedTask
-from ...layers.stages.staged import ComputeType, FloatType
+from ...layers.stages.staged_task import ComputeType, FloatType
 from ...parallel import Pipeline, RematPolicy
 from ...spmd import split_cotangent
 from ..leaf_names import LEAF_ALIASES

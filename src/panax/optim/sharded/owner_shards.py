@@ -25,7 +25,7 @@ from ...core.layout.declarations import tag_comm
 from ...core.layout.layout import MeshAxes, current_layout
 from ...mesh.rules import MESH_AXES
 from ...spmd.collectives import all_gather
-from ...spmd.marks import ValueState, assert_sharding
+from ...spmd.sharding_marks import ValueState, assert_sharding
 from ..matrix.orientation import TransposedView
 from .shard import ParameterShard
 

@@ -23,7 +23,7 @@ from ...core.params.selection import LayerParameters
 from ...core.protocols import Axes
 from ...kernels.precision import accumulation_dtype
 from ...kernels.quantized import QuantizedArray, quantize, round_stochastically
-from ...spmd.marks import ValueState, check_sharding
+from ...spmd.sharding_marks import ValueState, check_sharding
 from ..decay import uses_weight_decay
 from ..factors import factor_by_layer, select_factors
 from ..optimizer import Optimizer, check_epsilon

@@ -11,8 +11,8 @@ from typing import Any
 from ...core.errors import DataError, RecipeError, suggest_name
 from .fleet import SECONDS_PER_DAY, Fleet
 from .lives import Lives, simulate_lives
-from .measured import ASSUMED_SOURCE, GoodputFigures, read_stage_times
 from .model import Forecast, best_every, forecast, young_daly_seconds
+from .stage_times import ASSUMED_SOURCE, GoodputFigures, read_stage_times
 from .stages import StageTimes
 
 COUNTS = (1024, 4096, 16384, 65536, 131072)
@@ -137,7 +137,7 @@ def simulate(
         assumptions=tuple(_assumptions(stages, fleet, read, given)),
     )
     if output is not None:
-        from .drawn import write_page
+        from .page import write_page
 
         write_page(found, output)
     return found

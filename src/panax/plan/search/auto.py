@@ -30,7 +30,7 @@ from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, f
 from ...mesh.rules import MESH_AXES, assign, divisors
 from ...mesh.topology import data_parallel_size
 from ...train import CompiledStep, Program
-from ...train.compiled import mesh_requirements
+from ...train.compiled_step import mesh_requirements
 from ..walk.walk import StepCost, walk_step
 
 Sizes = Mapping[str, int]

@@ -1,10 +1,10 @@
 """`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the
 devices here."""
 
+from .execution import cases, check_single_process, chip_name, full_check
+from .output import format_markdown, part_lines, result_file, write_result
 from .parts import Case, CaseSkipped, CheckOutcome, CheckResult, FullCheck, ResultMismatch, run_case
-from .running import cases, check_single_process, chip_name, full_check
 from .sizes import ACCELERATOR, CPU, Sizes, sizes_for
-from .writing import format_markdown, part_lines, result_file, write_result
 
 __all__ = [
     "ACCELERATOR", "CPU", "Case", "CaseSkipped", "CheckOutcome", "CheckResult", "FullCheck", "ResultMismatch", "Sizes",

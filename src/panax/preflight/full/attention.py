@@ -20,7 +20,7 @@ from ...kernels.attention.reference import reference_attention
 from ...kernels.product import MatmulCase
 from ...parallel.context import zigzag_order
 from ...parallel.context_choice import ContextCase
-from .comparing import (
+from .comparison import (
     evaluate_definition,
     full_precision,
     local_target,

@@ -8,7 +8,7 @@ import numpy as np
 from ...kernels import Kernel
 from ...kernels.convolution import ConvolutionCase, ConvolutionGeometry
 from ...kernels.product import MatmulCase
-from .comparing import local_target, run_kernel, select_supported, worst_error_share
+from .comparison import local_target, run_kernel, select_supported, worst_error_share
 from .parts import Figures
 from .sizes import Sizes
 

@@ -12,16 +12,16 @@ import numpy as np
 
 from ...core.layout.target import Target
 from ...kernels import Kernel, list_kernels
-from ...kernels.grouped.grouped import GroupedCase, Groups, aligned_row_count, choose_tile
+from ...kernels.grouped.grouped_matmul import GroupedCase, Groups, aligned_row_count, choose_tile
 from ...kernels.product import MatmulCase, product, sum_rows
 from ...kernels.quantized import INT8
-from ...kernels.quantized.rest import WORK, ResidualCase
+from ...kernels.quantized.residual import WORK, ResidualCase
 from ...kernels.registry import list_works
 from .attention import check_adapted_attention, check_attention, check_context_attention, check_partial_attention
-from .comparing import local_target, run_kernel, select_supported, worst_error_share
+from .comparison import local_target, run_kernel, select_supported, worst_error_share
 from .convolution import check_convolution
 from .parts import Case, CaseSkipped, Figures
-from .scanned import scan_cases
+from .scans import scan_cases
 from .sizes import Sizes
 
 DTYPES = ("float32", "bfloat16")

@@ -11,7 +11,7 @@ from ...data.text.token_source import TEXT_AXES
 from ...layers import MoE
 from ...models import DecoderConfig, DecoderTask
 from ...testing.layouts import STEPS, LayoutComparison, layout_name
-from .comparing import full_precision
+from .comparison import full_precision
 from .parts import Case, CaseSkipped, Figures, ResultMismatch
 
 ROWS, LENGTH, VOCABULARY = 8, 64, 256

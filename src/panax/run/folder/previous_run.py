@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...checkpoint import Checkpoint, parse_step
-from ...checkpoint.record import FOLDER as RECORD
+from ...checkpoint.run_record import FOLDER as RECORD
 from ...core import Position
 from ...core.errors import CheckpointError, DataError
 from ...core.former_names import with_present_names

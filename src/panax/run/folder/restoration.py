@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ...checkpoint import Checkpoint, restore
 from ...comms.local import add_replica_axis
-from ...comms.owed import reshard_residual
+from ...comms.residuals import reshard_residual
 from ...core import TrainState, named_leaves, pair_axes
 from ...core.state import init_averages
 from ...train import CompiledStep

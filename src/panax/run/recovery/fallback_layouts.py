@@ -20,8 +20,8 @@ from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, f
 from ...mesh.rules import MESH_AXES
 from ...mesh.topology import data_parallel_size
 from ...plan.search.auto import MEMORY_MARGIN, state_bytes
-from ...train.compiled import CompiledStep, mesh_requirements
-from ..paused import PROCESSES_VARIABLE
+from ...train.compiled_step import CompiledStep, mesh_requirements
+from ..degraded_features import PROCESSES_VARIABLE
 from ..preparation import PreparedRun
 
 FILE = Path("job") / "layouts.json"

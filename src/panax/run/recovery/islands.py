@@ -15,8 +15,8 @@ import numpy as np
 import xxhash
 
 from ...comms.admission import compute_digest, update_norm
-from ...comms.meeting_place import OuterRound, OuterSyncStore, average_updates
 from ...comms.outer import GroupUpdate, decode_update, encode_update
+from ...comms.outer_sync_store import OuterRound, OuterSyncStore, average_updates
 from ...core import Position, TrainState, named_leaves
 from ...core.errors import CheckpointError, DataError, RecipeError
 from ...job.heartbeat import heartbeat

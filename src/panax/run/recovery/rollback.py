@@ -22,7 +22,7 @@ from ...checkpoint import Checkpointer, MemoryTier, raise_on_all_processes
 from ...core.errors import TrainingError
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
-from ..paused import effective_verify_every
+from ..degraded_features import effective_verify_every
 from ..preparation import LogFn, PreparedRun
 from ..reporting.report import RunReporter, describe_skipped_updates
 from ..start import RunStart, restore_newest, start_fresh

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...checkpoint import raise_on_all_processes
 from ...checkpoint.manifest import Manifest, compute_checksum
-from ...checkpoint.record import FOLDER
+from ...checkpoint.run_record import FOLDER
 from ...core.errors import CheckpointError
 from ...job.agreement import broadcast_text, is_process_zero
 from ...stores import ObjectNotFoundError, Store

@@ -26,7 +26,7 @@ from ...job.heartbeat import heartbeat
 from ...system.cpu_info import describe_processor
 from ...train import CompiledStep, Scalars
 from ...train.sdc_check import RolledReplay, ShardSums, leaf_names
-from ..paused import effective_verify_every
+from ..degraded_features import effective_verify_every
 from ..preparation import LogFn, PreparedRun
 from ..reporting.report import RunReporter
 from .checkpointing import is_step_due

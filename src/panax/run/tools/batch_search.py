@@ -18,9 +18,9 @@ from ...mesh.topology import data_parallel_size
 from ...plan.report import size
 from ...plan.step import ProgramMemory, ProgramTooLargeError, plan_step
 from ...system.host_memory import host_bytes
-from ...train.compiled import CompiledStep, mesh_requirements
+from ...train.compiled_step import CompiledStep, mesh_requirements
+from ..entry import check_experiment
 from ..experiment import Experiment
-from ..fitting import check_experiment
 from ..preparation import LogFn, make_program
 from ..sketch import Sketch, sketch_step
 

@@ -18,7 +18,7 @@ from ...preflight import CollectiveUse, Preflight, find_problems, measure, summa
 from ...preflight.full import check_single_process, chip_name, format_markdown, full_check, result_file, write_result
 from ...preflight.report import format_figures, format_findings
 from ...system.files import expand_user
-from ...train.compiled import CompiledStep
+from ...train.compiled_step import CompiledStep
 from ..auto_mesh import LogFn
 from ..experiment import Experiment
 from ..sketch import sketch_step

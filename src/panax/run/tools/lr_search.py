@@ -20,9 +20,9 @@ from ...core.finite_stats import min_finite
 from ...core.validation import Validated
 from ...job.join import check_single_process
 from ...optim import CustomSchedule, Schedule
+from ..entry import check_experiment
 from ..experiment import Experiment
 from ..feed import prefetch_to_device
-from ..fitting import check_experiment
 from ..preparation import LogFn, PreparedRun, prepare
 
 RATE_DIVISOR = 10.0

@@ -22,7 +22,7 @@ from ...mesh.rules import MESH_AXES
 from ...plan.search.profile import HardwareProfile, newest_profile, profile_in, profiles_folder
 from ...system import json_reader
 from ...train import Program
-from ..paused import count_missing_processes, drop_comms
+from ..degraded_features import count_missing_processes, drop_comms
 
 SLOW_FACTOR = 2.0
 """Factor by which the fastest axis must exceed the bandwidth of an axis for that to count as slow."""

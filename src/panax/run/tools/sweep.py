@@ -16,8 +16,8 @@ from ...core.finite_stats import min_finite, sort_finite_first
 from ...metrics.console import open_console
 from ...metrics.page.lines import Chart, Line, line_chart
 from ...stores import join_url
+from ..entry import fit
 from ..experiment import Experiment
-from ..fitting import fit
 from ..preparation import LogFn
 from ..reporting.history import read_history, to_dataframe
 from ..result import Result

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...core.errors import LayoutError
 from ...core.jax_primitives import ClosedJaxpr, Jaxpr, called_jaxpr, is_shard_map, open_jaxpr, read_shard_map
-from ..marks import mark_p
+from ..sharding_marks import mark_p
 from .lines import source_line
 from .walk import ShardingFinding, Walk, input_states, wrong_results
 

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..marks import ValueState
+from ..sharding_marks import ValueState
 
 
 class Kind(enum.IntEnum):

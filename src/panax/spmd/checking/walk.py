@@ -21,9 +21,9 @@ from ...core.jax_primitives import (
     while_body,
     while_condition,
 )
-from ..marks import mark_p, read_mark
+from ..sharding_marks import mark_p, read_mark
 from . import sums, values
-from .sent import COLLECTIVE_RULES, infer_mark
+from .collective_rules import COLLECTIVE_RULES, infer_mark
 from .states import (
     CONSTANT,
     UNKNOWN,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from ....core import current_target
-from ....kernels.grouped.grouped import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
+from ....kernels.grouped.grouped_matmul import Groups, aligned_row_count, choose_tile, grouped_outer, grouped_product
 from .registry import aten, register_lowering
 
 

@@ -17,9 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....core.errors import RecipeError
 from ..rejection import locate_errors
+from ..tracing.aten_trace import TracedGraph, to_functional
 from ..tracing.graph import TracedProgram
-from ..tracing.tracing import TracedGraph, to_functional
-from .untouched import swap_tensors
+from .module_snapshot import swap_tensors
 from .weights import find_tensor_slots
 
 Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]

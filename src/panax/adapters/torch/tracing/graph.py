@@ -22,9 +22,9 @@ from ....core.errors import RecipeError
 from ..lowering import DTYPES, LOWERINGS, OutputSpec
 from ..lowering.randomness import is_random
 from ..rejection import MODULE_KEY
+from .aten_trace import BACKWARD_KEY, MAX_LOSSES, TracedGraph
 from .guards import NodeGuard, build_double_guards, build_guards, computes_in_double, is_double
 from .regions import REGION_KEY
-from .tracing import BACKWARD_KEY, MAX_LOSSES, TracedGraph
 from .values import as_jax
 
 Values = dict[Node, Any]

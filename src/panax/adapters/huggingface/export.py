@@ -1,0 +1,170 @@
+"""Export of a model's weights to safetensors files and a config.json that `transformers` loads."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from ...checkpoint.conversion import group_by_bytes
+from ...core.errors import CheckpointError, RecipeError
+from ...models import Decoder, Vit
+from ...system.files import apply_umask
+from .config import CONFIG
+from .families import FAMILIES
+from .family import Family
+from .family_choice import to_config_json
+from .loader import INDEX_FILE, WEIGHTS_FILE
+from .tensor_map import ParameterMatch, StackIndex, index_ranges, match_parameters
+from .vision import PREPROCESSOR, VIT, vit_json
+
+Sources = list[tuple[ParameterMatch, StackIndex]]
+"""Sources of a tensor: parameters, and indices in them."""
+
+
+def save(
+    directory: str | Path,
+    model: Decoder | Vit,
+    state: Mapping[str, Any] | None = None,
+    *,
+    model_type: str | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    token_ids: Mapping[str, int | None] | None = None,
+    classes: Sequence[str] = (),
+) -> None:
+    """Write a model so that `transformers` computes the same logits.
+
+    A decoder is for `AutoModelForCausalLM.from_pretrained(directory)`; a vision transformer, with its images'
+    preprocessing, for `AutoModelForImageClassification`.
+
+    Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written
+    last, so that an interrupted export is not taken for a model.
+
+    Args:
+        directory: Created if it does not exist; must not hold other weights.
+        state: The task's model state, needed if routers select by a bias.
+        model_type: The family; by default derived from the model's configuration.
+        max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a separate file.
+        token_ids: `bos_token_id`, `eos_token_id` and `pad_token_id` of a decoder's tokenizer, if it has them.
+        classes: Class names of a vision transformer's labels, by index.
+
+    Raises:
+        RecipeError: No family can express the model; names the fields in the way.
+        CheckpointError: The folder can't be written, or the weights are sharded over several processes.
+    """
+    if max_shard_bytes <= 0:
+        raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
+    folder = Path(directory)
+    family, raw, beside = _described(model, model_type, token_ids or {}, classes)
+    if isinstance(model, Decoder):
+        _check_state(model, state or {})
+    tensors = _tensors(list(match_parameters(family, model, state or {})))
+    for sources in tensors.values():
+        for match, _ in sources:
+            if not match.leaf.is_fully_addressable:
+                raise CheckpointError(
+                    f"{match.name} is placed on several processes; restore the checkpoint in a single one to export it"
+                )
+    if next(folder.glob("*.safetensors*"), None) is not None:
+        raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
+    sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
+    shards = list(group_by_bytes(sizes, max_shard_bytes))
+    files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [WEIGHTS_FILE]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, names in zip(files, shards):
+            partial = folder / f"{file}.partial"
+            save_file({name: _tensor(tensors[name]) for name in names}, partial, metadata={"format": "pt"})
+            apply_umask(partial)
+            os.replace(partial, folder / file)
+        if len(shards) > 1:
+            where = {name: file for file, names in zip(files, shards) for name in names}
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+            _write_json(folder / INDEX_FILE, index)
+        for file, content in beside.items():
+            _write_json(folder / file, content)
+        _write_json(folder / CONFIG, raw)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"can't write to {folder}: {error}") from error
+
+
+def _described(
+    model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None], classes: Sequence[str] = ()
+) -> tuple[Family, dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the model's family, its config.json, and further files to write next to it, by name."""
+    if isinstance(model, Vit):
+        if model_type not in (None, VIT.model_type):
+            raise RecipeError(
+                f"model_type={model_type!r} is not a vision transformer; expected {VIT.model_type!r}, or None"
+            )
+        raw, processor = vit_json(model.config, classes)
+        return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
+    family, raw = to_config_json(model.config, model_type)
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **token_ids}
+    return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}
+
+
+def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
+    moe = model.config.feed_forward
+    biased = moe is not None and moe.selection_bias and bool(model.config.mixture_layers)
+    if biased and "router_bias" not in state:
+        raise RecipeError("the model's routers select by a bias, which is model state; pass the task's state to save")
+
+
+def named_tensors(model: Decoder | Vit, model_type: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each tensor as it would be saved, by name; of a model, or of its gradients."""
+    family = VIT if model_type == VIT.model_type else FAMILIES[model_type]
+    for name, sources in _tensors(list(match_parameters(family, model, {}))).items():
+        yield name, _tensor(sources)
+
+
+def _tensors(found: list[ParameterMatch]) -> dict[str, Sources]:
+    """Return tensor name to its sources: those outside of the layers first, then layer by layer."""
+    sources = [(match.layer(place), match, place) for match in found for place in match.places]
+    tensors: dict[str, Sources] = {}
+    for _, match, place in sorted(sources, key=lambda source: source[0]):
+        tensors.setdefault(match.tensor(place), []).append((match, place))
+    return tensors
+
+
+def _tensor(sources: Sources) -> np.ndarray:
+    """Assemble one tensor in host memory."""
+    first = sources[0][0]
+    out = np.empty(first.tensor_shape, first.leaf.dtype)
+    for match, place in sources:
+        pattern, sizes = match.source.pattern, match.sizes
+        real = tuple(slice(sizes[axis]) for axis in match.axes)
+        pattern.write(out, match.axes, sizes, _part(match, place)[real], match.source.part)
+    return out
+
+
+def _part(match: ParameterMatch, place: StackIndex) -> np.ndarray:
+    """Assemble a parameter's values at an index (all, if nothing is stacked) from the devices' shards."""
+    leaf: jax.Array = match.leaf
+    skip = len(place)
+    out = np.empty(leaf.shape[skip:], leaf.dtype)
+    for shard in leaf.addressable_shards:
+        if shard.replica_id:
+            continue
+        ranges = index_ranges(leaf.shape, shard.index)
+        if all(low <= i < high for i, (low, high) in zip(place, ranges)):
+            data: Any = shard.data[tuple(i - low for i, (low, _) in zip(place, ranges))]
+            out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
+    return out
+
+
+def _bytes(match: ParameterMatch) -> int:
+    return math.prod(match.sizes[axis] for axis in match.axes) * match.leaf.dtype.itemsize
+
+
+def _write_json(path: Path, content: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,133 @@
+"""Comparison of configurations, and choice of a family that can express a `DecoderConfig` as config.json."""
+
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import RecipeError, describe_type, suggest_name
+from ...models import DecoderConfig
+from .families import FAMILIES
+from .family import ACTIVATIONS, Family
+from .nested_config import TRAINING_ONLY, complete_moe_fields, unflatten_keys, write_latent, write_mixture, write_rotary
+
+
+def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
+    """Return the fields that define a configuration's computation, with defaults and alternatives
+    resolved."""
+    fields = dict(vars(config))
+    cycle = config.windows
+    fields["windows"] = tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
+    fields["kv_heads"], fields["head_dim"] = config.num_kv_heads, config.head_size
+    fields["query_scale"] = float(config.query_scale or config.head_size)
+    del fields["vocab_multiple"]
+    if config.feed_forward is not None:
+        mixture = {name: value for name, value in complete_moe_fields(config).items() if name not in TRAINING_ONLY}
+        del mixture["every"], mixture["first_dense"]
+        fields["feed_forward"] = "a mixture"
+        fields |= {f"feed_forward.{name}": value for name, value in mixture.items()}
+        fields["feed_forward.layers"] = config.mixture_layers
+    return fields
+
+
+def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
+    """Raise a RecipeError that names each field in which the two compute something else.
+
+    Dropout may differ, settings of a mixture that concern training alone, and, without learned positions, the
+    maximum length.
+    """
+    free = {"dropout"} if theirs.learned_positions else {"dropout", "max_length"}
+    there, here = resolve_defaults(theirs), resolve_defaults(ours)
+    different = [
+        f"{name} is {there[name]!r} there, {here[name]!r} here"
+        for name in there
+        if name not in free and name in here and there[name] != here[name]
+    ]
+    if different:
+        raise RecipeError(
+            f"the model in {folder} is not the task's: {'; '.join(different)}. Set task.model to match, or take it "
+            f"from panax.adapters.huggingface.config_from"
+        )
+
+
+def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Family, dict[str, Any]]:
+    """Return the family that can express a configuration, and its config.json.
+
+    Raises:
+        RecipeError: None can, or `model_type` can't; names the fields in the way.
+    """
+    if model_type is not None and model_type not in FAMILIES:
+        raise RecipeError(f"model_type={model_type!r} is unknown; {suggest_name(model_type, FAMILIES)}")
+    candidates = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
+    candidates = [family for family in candidates if family.config is type(config)]
+    if not candidates:
+        raise RecipeError(
+            f"no {model_type or 'family'} of Hugging Face's that is known here expresses {describe_type(config)}"
+        )
+    tried = [(family, *_written(family, config)) for family in candidates]
+    mixed = config.feed_forward is not None
+    family, raw, problems = min(
+        tried, key=lambda tried: (bool(tried[2]), mixed != (tried[0].mixture is not None), len(tried[2]))
+    )
+    if problems:
+        who = "no family of Hugging Face's that is known here" if model_type is None else f"no {model_type} model"
+        near = f" The nearest is {family.model_type}:" if model_type is None else ""
+        raise RecipeError(f"{who} can express this decoder.{near} {'; '.join(problems)}")
+    return family, raw
+
+
+def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the family's config.json, and the problems that it can't express."""
+    fields = resolve_defaults(config)
+    raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    derived = {
+        "kv_heads": fields["heads"],
+        "head_dim": config.head_size if family.latent else config.embed // config.heads,
+        "query_scale": float(config.head_size),
+    }
+    expected = {name: value for name, value in derived.items() if name not in family.keys} | dict(family.always)
+    problems = [
+        f"model.{name}={fields[name]!r}, expected {value!r}"
+        for name, value in expected.items()
+        if fields[name] != value
+    ]
+    if family.whole_heads and config.embed % config.heads:
+        problems.append(f"model.embed={config.embed}, expected a multiple of heads={config.heads}")
+    # The first of several names is the one that is written, unless the family has its own.
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | dict(family.activation_names)
+    fields["activation"] = names[config.activation]
+    if "query_scale" in family.keys:
+        if not float(fields["query_scale"]).is_integer():
+            problems.append(f"model.query_scale={fields['query_scale']}, expected a whole number")
+        fields["query_scale"] = int(fields["query_scale"])
+    for field, key in family.keys.items():
+        if raw.setdefault(key, fields[field]) != fields[field]:
+            problems.append(f"model.{field}={fields[field]!r}, but other fields require {key}={raw[key]!r}")
+    problems += [f"model.{name}=None, expected a number" for name in family.needed if fields[name] is None]
+    parts = [write_rotary(family, config.rotary), _windows(family, fields["windows"])]
+    if family.mixture is not None:
+        parts.append(write_mixture(family.mixture, config))
+    if family.latent:
+        parts.append(write_latent(config))
+    if family.write is not None:
+        parts.append(family.write(config))
+    for part, wrong in parts:
+        raw |= part
+        problems += wrong
+    if family.model_type == "gpt2":
+        raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
+    return unflatten_keys(raw), problems
+
+
+def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
+    lengths = sorted(set(windows) - {0})
+    if not family.windowed:
+        return {}, [f"model.windows={lengths}, expected no sliding windows"] if lengths else []
+    if len(lengths) > 1:
+        return {}, [f"model.windows={lengths}, expected one length for all layers"]
+    raw: dict[str, Any] = {
+        # Some families can't be built without a length, though no layer reads it.
+        "sliding_window": lengths[0] if lengths else family.absent.get("sliding_window"),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+    }
+    if family.model_type == "qwen3":
+        raw |= {"use_sliding_window": bool(lengths), "max_window_layers": len(windows)}
+    return raw, []

@@ -1,0 +1,241 @@
+"""Loading of safetensors files into a model's own sharding: each device reads its slice, and no more."""
+
+import contextlib
+import itertools
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ...core.errors import CheckpointError, RecipeError, describe_type
+from ...core.protocols import ModelState
+from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
+from ...system import json_reader
+from ..wrappers import find_wrapper
+from .config import CONFIG, read_config
+from .family import HEAD_NAME, Family
+from .family_choice import check_same
+from .tensor_map import ParameterMatch, index_ranges, match_parameters
+from .vision import HEAD_WEIGHTS, check_same_vit
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+"""Dtypes, by safetensors' names, that a weight may have; others need scales to be read."""
+
+_ROWS_AT_ONCE = 4096
+
+Tensors = Mapping[str, Any]
+"""Name to a safetensors slice: nothing is read before it is indexed."""
+
+
+def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Any, ModelState]:
+    """Read a model's weights from a folder in Hugging Face's layout.
+
+    Every process reads the slices of its own devices, each part once. A vision transformer's head stays as it
+    is in `params`, with a warning, if the files have none or one for another number of classes.
+
+    Args:
+        directory: A folder with config.json and model.safetensors, or several files and
+            model.safetensors.index.json.
+        task: A `DecoderTask` or a `VitTask` with the model in the folder.
+        params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used.
+        state: The task's model state, in the same form: the biases of a router's selection, if there are any.
+
+    Returns:
+        Parameters like `params`, holding the weights, and model state like `state`.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or a tensor is missing, left over or of another shape.
+        RecipeError: The task has no such weights, the model's family is unknown, a field differs from the
+            task's model, or a head declared as tied is not the embedding.
+    """
+    if not (
+        (isinstance(task, DecoderTask) and isinstance(params, Decoder))
+        or (isinstance(task, VitTask) and isinstance(params, Vit))
+    ):
+        raise RecipeError(
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not {describe_type(task)}"
+        )
+    folder = Path(directory)
+    family, config = read_config(folder)
+    _check_model(config, task, folder)
+    with _open(folder, family) as tensors:
+        found = list(match_parameters(family, params, state))
+        kept = _kept_head(found, params, config, tensors, folder) if isinstance(params, Vit) else []
+        names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
+        _check_names(family, [match for match in found if match not in kept], names, config, folder)
+        if isinstance(params, Decoder) and params.config.tied and HEAD_NAME in names:
+            _check_tied(tensors, next(match for match in found if match.name == "embedding.table"), folder)
+        for match in found:
+            for place in () if match in kept else match.places:
+                _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
+        leaves = [match.leaf if match in kept else _array(match, tensors) for match in found]
+    own = jax.tree.structure(params)
+    loaded = dict(zip([match.name for match in found[own.num_leaves :]], leaves[own.num_leaves :]))
+    return own.unflatten(leaves[: own.num_leaves]), {**state, **loaded}
+
+
+def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask, folder: Path) -> None:
+    if isinstance(config, DecoderConfig) and isinstance(task, DecoderTask):
+        check_same(config, task.model, folder)
+    elif isinstance(config, VitConfig) and isinstance(task, VitTask):
+        check_same_vit(config, task.model, folder)
+    else:
+        kind = "decoder" if isinstance(config, DecoderConfig) else "vision transformer"
+        raise RecipeError(f"the model in {folder} is a {kind}, the task {describe_type(task)}; choose another of them")
+
+
+def _kept_head(
+    found: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
+) -> list[ParameterMatch]:
+    """Return the parameters that the files don't have: the head, if there is none for these classes."""
+    classes = params.config.num_classes
+    have = f"{HEAD_WEIGHTS}weight" in tensors
+    if have and config.num_classes == classes:
+        return []
+    kept = [match for match in found if match.name.startswith("head.")]
+    if any(isinstance(match.leaf, jax.ShapeDtypeStruct) for match in kept):
+        raise RecipeError(
+            f"{folder} has no head for {classes} classes, and the parameters given are abstract; draw them first"
+        )
+    there = f"one for {config.num_classes} classes" if have else "none"
+    warnings.warn(
+        f"{folder} has no head for {classes} classes ({there}): the head begins as it was drawn", stacklevel=3
+    )
+    return kept
+
+
+def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
+    """Read one parameter, with the sharding of its leaf."""
+    leaf, pattern, sizes = match.leaf, match.source.pattern, match.sizes
+    regions: dict[tuple, np.ndarray] = {}
+
+    def region(index: Any) -> np.ndarray:
+        ranges = tuple(index_ranges(leaf.shape, index))
+        if ranges not in regions:
+            out = np.zeros([high - low for low, high in ranges], leaf.dtype)
+            stacked = len(match.stacked)
+            # The files have no padding of the vocabulary.
+            inside = [
+                (min(low, sizes[axis]), min(high, sizes[axis]))
+                for axis, (low, high) in zip(match.axes, ranges[stacked:])
+            ]
+            filled = tuple(slice(high - low) for low, high in inside)
+            if all(high > low for low, high in inside):
+                for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
+                    tensor = tensors[match.tensor(place)]
+                    part = pattern.read(tensor, match.axes, sizes, inside, match.source.part)
+                    at = tuple(i - low for i, (low, _) in zip(place, ranges))
+                    out[(*at, *filled)] = part.astype(leaf.dtype)
+            regions[ranges] = out
+        return regions[ranges]
+
+    sharding = leaf.sharding
+    if sharding is None:
+        return jax.device_put(region((slice(None),) * leaf.ndim))
+    return jax.make_array_from_callback(leaf.shape, sharding, region)
+
+
+def _check_names(
+    family: Family, found: list[ParameterMatch], names: set[str], config: DecoderConfig | VitConfig, folder: Path
+) -> None:
+    wanted = {match.tensor(place) for match in found for place in match.places}
+    missing = sorted(wanted - names)
+    left = {name for name in names - wanted if not family.buffers.search(name)}
+    if family.predicts_more and isinstance(config, DecoderConfig):
+        left = {name for name in left if _layer(name) < config.num_layers}
+    if isinstance(config, DecoderConfig) and config.tied:
+        left.discard(HEAD_NAME)
+    for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
+        if which:
+            rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
+            raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
+
+
+def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> None:
+    """Raise a RecipeError if the head in the files is not the embedding to which it is declared tied."""
+    name = embedding.tensor(())
+    ours, head = tensors[name], tensors[HEAD_NAME]
+    rows, *_ = shape = tuple(ours.get_shape())
+    same = shape == tuple(head.get_shape()) and all(
+        np.array_equal(ours[low : min(low + _ROWS_AT_ONCE, rows)], head[low : min(low + _ROWS_AT_ONCE, rows)])
+        for low in range(0, rows, _ROWS_AT_ONCE)
+    )
+    if not same:
+        raise RecipeError(
+            f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD_NAME} in the files differs from {name}, and `transformers` "
+            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD_NAME} if the head is to be "
+            "the embedding"
+        )
+
+
+def _layer(name: str) -> int:
+    """Return the number of the layer in a tensor's name; -1 outside of the layers."""
+    number = re.search(r"\.layers\.(\d+)\.", name)
+    return int(number[1]) if number else -1
+
+
+def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -> None:
+    shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+    if dtype not in FLOAT_DTYPES:
+        raise CheckpointError(f"{folder}: {name} holds {dtype}; expected one of {', '.join(FLOAT_DTYPES)}")
+    if shape != match.tensor_shape:
+        raise CheckpointError(
+            f"{folder}: {name} has the shape {shape}; {match.name} needs {match.tensor_shape}, which is "
+            f"{match.source.pattern.text!r} with {match.sizes}"
+        )
+
+
+@contextlib.contextmanager
+def _open(folder: Path, family: Family) -> Iterator[Tensors]:
+    """Open the tensors of the folder's files, which are mapped into memory."""
+    tensors: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for path in _weight_files(folder):
+            try:
+                file = stack.enter_context(safe_open(path, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
+                ) from error
+            tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        if (wrapper := find_wrapper(set(tensors))) is not None:
+            example = next(name for name in tensors if wrapper in name)
+            raise CheckpointError(
+                f"{folder}: names in the files hold {wrapper!r} ({example}), as those of a module in a wrapper do "
+                "(torch.compile, "
+                f"DataParallel); save the module inside of it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
+                "rename the tensors"
+            )
+        if not any(name.startswith(family.prefix) for name in tensors):
+            # The model without its head, like the releases of GPT-2.
+            tensors = {name if name == HEAD_NAME else family.prefix + name: value for name, value in tensors.items()}
+        yield tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        if any(folder.glob("*.bin")):
+            raise CheckpointError(
+                f"{folder} holds pickled weights (*.bin) only, and unpickling runs whatever code is in them. If you "
+                f'trust them, convert them once: python -c "from transformers import AutoModelForCausalLM as M; '
+                f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+            )
+        raise CheckpointError(f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}")
+    try:
+        names = set(json_reader.read(folder / INDEX_FILE)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / INDEX_FILE} can't be read: {error!r}; expected a weight_map") from error
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise CheckpointError(f"{folder / INDEX_FILE} points outside of its folder: {outside[0]!r}")
+    return [folder / name for name in sorted(names)]

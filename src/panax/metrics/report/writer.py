@@ -1,0 +1,80 @@
+"""`report`: reads runs, builds the page, writes it."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...core.errors import DataError, RecipeError
+from ..page.html import page
+from .comparison import comparison_sections
+from .costs import Rate
+from .run_files import RunFiles, read_run
+from .single import sections_of
+
+PAGE, COMPARISON = "report.html", "comparison.html"
+MAX_RUNS = 16
+"""Maximum number of runs: more lines on one chart can't be told apart."""
+
+
+def report(
+    *runs: str | Path, rate: float | int | None = None, currency: str = "USD", output: str | Path | None = None
+) -> Path:
+    """Write a page about a run, or about several side by side.
+
+    Args:
+        runs: Their folders, as `runs/NAME`.
+        rate: Price of a device-hour; None: no prices.
+        currency: Currency of the rate.
+        output: The page's file; by default `report.html` in the run's folder, or `comparison.html` in that of
+            the first of several.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        RecipeError: The rate or the runs that were given can't be used.
+        DataError: A folder is not a run's; or the page can't be written.
+    """
+    priced = Rate.of(rate, currency)
+    found = read_runs(runs)
+    place = Path(output) if output is not None else Path(runs[0]) / (PAGE if len(found) == 1 else COMPARISON)
+    if place.is_dir():
+        raise DataError(f"{place} is a folder; expected the name of a file for the page, as {place / PAGE}")
+    if len(found) == 1:
+        text = page(f"Run {found[0].name}", sections_of(found[0], priced))
+    else:
+        text = page(f"Runs {' · '.join(run.name for run in found)}", comparison_sections(found, priced))
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(beside, place)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise DataError(
+            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+        ) from error
+    return place
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
+    if not folders:
+        raise RecipeError("expected the folder of a run, as runs/NAME, and got none")
+    if len(folders) > MAX_RUNS:
+        raise RecipeError(f"{len(folders)} runs; expected at most {MAX_RUNS}, or their curves can't be distinguished")
+    places = [Path(folder).resolve() for folder in folders]
+    for n, place in enumerate(places):
+        if place in places[:n]:
+            raise RecipeError(f"{folders[n]} is given twice; give each run once")
+    return _named_apart([read_run(folder) for folder in folders])
+
+
+def _named_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """Distinguish runs of the same name by their folders."""
+    names = [run.name for run in runs]
+    folders = [run.folder.resolve() for run in runs]
+    if len(set(names)) == len(names):
+        return list(runs)
+    short = [folder.name for folder in folders]
+    labels = short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+    return [dataclasses.replace(run, name=label) for run, label in zip(runs, labels)]

@@ -1,0 +1,159 @@
+"""A simulation as lines for a terminal of 80 columns."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from ...metrics.goodput import KINDS
+from ...metrics.report.formats import format_duration, format_percent
+from .model import FEWER_DEVICES, Forecast
+from .simulation import STAGE_FIELDS, Simulation
+
+SHOWN_KINDS = (*KINDS[:-1], FEWER_DEVICES)
+STEPS = ("every", "copy_every", "measured_devices")
+
+
+def format_goodput(found: Simulation) -> list[str]:
+    """Format a simulation: the result first, then tables, then the assumptions."""
+    return [
+        *_answer(found),
+        "",
+        *_kinds(found),
+        "",
+        *_devices(found),
+        "",
+        *_intervals(found),
+        "",
+        *_times(found),
+        "",
+        "Assumed",
+        *(line for sentence in found.assumptions for line in wrap_sentence(f"- {sentence}", "  ")),
+    ]
+
+
+def wrap_sentence(sentence: str, indent: str = "") -> list[str]:
+    """Wrap a sentence in lines of at most 80 columns; flags are not broken."""
+    return textwrap.wrap(sentence, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def describe_interval(found: Forecast) -> str:
+    """Describe the interval of a forecast."""
+    return f"every {found.every:,} step{'s' if found.every > 1 else ''} ({format_duration(found.interval)})"
+
+
+def advice(found: Simulation) -> str:
+    """Give advice on the interval, in a sentence."""
+    now, best = found.now, found.best
+    if not best.advances:
+        return (
+            "At this failure rate no interval lets the run advance: it fails before it commits a checkpoint. Recover faster, "
+            "commit faster, use fewer devices, or keep copies in memory."
+        )
+    if not now.advances:
+        return f"With a checkpoint {describe_interval(now)} the run never advances. Save {describe_interval(best)}."
+    gain = best.goodput - now.goodput
+    if best.every == now.every or gain < 5e-4:
+        return f"The present interval, {describe_interval(now)}, is as good as the best."
+    return f"Save {describe_interval(best)} in place of {describe_interval(now)}: {gain * 100:.2g} points more goodput."
+
+
+def describe_theory(found: Simulation) -> str:
+    """Describe the interval by theory."""
+    if not math.isfinite(found.theory):
+        return "as rarely as possible: nothing fails"
+    return format_duration(found.theory) if found.theory > 0 else "after each step: a stall costs nothing"
+
+
+def _answer(found: Simulation) -> list[str]:
+    now, best, lives = found.now, found.best, found.lives
+    between = now.seconds_between_failures
+    failures = f"{now.failures_per_day:.3g} a day" + (
+        f", one in {format_duration(between)}" if math.isfinite(between) else ""
+    )
+    spread = (
+        f"{format_percent(lives.low)} to {format_percent(lives.high)} in nine of ten lives of {lives.days:.3g} days"
+    )
+    rows = [
+        ("devices", f"{now.devices:,} for {found.fleet.days:g} days"),
+        ("goodput", format_percent(now.goodput) + ("" if now.advances else ": the run never advances")),
+        *([("simulated", spread)] if now.advances else ()),
+        ("ETTR", format_percent(now.ettr)),
+        ("failures", failures),
+        (
+            "a failure costs",
+            f"{format_duration(now.recovery)} of recovery, {format_duration(now.lost_per_failure)} of lost work",
+        ),
+        ("checkpoints", f"{describe_interval(now)}, goodput {format_percent(now.goodput)}"),
+        ("best", f"{describe_interval(best)}, goodput {format_percent(best.goodput)}" if best.advances else "none"),
+        *([("by theory", describe_theory(found))] if best.advances else ()),
+    ]
+    return [*(f"{name:<16}{value}" for name, value in rows), "", *wrap_sentence(advice(found))]
+
+
+def _kinds(found: Simulation) -> list[str]:
+    rows = [("time goes into", "now", "at the best")]
+    for kind in SHOWN_KINDS:
+        now, best = (each.shares.get(kind, 0.0) for each in (found.now, found.best))
+        if now > 0 or best > 0:
+            rows.append((kind, format_percent(now), format_percent(best)))
+    return table(rows)
+
+
+def _devices(found: Simulation) -> list[str]:
+    rows = [("devices", "failures/day", "goodput", "best goodput", "best interval")]
+    for now, best in found.by_devices:
+        rows.append(
+            (
+                f"{now.devices:,}",
+                f"{now.failures_per_day:.3g}",
+                format_percent(now.goodput),
+                format_percent(best.goodput),
+                format_duration(best.interval) if best.advances else "none",
+            )
+        )
+    return table(rows)
+
+
+def _intervals(found: Simulation) -> list[str]:
+    rows = [("checkpoint every", "steps", "goodput", "waiting", "lost work", "")]
+    for each in found.by_interval:
+        notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
+        waiting, lost = format_percent(each.shares["checkpoint wait"]), format_percent(each.shares["lost work"])
+        rows.append(
+            (
+                format_duration(each.interval),
+                f"{each.every:,}",
+                format_percent(each.goodput),
+                waiting,
+                lost,
+                ", ".join(notes),
+            )
+        )
+    return table(rows)
+
+
+def _times(found: Simulation) -> list[str]:
+    return table([("stage", "time", "from"), *((*row[:2], row[2]) for row in list_stage_times(found))], left=(0, 2))
+
+
+def list_stage_times(found: Simulation) -> list[tuple[str, str, str]]:
+    """Return (stage, its time, its source) for each stage time that was used."""
+    rows = []
+    for name in STAGE_FIELDS:
+        if name in found.sources:
+            value = getattr(found.stages, name)
+            shown = f"{value:,}" if name in STEPS else format_duration(value)
+            unit = {"every": " steps", "copy_every": " steps"}.get(name, "")
+            rows.append((name.replace("_", " "), shown + unit, found.sources[name]))
+    return rows
+
+
+def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Align columns of rows: those in `left` to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(
+            cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,228 @@
+"""`fit` and `open_run`: a run of an experiment, with its folder, checkpoints, reports and signals."""
+
+import contextlib
+import functools
+import inspect
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..checkpoint import raise_on_all_processes
+from ..compiling.cache import install_compile_cache
+from ..compiling.callbacks import reraise_callback_errors
+from ..core.errors import PanaxError, RecipeError, describe_type
+from ..core.task import Task
+from ..job.agreement import is_process_zero
+from ..job.heartbeat import heartbeat
+from ..job.join import this_membership
+from ..metrics import BackgroundReporter, Tracker
+from ..metrics.console import open_console
+from ..metrics.run_log import RunLog, tee
+from ..system.platform_check import check_platform
+from ..train.memory_check import check_memory
+from .blank_data import find_missing_data
+from .experiment import Experiment
+from .loop import Run
+from .preparation import LogFn, prepare
+from .recovery.checkpointing import CheckpointSchedule
+from .recovery.interrupt import SignalHandler
+from .recovery.islands import Island
+from .recovery.rollback import RollbackController
+from .recovery.verification import SdcVerifier, check_verifiable
+from .reporting.report import RunReporter
+from .reporting.session import open_ledger
+from .result import Result
+from .setting_checks import check_held_out, interval_notes, precision_notes
+from .start import choose_kernels, find_start, open_folder, open_memory
+
+
+def fit(
+    experiment: Experiment,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    fast_dev_run: bool = False,
+    quiet: bool = False,
+    say: LogFn | None = None,
+    trackers: tuple[Tracker, ...] = (),
+    devices: Any = None,
+) -> Result:
+    """Train an experiment, from the last checkpoint in its folder if that is of the same experiment.
+
+    Args:
+        fresh: Train from step 0; files of an earlier run in the folder are set aside.
+        accept_changes: Resume from a run of other settings or data, with its state and today's settings.
+        fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is
+            removed afterwards: does it run?
+        quiet: Show nothing. By default a terminal shows a bar and lines, a notebook a line that changes.
+        say: Called with each message for the user, a line at a time; nothing else is shown. It is called by a
+            separate reporting thread.
+        trackers: Additional trackers, after the experiment's, the JSONL log and TensorBoard.
+        devices: JAX devices to use; None for all of them.
+
+    Raises:
+        PanaxError: Something outside the program is wrong; the message states what to do. If the folder holds
+            another run's checkpoints, it is a CheckpointError that lists the differences.
+    """
+    check_experiment(experiment, "fit")
+    if fresh and accept_changes:
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if fast_dev_run:
+        if fresh or accept_changes or jax.process_count() > 1:
+            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; give it alone")
+        with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
+            # Two steps are too few for any schedule.
+            warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
+            return fit(experiment.dry_run_copy(folder), quiet=quiet, say=say, trackers=trackers, devices=devices)
+    with open_run(
+        experiment,
+        fresh=fresh,
+        accept_changes=accept_changes,
+        quiet=quiet,
+        say=say,
+        trackers=trackers,
+        devices=devices,
+    ) as run:
+        for batch in run:
+            run.after_step(run.take_step(batch))
+    assert run.result is not None
+    return run.result
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
+    say: LogFn | None = None,
+    trackers: tuple[Tracker, ...] = (),
+    devices: Any = None,
+) -> Iterator[Run]:
+    """Open a run with a custom loop and everything that `fit` has: checkpoints, data position, reports,
+    hooks, signals.
+
+        with panax.open_run(experiment) as run:
+            for batch in run:
+                scalars = run.take_step(batch)  # or your own: run.state, scalars = ...
+                run.after_step(scalars)
+        print(run.result)
+
+    The run resumes from the last checkpoint in the experiment's folder. Leaving the block normally evaluates
+    and saves, also after a `break`; an exception leaves the last checkpoint as it is. Arguments and errors
+    are those of `fit`.
+    """  # fmt: skip
+    check_experiment(experiment, "open_run")
+    if fresh and accept_changes:
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+    if quiet and say is not None:
+        raise RecipeError("quiet shows nothing, and say receives each line: give one of them")
+    if isinstance(trackers, Tracker):
+        raise RecipeError(f"trackers is {describe_type(trackers)}; expected a tuple: trackers=(tracker,)")
+    if say is None and quiet:
+        say = _unsaid
+    elif say is None:
+        say, progress = open_console()
+        trackers = (progress, *trackers)
+    # In a launched run, the supervisor stores the output of each process.
+    log = None if heartbeat().is_supervised else RunLog()
+    if log is not None:
+        say, trackers = tee(say, log.say), (*trackers, log.tracker)
+    with (
+        reraise_callback_errors(),
+        contextlib.closing(BackgroundReporter("the console", threaded=not experiment.debug)) as told,
+    ):
+        said = functools.partial(told.put, say) if is_process_zero() else _unsaid
+        place = this_membership()
+        if place is not None and jax.process_count() == 1:
+            said(
+                f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together"
+            )
+        check_platform()
+        install_compile_cache(said)
+        began = choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
+        prepared = prepare(experiment, said, devices, compute_dtype=began)
+        check_verifiable(prepared)
+        with raise_on_all_processes():
+            check_memory(prepared.step.program.abstract, prepared.step.shardings)
+            check_held_out(prepared)
+        for note in (*interval_notes(experiment), *precision_notes(prepared)):
+            said(note)
+        for note in prepared.task.notes:
+            said(f"{experiment.name}: {note}")
+        with (
+            open_folder(prepared, said, fresh=fresh) as checkpointer,
+            open_ledger(prepared, said) as ledger,
+            open_memory(prepared, checkpointer, said) as memory,
+            SignalHandler() as interrupt,
+            _logged(log, prepared.folder, said),
+        ):
+            heartbeat().phase("restore")
+            start = find_start(prepared, checkpointer, memory, said, accept_changes=accept_changes)
+            island = None
+            if experiment.comms.islands.count > 1:
+                island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
+                start = island.begin(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
+            checkpointer.prepare(start.state)
+            keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
+            run_id = checkpointer.run_name()
+            with contextlib.closing(
+                RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
+            ) as report:
+                rollback = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
+                verifying = SdcVerifier(prepared, report, rollback, said)
+                run = Run(prepared, start, keeper, report, rollback, verifying, interrupt, said, island)
+                heartbeat().phase("compile")
+                yield run
+                heartbeat().phase("end")
+                result = run.finish()
+                if log is not None:
+                    log.say(_end_of(result, experiment.num_steps))
+
+
+def _end_of(result: Result, num_steps: int) -> str:
+    why = f"stopped: {result.stopped}" if result.stopped else "done"
+    if result.interrupted_by:
+        why = f"stopped by {result.interrupted_by}"
+    return f"{why} after step {result.step} of {num_steps}; saved {result.checkpoint}"
+
+
+@contextlib.contextmanager
+def _logged(log: RunLog | None, folder: str, said: LogFn) -> Iterator[None]:
+    """Open the log of a run in its folder while the run lasts, and log the error that ends it."""
+    if log is None or not is_process_zero():
+        yield
+        return
+    log.open(Path(folder))
+    try:
+        yield
+    except BaseException as error:
+        said_of = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+        log.say(f"ended by an error: {said_of}")
+        raise
+
+
+def check_experiment(experiment: Any, function: str) -> None:
+    """Check that `experiment` is an `Experiment` with data; errors name the function that was called.
+
+    Raises:
+        RecipeError: It is something else.
+        DataError: It has no data yet.
+    """
+    if not isinstance(experiment, Experiment):
+        call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""
+        hint = Task.hint_for(experiment)
+        way = f": write {function}(Experiment(task=..., data=...)), and {hint}" if hint else call
+        raise RecipeError(f"{function} takes an Experiment, and this is {describe_type(experiment)}{way}")
+    absent = find_missing_data(experiment)
+    if absent is not None:
+        raise absent.missing_data_error()
+
+
+def _unsaid(line: str) -> None:
+    """Discard a message: on all processes but the first, and if `quiet`."""

@@ -1,0 +1,167 @@
+"""Inference rules for collectives and for marks."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ...core.jax_primitives import exchanged_dims, gathered_dim, is_tiled_gather, permutation_pairs, scattered_dim
+from ..sharding_marks import ShardingMark, ValueState, read_mark
+from .states import (
+    CONSTANT,
+    PARTIAL,
+    UNKNOWN,
+    WHOLE,
+    ZERO,
+    AxisState,
+    Kind,
+    declared_state,
+    describe_state,
+    sharded_state,
+    wrong_state,
+)
+from .values import States
+
+CollectiveRule = Callable[[Any, AxisState], AxisState]
+"""(equation, state of an operand along a mesh axis that the collective uses) to the state of the result."""
+
+
+def infer_psum(equation: Any, state: AxisState) -> AxisState:
+    return _added_up(equation, state, WHOLE)
+
+
+def infer_reduce_scatter(equation: Any, state: AxisState) -> AxisState:
+    return _added_up(equation, state, sharded_state((scattered_dim(equation),)))
+
+
+def _added_up(equation: Any, state: AxisState, result: AxisState) -> AxisState:
+    if state.kind in (Kind.ZERO, Kind.WRONG) or (state is CONSTANT and result is WHOLE):
+        return state
+    if state.kind is Kind.WHOLE:
+        return wrong_state(
+            equation,
+            "adds up a value that is equal on every device, which gives a multiple of it; remove the sum, or, for a "
+            "cotangent that all devices compute alike, put split_cotangent before the loss",
+        )
+    if state.kind is Kind.SPLIT and state.dims:
+        return wrong_state(
+            equation,
+            "adds up different parts of an array, element by element; gather them, or sum over their dimension first",
+        )
+    return result
+
+
+def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
+    dim = gathered_dim(equation)
+    if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
+        return state
+    if state.kind is Kind.PARTIAL:
+        return wrong_state(equation, "gathers terms of a sum over devices; add them up instead")
+    if state.kind is Kind.WHOLE:
+        return wrong_state(
+            equation, "gathers a value that is equal on every device: the result repeats it; remove the gather"
+        )
+    if state.dims and dim not in state.dims and is_tiled_gather(equation):
+        dims = " or ".join(map(str, sorted(state.dims)))
+        return wrong_state(
+            equation,
+            f"gathers along dimension {dim} a value that is split along dimension {dims}; gather over the mesh axis that splits "
+            f"dimension {dim}, or along dimension {dims}",
+        )
+    return WHOLE
+
+
+def infer_max(equation: Any, state: AxisState) -> AxisState:
+    if state.kind is Kind.PARTIAL:
+        return wrong_state(equation, "takes an extreme of terms of a sum over devices; add them up before")
+    return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
+
+
+def infer_send(equation: Any, state: AxisState) -> AxisState:
+    if state.kind is Kind.PARTIAL:
+        return wrong_state(equation, "sends a term of a sum to another device; add it up before")
+    return state
+
+
+def infer_ppermute(equation: Any, state: AxisState) -> AxisState:
+    """Return the state after a permutation. A device without a sender gets zeros, so a whole value becomes
+    different.
+    """
+    state = infer_send(equation, state)
+    senders, receivers = zip(*permutation_pairs(equation))
+    return sharded_state((), equation) if state.kind is Kind.WHOLE and {*senders} != {*receivers} else state
+
+
+def infer_all_to_all(equation: Any, state: AxisState) -> AxisState:
+    state = infer_send(equation, state)
+    if state.kind is not Kind.SPLIT and state.kind is not Kind.WHOLE:
+        return state
+    cut, along = exchanged_dims(equation)
+    return sharded_state({*(part for part in state.parts if part[0] != along), cut})
+
+
+def infer_ragged_all_to_all(equation: Any, state: AxisState) -> AxisState:
+    state = infer_send(equation, state)
+    return sharded_state(range(len(equation.outvars[0].aval.shape))) if state.kind is Kind.SPLIT else state
+
+
+COLLECTIVE_RULES: dict[str, CollectiveRule] = {
+    **dict.fromkeys(("psum", "psum_invariant", "psum2"), infer_psum),
+    "reduce_scatter": infer_reduce_scatter,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), infer_all_gather),
+    **dict.fromkeys(("pmax", "pmin"), infer_max),
+    "ppermute": infer_ppermute,
+    "all_to_all": infer_all_to_all,
+    "ragged_all_to_all": infer_ragged_all_to_all,
+}
+
+
+def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
+    """Return the state after a mark, and what is wrong if a checked value has another state; empty if nothing
+    is.
+    """
+    state, *operands = states
+    mark = read_mark(equation)
+    if mark is None or axis not in mark.states:
+        return state, ""
+    if mark.mark is ShardingMark.LINEAR:
+        return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
+    holds = mark.states[axis]
+    if mark.mark is ShardingMark.DECLARED:
+        return (ZERO if state.kind is Kind.ZERO else declared_state(holds[0], mark.dim)), ""
+    if mark.mark is ShardingMark.SHARED:
+        return _shared(equation, state), ""
+    if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
+        return state, ""
+    if state.kind is Kind.WRONG:
+        return UNKNOWN, state.reason
+    return UNKNOWN, _unexpected(state, [what.name for what in holds])
+
+
+def _is(state: AxisState, wanted: ValueState) -> bool:
+    if state.kind is Kind.CONSTANT:
+        return wanted in (ValueState.WHOLE, ValueState.PARTIAL)
+    kinds = {ValueState.WHOLE: Kind.WHOLE, ValueState.PARTIAL: Kind.PARTIAL}
+    return state.kind is kinds.get(wanted, Kind.SPLIT) and not (wanted is ValueState.OWN and state.dims)
+
+
+def _unexpected(state: AxisState, wanted: list[str]) -> str:
+    if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
+        return (
+            "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
+            "the loss alike, put split_cotangent before it"
+        )
+    if state.kind is Kind.PARTIAL:
+        return "is a term of a sum over devices that is not made; add it up (reduce_scatter_sequence, sum_over_sequence, psum)"
+    return (
+        f"is {describe_state(state)}, and no operation combines the devices' values; look for a lookup, a maximum or a mask of a "
+        f"device's own part with results that are not summed"
+    )
+
+
+def _shared(equation: Any, state: AxisState) -> AxisState:
+    if state.kind in (Kind.WHOLE, Kind.CONSTANT, Kind.UNKNOWN):
+        return PARTIAL
+    if state.kind in (Kind.ZERO, Kind.WRONG):
+        return state
+    return wrong_state(
+        equation, f"divides among all devices a cotangent that is {describe_state(state)}; use split_cotangent once"
+    )
