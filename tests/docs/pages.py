@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
@@ -46,9 +46,10 @@ def relative_links(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of the page may say after the `#`."""
-    headings = _HEADING.findall(prose(page))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    """Return what a link may have after the `#`: headings of the page, and explicit anchors."""
+    text = prose(page)
+    headings = {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in _HEADING.findall(text)}
+    return headings | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def table_rows(page: Path, heading: str) -> list[list[str]]:

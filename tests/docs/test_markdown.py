@@ -44,8 +44,8 @@ from panax_compare.command import read_settings as comparison_settings
 
 # README is run whole: test_readme.py.
 WITH_CODE = [page for page in PAGES if page.parent in (ROOT / "docs", ROOT / "docs/launch") and fences(page)]
-TRAINING, MODELS, PARALLELISM, CHECKPOINTS = (
-    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints")
+TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE = (
+    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints", "commands")
 )
 
 
@@ -184,14 +184,29 @@ def test_readme_has_the_two_commands():
     assert "python3 install.py test --venv .ci/venv\n" in steps and "$(python3 install.py --venv .ci/venv)" in steps
 
 
-def test_readme_lists_every_command():
-    listed = [cells[0].strip("`").split()[1] for cells in table_rows(ROOT / "README.md", "command")]
+def test_the_citation_names_this_version():
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
+    assert cited and cited[1] == panax.__version__
+
+
+def test_readme_is_one_screen_and_some():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"]
+    assert [name for name in pages if f"]({name}" not in index] == []
+
+
+def test_the_page_of_commands_lists_every_command():
+    listed = [cells[0].strip("`").split()[1] for cells in table_rows(COMMAND_PAGE, "command")]
     assert sorted(listed) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", TRAINING], ids=name_of)
+@pytest.mark.parametrize("page", [COMMAND_PAGE, TRAINING], ids=name_of)
 def test_exit_codes_are_those_of_the_errors(page):
-    heading = "exit code" if page.name == "README.md" else "code"
+    heading = "exit code" if page == COMMAND_PAGE else "code"
     listed = {int(code) for cells in table_rows(page, heading) for code in cells[0].split(", ")}
     errors = [error for error in vars(panax.core.errors).values() if hasattr(error, "exit_code")]
     assert listed - {0} == {error.exit_code for error in errors} | {

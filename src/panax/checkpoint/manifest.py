@@ -27,6 +27,7 @@ _MOST_BYTES = 1 << 30
 """Sanity limits of dimensions, version number and size: larger values mean damage."""
 
 MANIFEST_FILE = "manifest.json"
+"""Name of the file that commits a checkpoint; it lists arrays, chunks and checksums."""
 
 
 def compute_checksum(data: Buffer) -> str:

@@ -50,6 +50,7 @@ class Loss(eqx.Module):
 
 
 Losses = Mapping[str, Loss]
+"""A task's losses by name; `total_loss` adds them."""
 
 
 class Mean(eqx.Module):
@@ -256,6 +257,7 @@ class DataChecks(eqx.Module):
 
 Metric = Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks
 Metrics = Mapping[str, Metric]
+"""A task's metrics by name."""
 
 
 def _ratio(total: Values, weight: Values) -> Values:

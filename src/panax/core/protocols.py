@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 Params = Any
+"""Trained parameters: any pytree of arrays."""
 ModelState = Any
+"""A model's state that is not trained, such as running averages: any pytree of arrays."""
 Axes = tuple[str | None, ...]
 """One logical axis name per dimension of an array; None for a dimension that is never sharded."""
 

@@ -17,6 +17,7 @@ State = Any
 
 Observation = jax.Array
 Action = jax.Array
+"""An action of one environment, in the form of its action space."""
 
 Frame = UInt8[np.ndarray, "height width 3"]
 """One picture: 8 bits for each of red, green and blue."""

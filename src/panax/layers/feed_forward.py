@@ -15,6 +15,7 @@ from ..kernels.precision import accumulation_dtype
 from ..spmd import add_bias, contract, contract_gathered
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+"""Activation function of a feed-forward layer; `gelu_tanh` is the tanh approximation."""
 
 
 def _recomputed(

@@ -43,6 +43,7 @@ from .precision import use_matmul_precision
 from .tables import TableUpdates, replace_tables, scale_rows, table_norm
 
 Scalars = Mapping[str, Any]
+"""A step's scalars by name: losses, metrics and figures of the update."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

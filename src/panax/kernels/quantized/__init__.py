@@ -8,7 +8,9 @@ from .residual import quantize_with_residual
 from .rounding import round_stochastically
 
 DYNAMIC = DynamicMap(signed=True)
+"""8-bit dynamic map of signed values, such as first moments."""
 DYNAMIC_UNSIGNED = DynamicMap(signed=False)
+"""8-bit dynamic map of values that are not negative, such as second moments."""
 
 __all__ = [
     "DYNAMIC", "DYNAMIC_UNSIGNED", "FLOAT8", "INT4", "INT8", "SIGN", "DynamicMap", "Float8", "Format", "Linear",

@@ -161,5 +161,14 @@ def uniform_from_bits(bits: UInt32[Array, "..."]) -> Float32[Array, "..."]:
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
-INT8, INT4, FLOAT8, SIGN = Linear(8), Linear(4), Float8(), Sign()
-"""Two codes of 4 bits are packed into a byte, and eight signs."""
+INT8 = Linear(8)
+"""Integers of 8 bits times a scale per block."""
+
+INT4 = Linear(4)
+"""Integers of 4 bits times a scale per block; two are packed into a byte."""
+
+FLOAT8 = Float8()
+"""Floats of 8 bits times a scale per block."""
+
+SIGN = Sign()
+"""One bit per value, times a scale per block; eight are packed into a byte."""

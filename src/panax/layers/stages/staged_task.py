@@ -35,6 +35,7 @@ FloatType = Literal["float32", "bfloat16"]
 UnscaledType = Literal["auto", "float32", "bfloat16"]
 """Compute dtypes of tasks without loss scaling, which float16 would require."""
 ComputeType = Literal["auto", "float32", "bfloat16", "float16"]
+"""Dtype of activations and matmuls; auto: bfloat16 if the devices have instructions for it, else float32."""
 
 STAGE = "stage"
 """The mesh axis of a pipeline."""

@@ -151,6 +151,7 @@ PRESETS: dict[str, DecoderConfig] = {
     **MOE_PRESETS,
     **MAMBA_PRESETS,
 }
+"""Configs of published decoders by name, for `preset:NAME`."""
 
 PUBLISHED_PARAMETERS: dict[str, int] = {
     "gpt2": 124_439_808,

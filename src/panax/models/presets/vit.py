@@ -14,6 +14,7 @@ VIT_PRESETS: dict[str, VitConfig] = {
     "vit_l32": VitConfig.of_size("L", patch=32),
     "vit_h14": VitConfig.of_size("H", patch=14),
 }
+"""Configs of published vision transformers by name, for `preset:NAME`."""
 
 VIT_PUBLISHED_PARAMETERS: dict[str, int] = {
     "vit_ti16": 5_717_416,

@@ -67,6 +67,7 @@ ACCELERATOR = Sizes(
     seconds=None,
     memory_share=0.92,
 )
+"""Sizes of the full check on a GPU or TPU."""
 
 CPU = Sizes(
     positions=128,
@@ -83,6 +84,7 @@ CPU = Sizes(
     seconds=40.0,
     memory_share=0.25,
 )
+"""Sizes of the full check on a CPU, for a run of minutes."""
 
 
 def sizes_for(platform: str) -> Sizes:
