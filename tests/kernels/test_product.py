@@ -135,8 +135,11 @@ def test_an_activation_and_its_derivative(name, dtype):
         expected, expected_slope = own[name](wide), jax.vmap(jax.grad(own[name]))(wide)
     assert value.dtype == slope.dtype == dtype
     # 1 + erf and 1 + tanh, as PyTorch has them, lose what is below a rounding of 1; in the derivative that is multiplied by x, up
-    # to 6, and by the slope inside the tanh, up to 5.
-    tolerance = {"rtol": 2.0**-8 if dtype == jnp.bfloat16 else 2e-6, "atol": 6 * 5 * ROUNDING}
+    # to 6, and by the slope inside the tanh, up to 5. XLA's tanh itself may be further from 1 than a rounding, by its emitter.
+    wide_range = np.linspace(-40, 40, 4001, dtype=np.float32)
+    tanh_error = np.abs(np.asarray(jnp.tanh(wide_range)) - np.tanh(wide_range.astype(np.float64))).max()
+    lost = max(ROUNDING, tanh_error) if name.endswith("_tanh") else ROUNDING
+    tolerance = {"rtol": 2.0**-8 if dtype == jnp.bfloat16 else 2e-6, "atol": 6 * 5 * lost}
     np.testing.assert_allclose(np.asarray(value, np.float64), expected, **tolerance)
     np.testing.assert_allclose(np.asarray(slope, np.float64), expected_slope, **tolerance)
 
