@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,8 @@ from panax.train import StepConfig
 from panax_compare.command import read_settings as comparison_settings
 
 # README is run whole: test_readme.py.
-WITH_CODE = [page for page in PAGES if page.parent in (ROOT / "docs", ROOT / "docs/launch") and fences(page)]
+FOLDERS = [ROOT / "docs", ROOT / "docs/launch", ROOT / "docs/tutorials"]
+WITH_CODE = [page for page in PAGES if page.parent in FOLDERS and fences(page)]
 TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE = (
     ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints", "commands")
 )
@@ -53,6 +55,7 @@ TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE = (
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with the few files that the pages speak of: `texts/` and `chat.jsonl`."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
     # What a page registers is gone after it.
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
@@ -66,6 +69,8 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
                 lines.write(json.dumps(record) + "\n")
     yield tmp_path
     registry._chosen.cache_clear()
+    for recipe in tmp_path.glob("*.py"):
+        sys.modules.pop(recipe.stem, None)
 
 
 class Parsed(BaseException):
@@ -182,6 +187,13 @@ def test_readme_has_the_two_commands():
     # What a change must pass installs by the same commands, into an environment of its own.
     steps = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "python3 install.py test --venv .ci/venv\n" in steps and "$(python3 install.py --venv .ci/venv)" in steps
+
+
+def test_every_paper_in_the_sources_is_in_the_index_of_papers():
+    number = re.compile(r"arXiv:\d{4}\.\d{4,5}")
+    cited = {found for path in (ROOT / "src").rglob("*.py") for found in number.findall(path.read_text("utf-8"))}
+    listed = number.findall((ROOT / "docs/papers.md").read_text("utf-8"))
+    assert sorted(listed) == sorted(cited)
 
 
 def test_the_citation_names_this_version():
