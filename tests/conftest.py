@@ -6,15 +6,16 @@ import sys
 import tempfile
 
 from cpu_here import KERNELS
+from suite.selection import emitter_flag
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What a program computes is tested, not how fast it is: LLVM's expensive passes are a third of the suite's time, and the MLIR
 # emitters of fusions and the split of each program into 32 modules a quarter of the rest. The caller's own flags come last, and
 # so win.
+# Tests that look at a whole program's operations and memory are slow; they see what a run compiles.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1 " + os.environ.get("XLA_FLAGS", "")
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1 " + emitter_flag(sys.argv) + os.environ.get("XLA_FLAGS", "")
 )
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite import budget, records, slow_share, stages, tiers
+from suite import budget, records, selection, slow_share, stages, tiers
 
 TESTS = Path(__file__).parent.parent
 
@@ -154,3 +154,22 @@ def test_recorded_durations_are_merged(tmp_path):
     records.write_durations({"b.py::y": (0.01, 0.0), "c.py::z::w": (3.0, 0.5)}, path)
     assert records.read_durations(path) == {"a.py::x[1]": (1.2, 2.0), "c.py::z::w": (3.0, 0.5)}
     assert json.loads(path.read_text()) == {"a.py::x[1]": [1.2, 2.0], "c.py::z::w": [3.0, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slow"),
+    [
+        (["pytest"], False),
+        (["pytest", "-m", "full"], False),
+        (["pytest", "-m", "slow", "--share", "6"], True),
+        (["pytest", "-mslow"], True),
+        (["pytest", "-m", "not gpu and not tpu", "tests"], True),
+    ],
+)
+def test_the_emitter_of_a_run_is_used_if_slow_tests_may_be_selected(arguments, slow, monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PANAX_TEST_SELECTS_SLOW", "")
+    assert selection.selects_slow(arguments) == slow
+    # A worker has another command line, and its controller's environment.
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    assert selection.selects_slow(["-c"]) == slow

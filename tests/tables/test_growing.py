@@ -14,6 +14,7 @@ import pytest
 from growing import OPTIMIZER, ROWS, WAYS, Grower, growing_tables, key_of, keyed_batch, step_of
 from launching import run_job
 from recommending import batch_of
+from suite.selection import options_of_a_run
 
 from panax.checkpoint import Checkpointer, restore
 from panax.core import TrainState, named_leaves
@@ -203,7 +204,7 @@ def test_no_instruction_is_of_the_tables_size_but_gathers_and_scatters():
     task = Grower(tables=dataclasses.replace(tables, tables=(tables.tables[0], big, tables.tables[2])))
     (rows,) = (plan.rows for plan in task.tables.stacks if plan.rows >= 2**20)
     step = step_of(None, 1, task, micro=2)
-    text = step.lower(keyed_batch(0)).compile().as_text()
+    text = step.lower(keyed_batch(0)).compile(options_of_a_run()).as_text()
     # Also as blocks of ways.
     kinds = re.findall(rf"= \w+\[(?:{rows}|{rows // WAYS},{WAYS})[,\]]\S* ([\w-]+)\(", text)
     assert "scatter" in kinds and not set(kinds) - NO_PASS, set(kinds)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from recommending import BATCH_AXES, TinyRecommender, batch_of, tiny_tables
+from suite.selection import options_of_a_run
 
 from panax.core import TrainState
 from panax.core.errors import RecipeError
@@ -220,7 +221,7 @@ def of_size(text: str, shape: str) -> set[str]:
 @pytest.mark.parametrize("mesh", [None, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)])
 def test_nothing_of_a_tables_size_is_made(mesh):
     step = compiled(None if mesh is None else MeshShape(**mesh), 1 if mesh is None else 8)
-    program = step.get_compiled(step.put(batch_of(0)))
+    program = step.lower(step.put(batch_of(0))).compile(options_of_a_run())
     rows = step.program.abstract.params.tables.stacks[0].table.shape[0] // (1 if mesh is None else 8)
     text = program.as_text()
     operations = of_size(text, f"f32[{rows},8]") | of_size(text, f"f32[{rows}]")
