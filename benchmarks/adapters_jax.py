@@ -134,7 +134,7 @@ def nnx_vit() -> Published:
     found = importlib.util.find_spec("vitax")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("vitax is not installed; run: pip install --no-deps vitax")
-    path = Path(found.submodule_search_locations[0]) / "models/vision/vit.py"
+    path = Path(found.submodule_search_locations[0]) / "models/vit.py"
     spec = importlib.util.spec_from_file_location("vitax_vit", path)
     assert spec is not None and spec.loader is not None
     vit = importlib.util.module_from_spec(spec)

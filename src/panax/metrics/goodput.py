@@ -31,8 +31,10 @@ steps continue. idle: no process was running.
 """
 
 ROLLED_BACK = "rolled back"
-_ROLLED_BACK = (ROLLED_BACK, "rewound")  # the second in ledgers of version 0.1.1
 """End of a session in which the run returned to an earlier step."""
+
+_ROLLED_BACK = (ROLLED_BACK, "rewound")
+"""That end, and its word in ledgers of version 0.1.1."""
 
 _OF_STEPS = ("training", "data wait", "checkpoint wait", "evaluation")
 

@@ -25,8 +25,16 @@ from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, RollbackConfig
 from panax.run.feed import PREFETCH_BATCHES
 from panax.run.recovery import rollback
-from panax.run.recovery.skipped_batches import DataProgress
+from panax.run.recovery.skipped_batches import (
+    FILE,
+    FORMER_FILE,
+    DataProgress,
+    Rollback,
+    read_rollbacks,
+    write_rollbacks,
+)
 from panax.run.reporting.report import RunReporter
+from panax.stores import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -357,6 +365,23 @@ def test_what_is_told_of_it(tmp_path):
     # With the same data as then, what the first rollback left out is of no matter; the second one holds.
     again = fit(dataclasses.replace(changed, num_steps=26), say=lines.append)
     assert again.step == 26 and lines[-1].startswith("goodput") and any("skip batches 1 to 2" in line for line in lines)
+
+
+def test_a_record_of_version_0_1_1_is_read_and_the_present_one_has_precedence(tmp_path):
+    store = open_store(str(tmp_path))
+    back = [
+        Rollback(at=1.0, step=10, to=5, source="memory", batches=(8, 9), why="not finite", data=0, seconds=1.0),
+        Rollback(at=2.0, step=20, to=15, source="memory", batches=(18,), why="not finite", data=0, seconds=1.0),
+    ]
+    write_rollbacks(store, back[:1])
+    present = tmp_path / FILE
+    former = json.loads(present.read_text())
+    former["rewinds"] = former.pop("rollbacks")
+    (tmp_path / FORMER_FILE).write_text(json.dumps(former))
+    present.unlink()
+    assert read_rollbacks(store) == tuple(back[:1])
+    write_rollbacks(store, back)
+    assert read_rollbacks(store) == tuple(back)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from ...system import json_reader
 from ...system.files import expand_user
 from ..experiment import Experiment
 from ..preparation import LogFn, PreparedRun
+from ..recovery.skipped_batches import FORMER_LOG as FORMER_ROLLBACKS
 from ..recovery.skipped_batches import LOG as ROLLBACKS
 from ..reporting.document_counts import DATA_USAGE_FILE
 from ..reporting.session import SESSIONS_FILE
@@ -47,7 +48,16 @@ UNTRACKED_SETTINGS = (
 )
 """Settings that may change between two runs of one experiment without changing the training."""
 
-RUN_FILES = ("metrics.jsonl", "metrics.csv", "log.txt", DATA_USAGE_FILE, LEDGER, SESSIONS_FILE, ROLLBACKS)
+RUN_FILES = (
+    "metrics.jsonl",
+    "metrics.csv",
+    "log.txt",
+    DATA_USAGE_FILE,
+    LEDGER,
+    SESSIONS_FILE,
+    ROLLBACKS,
+    FORMER_ROLLBACKS,
+)
 """Files that a run writes into its folder, apart from checkpoints and files of other trackers."""
 
 CHANGEABLE_SETTINGS = ("num_steps: ", "step.micro_batches: ", "step.pad_rows: ")

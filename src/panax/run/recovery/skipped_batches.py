@@ -30,6 +30,9 @@ FORMER_FILE = f"{FOLDER}/rewinds.json"
 LOG = "rollbacks.jsonl"
 """List of the same rollbacks for users and reports, in the run's folder."""
 
+FORMER_LOG = "rewinds.jsonl"
+"""Name of that list in folders of version 0.1.1."""
+
 HOST_KEY = "batches"
 """Name under which a checkpoint stores a `DataProgress`."""
 
