@@ -41,7 +41,6 @@ def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = Fal
         for part, flag in flags.items():
             part.training = flag
         tensors()
-        clear_fake_caches()
 
     failed = True
     with preserve_generators():
@@ -118,13 +117,16 @@ def _refill(held: Any, before: Mapping[str, Any]) -> None:
 def clear_fake_caches() -> None:
     """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that
     trace alone."""
-    for cache in [*filter(_is_cache, gc.get_objects()), *_FROZEN.caches()]:
+    for cache in [*_collected_caches(), *_FROZEN.caches()]:
         if _holds_fake(cache):
             cache.cache_clear()
 
 
-def _is_cache(each: object) -> bool:
-    return type(each) is functools._lru_cache_wrapper
+def _collected_caches() -> list[Any]:
+    """Return the caches in the collector's lists, which hold up to millions of objects: hence one comparison
+    for each."""
+    kind = functools._lru_cache_wrapper
+    return [each for each in gc.get_objects() if type(each) is kind]
 
 
 class _FrozenCaches:
@@ -143,7 +145,7 @@ class _FrozenCaches:
         if gc.get_freeze_count() > self._count:
             gc.unfreeze()
             gc.collect()
-            self._known = [weakref.ref(each) for each in gc.get_objects() if _is_cache(each)]
+            self._known = [weakref.ref(each) for each in _collected_caches()]
             gc.freeze()
             self._count = gc.get_freeze_count()
         for reference in self._known:

@@ -35,7 +35,7 @@ from ..rejection import (
     refuse_values,
     refuse_views,
 )
-from ..state.module_snapshot import clear_fake_caches, restore_after, swap_tensors
+from ..state.module_snapshot import clear_fake_caches, restore_after, retry_interrupted, swap_tensors
 from ..state.outside import UserConstant, find_user_constants, refuse_outside
 from ..state.python_state import PythonState
 from ..state.randomness import INSTEAD, RAISED_ERRORS, forbid_python_draws
@@ -94,7 +94,10 @@ def trace(
             line.
     """
     with restore_after(module, objective.loss) as before:
-        return _trace(module, objective, leaves, before, train=train, autocast=autocast)
+        try:
+            return _trace(module, objective, leaves, before, train=train, autocast=autocast)
+        finally:
+            retry_interrupted(clear_fake_caches)
 
 
 def _trace(
