@@ -68,7 +68,7 @@ def test_a_system_without_the_policy_is_left_alone():
 
 SCRIPTED = """
 found = iter([{shares}])
-scheduling.SECONDS = 0.02
+scheduling.CHECK_SECONDS = 0.02
 scheduling.CoreLoad.shares = lambda self: next(found)
 """
 WAIT = """

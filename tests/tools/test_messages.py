@@ -24,8 +24,8 @@ def messages() -> list[Message]:
     return collect(ROOT / "src")
 
 
-def test_pages_are_up_to_date():
-    assert not outdated(ROOT), "write them: python -m tools.messages"
+def test_pages_are_up_to_date(messages):
+    assert not outdated(ROOT, messages), "write them: python -m tools.messages"
 
 
 def test_each_cause_belongs_to_one_message(messages):

@@ -5,20 +5,26 @@ python -m tools.messages --check   exits with 1 if a page is not up to date
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools import generated
 
-from .collect import collect
+from .collect import Message, collect
 from .pages import CAUSES, FOLDER, pages, read_causes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def outdated(root: Path) -> generated.Pages:
-    """Return the pages that differ from the sources."""
+def outdated(root: Path, messages: Sequence[Message] | None = None) -> generated.Pages:
+    """Return the pages that differ from the sources.
+
+    Args:
+        messages: The sources' messages, if they are collected already.
+    """
     folder = root / FOLDER
-    return generated.compare(folder, pages(collect(root / "src"), read_causes(folder / CAUSES)))
+    messages = collect(root / "src") if messages is None else messages
+    return generated.compare(folder, pages(messages, read_causes(folder / CAUSES)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _error_classes(trees: list[ast.Module]) -> set[str]:
     bases = {
         node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
         for tree in trees
-        for node in ast.walk(tree)
+        for node in tree.body
         if isinstance(node, ast.ClassDef)
     }
     errors = {BASE}
