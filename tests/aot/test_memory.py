@@ -1,5 +1,7 @@
 """What a step takes on each device: the estimate from its trace beside what XLA plans for H100s."""
 
+import dataclasses
+
 import pytest
 from planned import WIDE, plan, walk
 from test_bytes import CASES, EIGHT, PIPED, SLOW
@@ -38,6 +40,14 @@ def test_memory_is_that_of_the_walk(target, mesh, rows, options):
     found, walked = plan(target, mesh, rows, **options)
     assert found.memory.arguments == pytest.approx(walked.cost.arguments, abs=1024)
     assert found.memory.outputs - found.memory.reused < 1024
+    assert walked.cost.memory == pytest.approx(found.memory.total, rel=BAND)
+
+
+def test_an_updated_state_takes_the_old_ones_memory():
+    """Where the state is most of a step's memory, one that is counted twice is seen."""
+    model = dataclasses.replace(WIDE, num_layers=2, vocab_size=8192)
+    found, walked = plan("h100x1", {"fsdp": 1}, 1, model=model, length=256)
+    assert found.memory.arguments > 2 * found.memory.temporaries
     assert walked.cost.memory == pytest.approx(found.memory.total, rel=BAND)
 
 

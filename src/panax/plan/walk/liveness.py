@@ -32,15 +32,19 @@ class LiveRange:
     value: Value
 
 
-def peak_bytes(block: OperationBlock) -> int:
-    """Return the memory of the arrays made inside a block, in bytes; its inputs belong to the caller."""
-    return packed_bytes(list_buffers(block))
+def peak_bytes(block: OperationBlock, donated: Sequence[Value] = ()) -> int:
+    """Return the memory of the arrays made inside a block, in bytes; its inputs belong to the caller.
+
+    Args:
+        donated: The inputs with memory that results may reuse.
+    """
+    return packed_bytes(list_buffers(block, donated))
 
 
-def list_buffers(block: OperationBlock) -> list[LiveRange]:
+def list_buffers(block: OperationBlock, donated: Sequence[Value] = ()) -> list[LiveRange]:
     """Return the arrays that a block materializes."""
     timeline = _Timeline()
-    timeline.lay(block, ())
+    timeline.lay(block, donated)
     return timeline.buffers
 
 

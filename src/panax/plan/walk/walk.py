@@ -81,12 +81,13 @@ def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> St
     shardings = jax.tree.leaves(placed)
     shares = [_share(aval.shape, sharding) for aval, sharding in zip(traced.jaxpr.in_avals, shardings)]
     program = read_program(traced.jaxpr, shares)
+    donated = [value for value, info in zip(program.inputs, jax.tree.leaves(traced.args_info)) if info.donated]
     work = measure_work(program)
     return StepCost(
         traffic=tuple(list_traffic(program, mesh)),
         work=work,
         arguments=sum(value.bytes for value in program.inputs),
-        temporaries=peak_bytes(program),
+        temporaries=peak_bytes(program, donated),
         unknown=(*work.unknown, *undeclared_loops(program)),
         seconds=time.perf_counter() - start,
     )
