@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -42,6 +41,8 @@ from panax.run import EvaluateConfig, Experiment
 from panax.run.recovery.interrupt import HANDLED_SIGNALS
 from panax.train import StepConfig
 from panax_compare.command import read_settings as comparison_settings
+from tools.tutorials.files import write_files
+from tools.tutorials.source import shortening
 
 # README is run whole: test_readme.py.
 FOLDERS = [ROOT / "docs", ROOT / "docs/launch", ROOT / "docs/tutorials"]
@@ -53,20 +54,13 @@ TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE = (
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A folder with the few files that the pages speak of: `texts/` and `chat.jsonl`."""
+    """A folder with the few files that the pages speak of: `texts/`, `chat.jsonl` and `clicks.csv`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
     # What a page registers is gone after it.
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
-    (tmp_path / "texts").mkdir()
-    for source in Path(json.__path__[0]).glob("*.py"):
-        shutil.copy(source, tmp_path / "texts" / f"{source.stem}.txt")
-    with open("chat.jsonl", "w", encoding="utf-8") as lines:
-        for a in range(12):
-            for b in range(12):
-                record = {"question": f"What is {a} and {b}? ", "answer": f"{a} and {b} is {a + b}."}
-                lines.write(json.dumps(record) + "\n")
+    write_files()
     yield tmp_path
     registry._chosen.cache_clear()
     for recipe in tmp_path.glob("*.py"):
@@ -85,7 +79,10 @@ def test_code_runs_and_commands_parse(page, here, monkeypatch):
     for command in (panax.cli.commands.generate, panax.cli.commands.export, panax.cli.commands.evaluate):
         monkeypatch.setattr(command, "load_model", stop)
     namespace: dict = {"__name__": page.stem}
+    # A tutorial's numbers are cut: `pytest -m slow` executes it whole.
+    shorten = shortening(page.read_text(encoding="utf-8"))
     for block in fences(page):
+        block = block._replace(text=shorten(block.text))
         if block.language == "python":
             # A block that begins with a file's name is that file.
             if named := re.match(r"# (\w+\.py)\n", block.text):
@@ -120,8 +117,10 @@ def check_command(arguments: list[str], where: str) -> None:
         if command in ("train", "inspect"):
             if "--help" in rest:
                 find_recipe(rest[0])
+            elif command == "inspect":
+                experiment_from(split_flags(rest)[0], command)
             else:
-                experiment_from(split_flags(rest)[0] if command == "inspect" else rest, command)
+                experiment_from([flag for flag in rest if flag not in NON_SETTING_FLAGS], command)
         elif command == "data":
             options, flags = panax.cli.commands.data.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "data show")

@@ -1,0 +1,1 @@
+"""Tutorials: a page and a notebook from one source that is executed once."""
