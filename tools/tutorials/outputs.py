@@ -10,7 +10,7 @@ from nbformat import NotebookNode, v4
 
 SVG = "image/svg+xml"
 
-MAX_LINES = 32
+MAX_LINES = 26
 """Lines of an output that a page shows; of a longer one the first and last are kept."""
 
 TOLERANCE = 0.05
