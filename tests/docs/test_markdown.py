@@ -6,12 +6,15 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from pages import PAGES, ROOT, anchors, fences, name_of, prose, relative_links, table_rows
+from tools.tutorials.files import write_files
+from tools.tutorials.source import shortening
 
 import panax.cli.commands.check
 import panax.cli.commands.checkpoint
@@ -41,26 +44,34 @@ from panax.run import EvaluateConfig, Experiment
 from panax.run.recovery.interrupt import HANDLED_SIGNALS
 from panax.train import StepConfig
 from panax_compare.command import read_settings as comparison_settings
-from tools.tutorials.files import write_files
-from tools.tutorials.source import shortening
 
 # README is run whole: test_readme.py.
 FOLDERS = [ROOT / "docs", ROOT / "docs/launch", ROOT / "docs/tutorials"]
 WITH_CODE = [page for page in PAGES if page.parent in FOLDERS and fences(page)]
-TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE = (
-    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints", "commands")
+TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE, LOGS = (
+    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints", "commands", "logs")
 )
+SHARED = {"chat.py": TRAINING, "traffic.py": ROOT / "docs/communication.md"}
+"""Files that several pages import, and the page that shows each."""
+
+LINES = 300
+"""The most that a page written by hand may have."""
+
+GENERATED = ("reference", "messages", "models")
+"""Folders of docs/ that tools write."""
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A folder with the few files that the pages speak of: `texts/`, `chat.jsonl` and `clicks.csv`."""
+    """A folder with the files that pages speak of: `texts/`, `chat.jsonl`, `clicks.csv`, and those that several pages import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
     # What a page registers is gone after it.
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
     write_files()
+    for name, page in SHARED.items():
+        Path(name).write_text(next(b.text for b in fences(page) if b.text.startswith(f"# {name}\n")), encoding="utf-8")
     yield tmp_path
     registry._chosen.cache_clear()
     for recipe in tmp_path.glob("*.py"):
@@ -204,6 +215,29 @@ def test_readme_is_one_screen_and_some():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
 
 
+def test_no_page_is_long():
+    folders = [ROOT / "docs" / name for name in GENERATED]
+    written = [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent not in folders]
+    lengths = {name_of(page): len(page.read_text("utf-8").splitlines()) for page in written}
+    assert {name: length for name, length in lengths.items() if length > LINES} == {}, "cut it by subject"
+
+
+def test_every_decision_has_one_line_below_one_room():
+    index = (ROOT / "docs/decisions/index.md").read_text("utf-8")
+    listed = re.findall(r"^- \[\d{4}\]\((\d{4}-.+\.md)\): ", index, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    rooms = {path.parent.name for path in (ROOT / "src/panax").glob("*/__init__.py")}
+    assert set(re.findall(r"^## `(\w+)`$", index, re.MULTILINE)) <= rooms
+
+
+def test_every_extra_is_on_the_page_on_installing():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = [
+        name for cells in table_rows(ROOT / "docs/install.md", "extras") for name in re.findall(r"`(\w+)`", cells[0])
+    ]
+    assert set(project["optional-dependencies"]) - {"test", "newest"} <= set(listed)
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text("utf-8")
     pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"]
@@ -215,10 +249,8 @@ def test_the_page_of_commands_lists_every_command():
     assert sorted(listed) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("page", [COMMAND_PAGE, TRAINING], ids=name_of)
-def test_exit_codes_are_those_of_the_errors(page):
-    heading = "exit code" if page == COMMAND_PAGE else "code"
-    listed = {int(code) for cells in table_rows(page, heading) for code in cells[0].split(", ")}
+def test_exit_codes_are_those_of_the_errors():
+    listed = {int(code) for cells in table_rows(COMMAND_PAGE, "code") for code in cells[0].split(", ")}
     errors = [error for error in vars(panax.core.errors).values() if hasattr(error, "exit_code")]
     assert listed - {0} == {error.exit_code for error in errors} | {
         128 + number for number in (*HANDLED_SIGNALS, signal.SIGTERM)
@@ -268,7 +300,7 @@ def test_presets_are_those_of_the_table():
 
 
 def test_the_log_has_the_fields_of_the_table(here):
-    """A short run logs what docs/training.md lists, but for what has no part in it."""
+    """A short run logs what docs/logs.md lists, but for what has no part in it."""
     namespace: dict = {"__name__": "chat"}
     exec(next(block.text for block in fences(TRAINING) if "def chat()" in block.text), namespace)
     experiment = dataclasses.replace(
@@ -281,9 +313,9 @@ def test_the_log_has_the_fields_of_the_table(here):
     panax.fit(experiment, say=lambda line: None, devices=jax.devices()[:1])
     with open("runs/chat/metrics.jsonl", encoding="utf-8") as file:
         logged = {name for line in file for name in json.loads(line)} - {"step"}
-    listed = {cells[0].strip("`") for cells in table_rows(TRAINING, "field") if "/" in cells[0]}
+    listed = {cells[0].strip("`") for cells in table_rows(LOGS, "field")}
     rare = {"rollback/count", "rollback/batches_left_out", "verify/seconds", "seconds/probe", "seconds/hooks"}
-    kinds = {f"goodput/{cells[0].replace(' ', '_')}_seconds" for cells in table_rows(TRAINING, "kind")}
+    kinds = {f"goodput/{cells[0].replace(' ', '_')}_seconds" for cells in table_rows(LOGS, "kind")}
     assert len(kinds) > 5 and rare < listed and not rare & logged
     assert logged == (listed - rare) | kinds | {"goodput/fraction"}
 

@@ -51,7 +51,8 @@ def _page(room: str, packages: dict[str, list[Export]], links: dict[str, str]) -
     for package, exports in packages.items():
         if package != title:
             parts.append(f"## `{package}`\n")
-        parts += [_entry(each, links) for each in exports]
+        level = "##" if package == title else "###"
+        parts += [_entry(each, links, level) for each in exports]
     return "\n".join(parts)
 
 
@@ -75,8 +76,8 @@ def anchor(export: Export) -> str:
     return f"{export.package}.{export.name}".replace(".", "-").lower()
 
 
-def _entry(export: Export, links: dict[str, str]) -> str:
-    lines = [f'<a id="{anchor(export)}"></a>\n', f"### `{export.name}`\n"]
+def _entry(export: Export, links: dict[str, str], level: str) -> str:
+    lines = [f'<a id="{anchor(export)}"></a>\n', f"{level} `{export.name}`\n"]
     form = signature(export)
     if form:
         lines.append(f"```text\n{form}\n```\n")

@@ -1,4 +1,4 @@
-"""The kernel in docs/extending.md compiles for an H100, and runs there where a model adds a bias."""
+"""The kernel in docs/custom-kernel.md compiles for an H100, and runs there where a model adds a bias."""
 
 from collections.abc import Iterator
 
@@ -16,15 +16,12 @@ from panax.spmd import add_bias
 
 @pytest.fixture
 def page(monkeypatch) -> Iterator[None]:
-    """Runs the page's part on kernels; what it registers is gone after the test."""
+    """Runs the page; what it registers is gone after the test."""
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
     namespace: dict = {}
-    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    start = text.index("## A kernel")
-    lines = range(text.count("\n", 0, start), text.count("\n", 0, text.index("\n## ", start)))
-    for block in fences(ROOT / "docs/extending.md"):
-        if block.language == "python" and block.line in lines:
-            exec(compile(block.text, "docs/extending.md", "exec"), namespace)
+    for block in fences(ROOT / "docs/custom-kernel.md"):
+        if block.language == "python":
+            exec(compile(block.text, "docs/custom-kernel.md", "exec"), namespace)
     yield
     registry._chosen.cache_clear()
 
