@@ -1,0 +1,1 @@
+"""A release: its checks, its distributions, and its tag."""
