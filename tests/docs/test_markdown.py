@@ -312,7 +312,7 @@ def test_the_log_has_the_fields_of_the_table(here):
     )
     panax.fit(experiment, say=lambda line: None, devices=jax.devices()[:1])
     with open("runs/chat/metrics.jsonl", encoding="utf-8") as file:
-        logged = {name for line in file for name in json.loads(line)} - {"step"}
+        logged = {name for line in file for name in json.loads(line)} - {"step", "at"}
     listed = {cells[0].strip("`") for cells in table_rows(LOGS, "field")}
     rare = {"rollback/count", "rollback/batches_left_out", "verify/seconds", "seconds/probe", "seconds/hooks"}
     kinds = {f"goodput/{cells[0].replace(' ', '_')}_seconds" for cells in table_rows(LOGS, "kind")}

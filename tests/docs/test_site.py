@@ -154,7 +154,10 @@ def test_navigation_follows_the_lists_and_the_folders(tmp_path):
     assert navigation.children == {"a": ["c"], "launch": ["launch/x"], "more/index": ["more/z", "more/y"]}
     assert "d" not in list(navigation.pages())
     assert ":caption: One\n\n/a\n/launch\n" in toctrees("index", navigation)
-    assert toctrees("a", navigation).endswith("```{toctree}\n:hidden:\n\n/c\n```\n") and toctrees("b", navigation) == ""
+    assert (
+        toctrees("a", navigation).endswith("```{toctree}\n:hidden:\n:titlesonly:\n\n/c\n```\n")
+        and toctrees("b", navigation) == ""
+    )
 
 
 def test_the_landing_page_is_readme_and_the_index():

@@ -102,5 +102,5 @@ def toctrees(page: str, navigation: Navigation) -> str:
 
 
 def _toctree(caption: str, names: list[str]) -> str:
-    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    options = [":hidden:", ":titlesonly:", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["", "", "```{toctree}", *options, "", *(f"/{name}" for name in names), "```", ""])
