@@ -57,8 +57,9 @@ def try_wheel(wheel: Path, version: str) -> None:
         python = scratch / "venv/bin/python"
         subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True)
-        # From elsewhere, so that no file of the clone is imported.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        # From elsewhere and without settings of this shell, so that no file of the clone is imported.
+        ours = ("PYTHONPATH", "PANAX_", "JAX_", "XLA_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environment |= {"JAX_PLATFORMS": "cpu", "PANAX_CACHE": str(scratch / "cache")}
 
         def panax(*arguments: str) -> str:

@@ -20,6 +20,7 @@ from .family import (
 
 GPT2 = Family(
     model_type="gpt2",
+    title="GPT-2",
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
     always={
@@ -86,6 +87,7 @@ GPT2 = Family(
 
 LLAMA = Family(
     model_type="llama",
+    title="Llama 3",
     architecture="LlamaForCausalLM",
     prefix="model.",
     always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": False},
@@ -97,6 +99,7 @@ LLAMA = Family(
 
 QWEN3 = Family(
     model_type="qwen3",
+    title="Qwen3",
     architecture="Qwen3ForCausalLM",
     prefix="model.",
     always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": True},
@@ -116,6 +119,7 @@ QWEN3 = Family(
 
 GEMMA2 = Family(
     model_type="gemma2",
+    title="Gemma 2",
     architecture="Gemma2ForCausalLM",
     prefix="model.",
     always={

@@ -79,6 +79,7 @@ def _write_mamba2(config: HybridConfig) -> tuple[dict[str, Any], list[str]]:
 
 MAMBA2 = Family(
     model_type="mamba2",
+    title="Mamba-2",
     architecture="Mamba2ForCausalLM",
     prefix="backbone.",
     always={
@@ -152,6 +153,7 @@ def _write_bamba(config: HybridConfig) -> tuple[dict[str, Any], list[str]]:
 
 BAMBA = Family(
     model_type="bamba",
+    title="Bamba",
     architecture="BambaForCausalLM",
     prefix="model.",
     always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": False},

@@ -36,6 +36,7 @@ SOFTMAX = {"scores": "softmax", "scale": 1.0, "groups": 1, "selection_bias": Fal
 
 MIXTRAL = Family(
     model_type="mixtral",
+    title="Mixtral",
     architecture="MixtralForCausalLM",
     prefix="model.",
     always={
@@ -60,6 +61,7 @@ MIXTRAL = Family(
 
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
+    title="Qwen3 mixture of experts",
     architecture="Qwen3MoeForCausalLM",
     prefix="model.",
     always={**PLAIN_FIELDS, **ROTARY, "qk_norm": True, "latent": None, "attention_clip": None},
@@ -98,6 +100,7 @@ QWEN3_MOE = Family(
 
 DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
+    title="DeepSeek-V3",
     architecture="DeepseekV3ForCausalLM",
     prefix="model.",
     always={
@@ -175,6 +178,7 @@ _QKV = ("norm_attn_norm.attn.Wqkv.weight", "(heads+kv_heads+kv_heads head_dim) e
 
 DBRX = Family(
     model_type="dbrx",
+    title="DBRX",
     architecture="DbrxForCausalLM",
     prefix="transformer.",
     always={

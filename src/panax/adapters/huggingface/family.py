@@ -93,6 +93,7 @@ class Family:
     """One `model_type` of `transformers`, and the part of `DecoderConfig` that it expresses.
 
     Attributes:
+        title: Name of the models for readers.
         prefix: Prefix of all names but the head's; files of the bare model lack it.
         always: Fields of `DecoderConfig` that have this value in every member.
         keys: Field to the key of config.json with the same meaning. A field in neither table is derived from
@@ -121,6 +122,7 @@ class Family:
     """
 
     model_type: str
+    title: str
     architecture: str
     prefix: str
     always: Mapping[str, Any]

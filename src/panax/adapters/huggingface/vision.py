@@ -54,6 +54,7 @@ _OUTSIDE = {
 
 VIT = Family(
     model_type="vit",
+    title="Vision transformer",
     architecture="ViTForImageClassification",
     prefix="vit.",
     always={"pooling": "class_token"},

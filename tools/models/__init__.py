@@ -1,0 +1,1 @@
+"""Pages of `docs/models`: a page for each family of models, from what its tables declare and from computed figures."""
