@@ -52,3 +52,11 @@ def test_the_second_place_gets_what_the_first_one_fails_on():
     except OSError:
         told.append("raised")
     assert told == ["line", "raised"]
+
+
+def test_a_notebook_is_no_reason_to_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    log = RunLog()
+    log.open(tmp_path)
+    log.say("a line")
+    assert (tmp_path / NAME).read_text().endswith("  a line\n")

@@ -8,7 +8,11 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
+
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+"""Checks the arguments and results of a function; an int is a float, as type checkers have it."""
 
 
 def modules_of_arrays(package: str) -> Iterator[str]:
@@ -23,4 +27,5 @@ def modules_of_arrays(package: str) -> Iterator[str]:
 
 def check_types(packages: Sequence[str]) -> None:
     """Before anything of these packages is imported."""
-    install_import_hook([name for package in packages for name in modules_of_arrays(package)], "beartype.beartype")
+    modules = [name for package in packages for name in modules_of_arrays(package)]
+    install_import_hook(modules, f"{__name__}.checked")

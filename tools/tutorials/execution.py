@@ -49,16 +49,6 @@ def _set_up():
 
     shell.system = system
 
-    # In a notebook Rich takes every console for the notebook's, also one that writes to a file (a run's log.txt).
-    import rich.console
-
-    init = rich.console.Console.__init__
-
-    def init_console(self, **settings):
-        init(self, **({"force_jupyter": False} if settings.get("file") else {}) | settings)
-
-    rich.console.Console.__init__ = init_console
-
 
 _set_up()
 del _set_up

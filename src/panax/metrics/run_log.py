@@ -37,6 +37,8 @@ class RunLog:
             highlight=False,
             soft_wrap=True,
             no_color=True,
+            # In a notebook Rich takes every console for the notebook's own.
+            force_jupyter=False,
         )
         said, tracker = open_console(console)
         self.say: Callable[[str], None] = said
