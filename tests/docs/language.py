@@ -55,10 +55,16 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text("utf-8")) for path in SOURCES}
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a source file: walking through a tree is what these counts take their time for."""
+    return tuple(ast.walk(trees()[path]))
+
+
 def docstrings() -> Iterator[Text]:
     """Every string that stands as a statement: docstrings, and those under attributes and constants; without doctests."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in trees():
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
@@ -70,14 +76,14 @@ def docstrings() -> Iterator[Text]:
 
 def messages() -> Iterator[Text]:
     """Strings of several words in the code: errors, warnings, notes, help texts. A part that is joined to others is one text."""
-    for path, tree in trees().items():
+    for path in trees():
         held = {
             id(node.value)
-            for node in ast.walk(tree)
+            for node in nodes(path)
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         }
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        for node in ast.walk(tree):
+        inner = {id(part) for node in nodes(path) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes(path):
             if isinstance(node, ast.JoinedStr):
                 parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
                 text = " ".join(part for part in parts if isinstance(part, str))
@@ -111,8 +117,8 @@ def public_classes() -> dict[str, list[str]]:
 def identifiers() -> set[str]:
     """Names that are defined in the sources: functions, classes, arguments, attributes and variables."""
     names: set[str] = set()
-    for tree in trees().values():
-        for node in ast.walk(tree):
+    for path in trees():
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.arg):
@@ -192,8 +198,8 @@ def verbs() -> float:
     """The share of functions' docstrings that begin with a verb in the imperative, by their first word."""
     first = [
         (ast.get_docstring(node) or "").split(" ")[0]
-        for tree in trees().values()
-        for node in ast.walk(tree)
+        for path in trees()
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
     ]
     return sum(word in VERBS for word in first) / len(first)

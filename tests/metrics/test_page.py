@@ -28,7 +28,7 @@ from panax.metrics.page.blocks import (
     Tile,
 )
 from panax.metrics.page.html import page
-from panax.metrics.page.lines import Line, line_chart, thin_points
+from panax.metrics.page.lines import CHARACTER_WIDTH, Line, line_chart, thin_points
 from panax.metrics.page.markdown import markdown
 from panax.metrics.page.svg import logarithmic_ticks, number, ticks
 
@@ -152,6 +152,20 @@ def test_a_line_of_one_point_has_a_dot_in_the_legend_and_an_axis_that_counts_by_
     # In the legend, and where a third of the powers of ten are.
     assert len(across) == 2 and float(across[1]) == pytest.approx(52 + (460 - 26 - 52) / 3, abs=0.1)
     assert "data-logarithmic-x=1>" in drawn and ">100<" in drawn
+
+
+@pytest.mark.parametrize(
+    "title", ["loss", "replica 2 tensor 2 context 2", "a title for which half of the width is not enough " * 2]
+)
+def test_no_title_is_cut_off(title):
+    lines = [Line(title, [1, 2], [1.0, 2.0]), Line("b", [1, 2], [2.0, 1.0])]
+    drawn = line_chart(lines, "step").svg
+    at = {
+        text: float(x)
+        for x, text in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="start"[^>]*>([^<]+)</text>', drawn)
+    }
+    assert at[title] + CHARACTER_WIDTH * len(title) <= 760 or at[title] < 60
+    assert drawn.count("<path") >= 4
 
 
 def test_what_hardly_changes_is_drawn_flat():

@@ -2,25 +2,30 @@
 
 from pathlib import Path
 
+import pytest
 from tools.reference.__main__ import ROOT, outdated
-from tools.reference.collect import collect
+from tools.reference.collect import Export, collect
 from tools.reference.pages import FOLDER, anchor, pages
 
-EXPORTS = collect(ROOT / "src")
+
+@pytest.fixture(scope="module")
+def exports_of() -> dict[str, list[Export]]:
+    """The exports of each package."""
+    return collect(ROOT / "src")
 
 
 def test_pages_are_up_to_date():
     assert [path.name for path in outdated(ROOT)] == [], "run `python -m tools.reference`"
 
 
-def test_every_exported_name_is_found_and_documented():
-    silent = [f"{package}.{each.name}" for package, exports in EXPORTS.items() for each in exports if not each.doc]
+def test_every_exported_name_is_found_and_documented(exports_of):
+    silent = [f"{package}.{each.name}" for package, exports in exports_of.items() for each in exports if not each.doc]
     assert silent == []
 
 
-def test_every_name_has_an_entry_and_the_index_leads_to_it():
+def test_every_name_has_an_entry_and_the_index_leads_to_it(exports_of):
     index = (ROOT / FOLDER / "index.md").read_text("utf-8")
-    for package, exports in EXPORTS.items():
+    for package, exports in exports_of.items():
         room = package.split(".")[1] if "." in package else package
         page = (ROOT / FOLDER / f"{room}.md").read_text("utf-8")
         for each in exports:

@@ -113,7 +113,8 @@ def line_chart(
     Args:
         logarithmic: Logarithmic y axis; values not above 0 leave a gap.
         logarithmic_x: Logarithmic x axis; all of its values must be above 0.
-        titles_above: Put the titles above the lines, and omit a single one.
+        titles_above: Put the titles above the lines, and omit a single one. Titles for which half the width is not
+            enough are above in any case.
         marks: Positions on the x axis, drawn as vertical lines.
         readable: Include the values, which a page shows at the pointer.
         most_points: Maximum number of points of a line; a longer one is thinned out.
@@ -123,8 +124,10 @@ def line_chart(
     together = np.concatenate(finite) if finite else np.zeros((0, 2))
     if not len(together):
         return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
+    beside = max(170, 48 + CHARACTER_WIDTH * max(len(line.title) for line in lines))
+    titles_above = titles_above or beside > width / 2
     head = _titles_above(lines, width) if titles_above else []
-    left, right = (52, width - 26) if titles_above else (70, width - 170)
+    left, right = (52, width - 26) if titles_above else (70, width - beside)
     plane = _plane(together, logarithmic, logarithmic_x, left, right, 14 + 20 * len(head), height - 48)
     parts = [*_grid(plane, x_label, height)]
     for row, titles in enumerate(head):

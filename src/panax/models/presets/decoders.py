@@ -154,7 +154,7 @@ PRESETS: dict[str, DecoderConfig] = {
 """Configs of published decoders by name, for `preset:NAME`."""
 
 UNRELEASED_PRESETS = frozenset({"glam_64b_64e", "megatron_1t", "mt_nlg_530b"})
-"""Presets of models that papers describe, but whose weights were not released."""
+"""Presets of models that papers describe and that were never released."""
 
 PUBLISHED_PARAMETERS: dict[str, int] = {
     "gpt2": 124_439_808,
