@@ -16,7 +16,7 @@ import jax
 from panax.adapters.huggingface.families import FAMILIES
 from panax.core.errors import RecipeError
 from panax.mesh import MeshShape
-from panax.models import VIT_PRESETS
+from panax.models import VIT_PRESETS, DecoderTask, VitTask
 from panax.plan import parse_target, target_devices, walk_step
 from panax.presets import preset
 from panax.run.sketch import sketch_step
@@ -42,11 +42,13 @@ def measure_memory(name: str, devices: int) -> dict[str, int]:
     """
     target = parse_target(f"h100x{devices}")
     experiment = preset(name, mesh=MeshShape(fsdp=devices))
+    task = experiment.task
+    assert isinstance(task, DecoderTask | VitTask)
     rows = devices * ROWS_PER_DEVICE[name in VIT_PRESETS]
     experiment = dataclasses.replace(
         experiment,
         data=dataclasses.replace(experiment.data, batch_size=rows),
-        task=dataclasses.replace(experiment.task, remat="full"),
+        task=dataclasses.replace(task, remat="full"),
     )
     sketch = sketch_step(experiment, target_devices(target), lambda line: None, target.memory_bytes)
     cost = walk_step(sketch.step, sketch.batch())
