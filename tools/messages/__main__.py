@@ -5,7 +5,6 @@ python -m tools.messages --check   exits with 1 if a page is not up to date
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tools import generated
@@ -16,7 +15,7 @@ from .pages import CAUSES, FOLDER, pages, read_causes
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def outdated(root: Path, messages: Sequence[Message] | None = None) -> generated.Pages:
+def outdated(root: Path, messages: list[Message] | None = None) -> generated.Pages:
     """Return the pages that differ from the sources.
 
     Args:
