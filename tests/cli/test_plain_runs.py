@@ -62,7 +62,7 @@ def test_a_run_that_was_killed_has_ended_without_a_word(holder, capsys):
     holder.kill()
     holder.wait(20)
     assert main(["status", "runs/held"]) == 0
-    assert "ended without a word (killed, or its host is gone)" in capsys.readouterr().out
+    assert "ended without a message (killed, or its host is gone)" in capsys.readouterr().out
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys, monkeypatch):

@@ -45,7 +45,7 @@ def text_of(page: Path) -> str:
 
 def test_every_incident_is_there_with_its_cause_and_cost(failed_twice):
     found = compute_figures(read_run(failed_twice))
-    assert [mishap.cause for mishap in found.mishaps] == ["lost host", "no word"]
+    assert [mishap.cause for mishap in found.mishaps] == ["lost host", "no message"]
     lost, died = found.mishaps
     # 5 s of lost work on 4 devices, then 10 s of restarting, which the next session counts, on 2.
     assert (lost.lost_steps, lost.lost_seconds, lost.restart_seconds) == (5, 5.0, 10.0)
@@ -58,7 +58,7 @@ def test_every_incident_is_there_with_its_cause_and_cost(failed_twice):
     for said in (
         "Incident 1 at step 20: lost host", "host b &lt;is&gt; gone", "0.0111 device-hours, 40.00 EUR",
         "detection 1 s, teardown 2 s, restart 3 s, restore 4 s, first step 5 s",
-        "Incident 2 at step 30: no word", "0.00889 device-hours, 32.00 EUR", "The process ended without a word",
+        "Incident 2 at step 30: no message", "0.00889 device-hours, 32.00 EUR", "The process ended without a message",
     ):  # fmt: skip
         assert said in text, said
     shape = Balanced(page.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def test_the_top_says_what_matters(failed_twice):
     hours = (10 + 15 + 5) * 4 + (10 + 15 + 10) * 2 + 15 * 4
     for said in (
         "State done step 40 of 40", "0.1375 held out; training 0.1250", "tokens/s, median; MFU 40.0 %",
-        "Time 1 min 20 s in 3 sessions", f"{hours:,}.00 USD", "Incidents 2 lost host, no word",
+        "Time 1 min 20 s in 3 sessions", f"{hours:,}.00 USD", "Incidents 2 lost host, no message",
         "1 kWh, of 4 GPUs", "abc123", "with changes that were not committed", "12,345",
         "optimizer.schedule.peak 0.003", "fsdp 2", "params.w embed -&gt; fsdp",
     ):  # fmt: skip
@@ -163,7 +163,7 @@ def test_a_run_that_was_killed_on_this_host_is_dead_at_once(tmp_path):
     with open_locked(tmp_path / ".lock"):
         assert compute_figures(read_run(tmp_path)).mishaps == []
     found = compute_figures(read_run(tmp_path))
-    assert found.state.word == "died" and [mishap.cause for mishap in found.mishaps] == ["no word"]
+    assert found.state.word == "died" and [mishap.cause for mishap in found.mishaps] == ["no message"]
 
 
 def test_an_error_that_no_supervisor_saw_is_an_incident_and_a_stop_is_not(tmp_path):

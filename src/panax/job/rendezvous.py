@@ -266,7 +266,7 @@ def _answer(roll: RendezvousInfo) -> None:
             error = word.get("error")
             expected = roll.proof("coordinator", said["nonce"], mine, str(error))
             if not isinstance(error, str) or not hmac.compare_digest(expected, str(word.get("proof"))):
-                reason = "process 0 ended the connection without a word: it has ended, or has another secret"
+                reason = "process 0 ended the connection without a message: it has ended, or has another secret"
                 continue
         if error:
             raise JoinError(error)

@@ -61,7 +61,7 @@ def _last(found: RunFiles, name: str) -> float | None:
 
 def _end(end: str) -> str:
     if not end:
-        return "ended without a word (killed, or its host is gone)"
+        return "ended without a message (killed, or its host is gone)"
     return "done" if end == "done" else f"ended: {end}"
 
 

@@ -129,6 +129,8 @@ def line_chart(
     head = _titles_above(lines, width) if titles_above else []
     left, right = (52, width - 26) if titles_above else (70, width - beside)
     plane = _plane(together, logarithmic, logarithmic_x, left, right, 14 + 20 * len(head), height - 48)
+    labels = max((len(number(value)) for value in _levels(plane)), default=0)
+    plane = dataclasses.replace(plane, left=max(left, 12 + CHARACTER_WIDTH * labels))
     parts = [*_grid(plane, x_label, height)]
     for row, titles in enumerate(head):
         parts += [_title(x, 14 + 20 * row, lines[n], n, len(finite[n])) for n, x in titles]
@@ -189,9 +191,14 @@ def _plane(
     return _Plane((float(x.min()), float(x.max())), (low, high), left, right, top, bottom, logarithmic, logarithmic_x)
 
 
-def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
+def _levels(plane: _Plane) -> list[float]:
+    """Return the values of the y axis that have a line and a label."""
     low, high = plane.y
-    for value in logarithmic_ticks(10**low, 10**high) if plane.logarithmic else ticks(low, high, 6):
+    return list(logarithmic_ticks(10**low, 10**high) if plane.logarithmic else ticks(low, high, 6))
+
+
+def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
+    for value in _levels(plane):
         y = plane.up(value)
         yield f'<path d="M{plane.left} {y:.1f}H{plane.right}" stroke="currentColor" stroke-opacity="0.12"/>'
         yield text(plane.left - 8, y + 4, number(value), anchor="end", faint=True)

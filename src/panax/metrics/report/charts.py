@@ -231,8 +231,8 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
     divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)
-    scale = tuple((at * divisor / whole, f"{number(at)} {unit}" if at else "0") for at in ticks(0, whole / divisor, 6))
-    return Strip(title, parts, f"{format_time(first)} to {format_time(last)}", marks, scale=scale)
+    scale = tuple((at * divisor / whole, number(at)) for at in ticks(0, whole / divisor, 6))
+    return Strip(title, parts, f"{format_time(first)} to {format_time(last)}, in {unit}", marks, scale=scale)
 
 
 MAX_SPANS = 400

@@ -110,7 +110,7 @@ def _curves(found: Sequence[RunFigures]) -> tuple[Block, ...]:
     blocks: list[Block] = [Tabs("curves", tuple(ways))]
     if others := other_charts(runs, drawn, most=12):
         pictures = tuple(curve_picture(chart, found, points=300) for chart in others)
-        blocks.append(Fold(f"{len(pictures)} more curves", (Grid(pictures),)))
+        blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))
     return tuple(blocks)
 
 

@@ -90,7 +90,7 @@ def _card(mishap: RunIncident, n: int, rate: Rate, row: int, of: str) -> Card:
     blocks: list[Block] = []
     if mishap.phases:
         parts = [f"{PHASE_WORDS[name]} {format_duration(seconds)}" for name, seconds in mishap.phases.items()]
-        facts.append(("going on took", ", ".join(parts)))
+        facts.append(("recovery took", ", ".join(parts)))
     if mishap.message:
         blocks.append(Paragraph(format_value(mishap.message)))
     if mishap.tail:

@@ -11,7 +11,7 @@ from ..goodput import Session
 from .run_files import Facts, RunFiles, number, text
 
 PHASES = ("detect", "teardown", "restart", "restore", "first_step")
-NO_REASON = "no word"
+NO_REASON = "no message"
 TAIL_LINES = 40
 
 STEP_KINDS = ("training", "lost work")
@@ -135,7 +135,7 @@ def _unrecorded(run: RunFiles, session: Session) -> RunIncident:
         step=session.last_step,
         cause="error" if end else NO_REASON,
         message=end.removeprefix("error:").strip()
-        or "The process ended without a word: it was killed, or its host is gone. No supervisor followed it.",
+        or "The process ended without a message: it was killed, or its host is gone. No supervisor followed it.",
         **_cost(run, session, session.last_step),
     )
 

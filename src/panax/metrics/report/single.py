@@ -141,13 +141,13 @@ def _curves(found: RunFigures) -> tuple[Block, ...]:
         )
     drawn = select_charts([found.run], apart=False)
     blocks: list[Block] = [Grid(tuple(curve_picture(chart, [found]) for chart in drawn))]
-    said = "Of many points the least and the greatest of each stretch are drawn; values that are not finite are gaps."
+    said = "Of many points, the minimum and the maximum of each stretch are drawn; values that are not finite are gaps."
     if found.mishaps:
         said += " Dashed lines are incidents."
     blocks.append(Paragraph(said, faint=True))
     if others := other_charts([found.run], drawn):
         pictures = tuple(curve_picture(chart, [found], points=240) for chart in others)
-        blocks.append(Fold(f"{len(pictures)} more curves", (Grid(pictures),)))
+        blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))
     return tuple(blocks)
 
 
@@ -228,7 +228,7 @@ def _sessions(found: RunFigures) -> tuple[Block, ...]:
                 format_duration(session.ended - session.began),
                 _steps(session),
                 f"{count} x {format_value(devices.get('kind'))}" if count else "",
-                format_value(session.end) or (found.state.word if newest else "without a word"),
+                format_value(session.end) or (found.state.word if newest else "without a message"),
                 f"{session.lost_steps:,}" if session.lost_steps else "",
                 format_duration(session.lost_seconds) if session.lost_seconds else "",
                 format_duration(session.restart_seconds) if session.restart_seconds else "",
