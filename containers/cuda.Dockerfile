@@ -1,12 +1,12 @@
 # Panax on NVIDIA GPUs, on NVIDIA's JAX image. In the root of a clone:
 #   docker build -f containers/cuda.Dockerfile --build-arg BASE=nvcr.io/nvidia/jax@sha256:DIGEST -t panax:cuda .
-# docs/containers.md says how to look the digest up. Neither built nor run on a GPU yet.
+# docs/start/containers.md says how to look the digest up. Neither built nor run on a GPU yet.
 ARG BASE
 
 FROM ${BASE} AS build
 ARG BASE
 RUN case "$BASE" in *@sha256:????????????????????????????????????????????????????????????????) ;; \
-    *) echo "BASE=$BASE: expected NAME@sha256:DIGEST, since a tag can move; see docs/containers.md" >&2; exit 2 ;; esac
+    *) echo "BASE=$BASE: expected NAME@sha256:DIGEST, since a tag can move; see docs/start/containers.md" >&2; exit 2 ;; esac
 WORKDIR /src
 COPY requirements/run.txt all.txt
 # The image's own jax stays, with what it was built with; the image's constraints are for its own packages.

@@ -1,5 +1,5 @@
 """What compiled programs send, by kind and mesh axes, is what the walk through their trace says, and what the formulas of
-`docs/communication.md` say."""
+`docs/parallelism/communication.md` say."""
 
 import dataclasses
 

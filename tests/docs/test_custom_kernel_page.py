@@ -1,4 +1,4 @@
-"""The kernel in docs/custom-kernel.md compiles for an H100, and runs there where a model adds a bias."""
+"""The kernel in docs/extending/custom-kernel.md compiles for an H100, and runs there where a model adds a bias."""
 
 from collections.abc import Iterator
 
@@ -19,9 +19,9 @@ def page(monkeypatch) -> Iterator[None]:
     """Runs the page; what it registers is gone after the test."""
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
     namespace: dict = {}
-    for block in fences(ROOT / "docs/custom-kernel.md"):
+    for block in fences(ROOT / "docs/extending/custom-kernel.md"):
         if block.language == "python":
-            exec(compile(block.text, "docs/custom-kernel.md", "exec"), namespace)
+            exec(compile(block.text, "docs/extending/custom-kernel.md", "exec"), namespace)
     yield
     registry._chosen.cache_clear()
 

@@ -46,19 +46,27 @@ from panax.train import StepConfig
 from panax_compare.command import read_settings as comparison_settings
 
 # README is run whole: test_readme.py.
-FOLDERS = [ROOT / "docs", ROOT / "docs/launch", ROOT / "docs/tutorials"]
-WITH_CODE = [page for page in PAGES if page.parent in FOLDERS and fences(page)]
+GENERATED = ("reference", "messages", "families")
+"""Folders of docs/ that tools write."""
+
+WITHOUT_CODE = [ROOT, *(ROOT / "docs" / name for name in (*GENERATED, "decisions"))]
+WITH_CODE = [page for page in PAGES if page.parent not in WITHOUT_CODE and fences(page)]
 TRAINING, MODELS, PARALLELISM, CHECKPOINTS, COMMAND_PAGE, LOGS = (
-    ROOT / f"docs/{name}.md" for name in ("training", "models", "parallelism", "checkpoints", "commands", "logs")
+    ROOT / f"docs/{name}.md"
+    for name in (
+        "training/index",
+        "models/index",
+        "parallelism/index",
+        "runs/checkpoints",
+        "start/commands",
+        "runs/logs",
+    )
 )
-SHARED = {"chat.py": TRAINING, "traffic.py": ROOT / "docs/communication.md"}
+SHARED = {"chat.py": TRAINING, "traffic.py": ROOT / "docs/parallelism/communication.md"}
 """Files that several pages import, and the page that shows each."""
 
 LINES = 300
 """The most that a page written by hand may have."""
-
-GENERATED = ("reference", "messages", "models")
-"""Folders of docs/ that tools write."""
 
 
 @pytest.fixture
@@ -233,15 +241,28 @@ def test_every_decision_has_one_line_below_one_room():
 def test_every_extra_is_on_the_page_on_installing():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     listed = [
-        name for cells in table_rows(ROOT / "docs/install.md", "extras") for name in re.findall(r"`(\w+)`", cells[0])
+        name
+        for cells in table_rows(ROOT / "docs/start/install.md", "extras")
+        for name in re.findall(r"`(\w+)`", cells[0])
     ]
     assert set(project["optional-dependencies"]) - {"test", "newest"} <= set(listed)
 
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text("utf-8")
-    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"]
-    assert [name for name in pages if f"]({name}" not in index] == []
+    folders = [ROOT / "docs" / name for name in (*GENERATED, "decisions", "launch")]
+    pages = [
+        page.relative_to(ROOT / "docs").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.parent not in folders or page.name == "index.md"
+    ]
+    assert [name for name in pages if f"]({name}" not in index] == ["index.md"]
+
+
+def test_no_folder_has_more_than_twenty_pages():
+    counts = {folder.name: len(list(folder.glob("*.md"))) for folder in (ROOT / "docs").iterdir() if folder.is_dir()}
+    del counts["decisions"]  # Dated records.
+    assert {name: count for name, count in counts.items() if count > 20 and name not in GENERATED} == {}
 
 
 def test_the_page_of_commands_lists_every_command():
@@ -300,7 +321,7 @@ def test_presets_are_those_of_the_table():
 
 
 def test_the_log_has_the_fields_of_the_table(here):
-    """A short run logs what docs/logs.md lists, but for what has no part in it."""
+    """A short run logs what docs/runs/logs.md lists, but for what has no part in it."""
     namespace: dict = {"__name__": "chat"}
     exec(next(block.text for block in fences(TRAINING) if "def chat()" in block.text), namespace)
     experiment = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""docs/moe.md and docs/expert-parallelism.md list what mixtures are set by and what is watched of them."""
+"""docs/models/moe.md and docs/parallelism/expert-parallelism.md list what mixtures are set by and what is watched of them."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ from test_markdown import check_command
 from panax.layers import MoE
 from panax.layers.moe.expert_load import load_statistics
 
-PAGE = ROOT / "docs/moe.md"
+PAGE = ROOT / "docs/models/moe.md"
 
 
 def test_every_setting_of_a_mixture_is_described():
@@ -26,5 +26,5 @@ def test_every_figure_is_described():
 
 def test_every_line_of_flags_is_understood(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for cells in table_rows(ROOT / "docs/expert-parallelism.md", "flags"):
+    for cells in table_rows(ROOT / "docs/parallelism/expert-parallelism.md", "flags"):
         check_command(["train", "moe_quickstart", *shlex.split(cells[0].strip("`"))], cells[0])

@@ -24,7 +24,7 @@ def test_passes(command):
 
 def test_every_room_is_on_the_page():
     rooms = {path.parent.name for path in (ROOT / "src/panax").glob("*/__init__.py")}
-    listed = [cells[0].strip("`") for cells in table_rows(ROOT / "docs/architecture.md", "room")]
+    listed = [cells[0].strip("`") for cells in table_rows(ROOT / "docs/extending/architecture.md", "room")]
     assert sorted(listed) == sorted(rooms)
 
 

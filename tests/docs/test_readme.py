@@ -22,7 +22,7 @@ LEFT_OUT = {
 }
 """Commands that are not run, and why."""
 
-SMALL = "--data docs/m*.md --data.tokenizer.vocab-size 300 --data.batch-size 8 --task.model.num-layers 1"
+SMALL = "--data docs/models/m*.md --data.tokenizer.vocab-size 300 --data.batch-size 8 --task.model.num-layers 1"
 AT_ONCE = "--optimizer.schedule.warmup-steps 0"
 
 SHORTER = {

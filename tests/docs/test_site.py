@@ -15,36 +15,36 @@ from tools.site.links import landing_page, rewrite_links
 from tools.site.navigation import read_navigation, toctrees
 
 QUESTIONS = {
-    "how to run on 2 machines": "launch",
-    "fine-tune a Llama": "fine-tuning",
-    "bring a Lightning module": "lightning",
-    "out of memory": "precision",
-    "add a block": "custom-block",
-    "install CUDA": "install",
-    "resume after a crash": "resuming",
+    "how to run on 2 machines": "launch/index",
+    "fine-tune a Llama": "training/fine-tuning",
+    "bring a Lightning module": "models/lightning",
+    "out of memory": "training/precision",
+    "add a block": "extending/custom-block",
+    "install CUDA": "start/install",
+    "resume after a crash": "runs/resuming",
     "why is the loss NaN": "troubleshooting",
     "the run is slow": "troubleshooting",
-    "gradient accumulation": "precision",
+    "gradient accumulation": "training/precision",
     "launch on Slurm": "launch/slurm",
     "Kubernetes": "launch/kubernetes",
-    "weight decay": "optimizers",
-    "find the batch size": "tuning",
-    "early stopping": "hooks",
-    "Weights & Biases": "hooks",
-    "mixture of experts": "moe",
-    "load Hugging Face weights": "huggingface",
-    "export a model": "huggingface",
-    "save checkpoints to S3": "checkpoints",
-    "tensor parallelism": "parallelism",
-    "how do I generate text": "models",
-    "train on a CPU": "cpu",
-    "custom training loop": "training-loops",
-    "read Parquet files": "data-sources",
-    "write a Triton kernel": "custom-kernel",
-    "sweep over hyperparameters": "tuning",
-    "profile a step": "logs",
-    "which JAX version": "jax-versions",
-    "compare with PyTorch": "compare",
+    "weight decay": "training/optimizers",
+    "find the batch size": "training/tuning",
+    "early stopping": "runs/hooks",
+    "Weights & Biases": "runs/hooks",
+    "mixture of experts": "models/moe",
+    "load Hugging Face weights": "models/huggingface",
+    "export a model": "models/huggingface",
+    "save checkpoints to S3": "runs/checkpoints",
+    "tensor parallelism": "parallelism/index",
+    "how do I generate text": "models/index",
+    "train on a CPU": "training/cpu",
+    "custom training loop": "training/training-loops",
+    "read Parquet files": "data/data-sources",
+    "write a Triton kernel": "extending/custom-kernel",
+    "sweep over hyperparameters": "training/tuning",
+    "profile a step": "runs/logs",
+    "which JAX version": "start/jax-versions",
+    "compare with PyTorch": "start/compare",
 }
 """What a user may type, and the page that answers it."""
 
@@ -124,7 +124,7 @@ def test_a_question_without_an_answer_finds_nothing(search):
 
 
 def test_links_out_of_docs_lead_to_the_repository_or_show_the_path():
-    page = ROOT / "docs/training.md"
+    page = ROOT / "docs/papers.md"
     text = "[a test](../tests/docs/pages.py), [folder](../tests/), [data](data.md#x), `[code](../README.md)`, [top](../README.md)"
 
     def rewritten(repository: str) -> str:

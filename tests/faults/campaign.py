@@ -1,4 +1,4 @@
-"""Kill -9 during each phase, on one process and on three: what the fault tests and the table in docs/reliability.md are made by.
+"""Kill -9 during each phase, on one process and on three: the table in docs/reliability/index.md comes from it.
 
 python tests/faults/campaign.py [KILLS] [PROCESSES ...]      prints the table; hours of nothing, minutes of killing
 """

@@ -1,8 +1,8 @@
 """The bytes that each device sends in one training step of a decoder, by formula: from the algorithm, not from a program.
 
-`docs/communication.md` derives each formula; `tests/aot` compares them with what compiled programs send. As everywhere in this
-room, a collective over n devices is counted as a ring sends it: gathering or scattering an array of B bytes, or exchanging all
-parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a permutation B.
+`docs/parallelism/communication.md` derives each formula; `tests/aot` compares them with what compiled programs send. As
+everywhere in this room, a collective over n devices is counted as a ring sends it: gathering or scattering an array of B bytes,
+or exchanging all parts of it, sends B·(n-1)/n from each device; an all-reduce twice that; a permutation B.
 
 Left out: scalars (losses, metrics, the gradient's norm), and how many tokens chose each expert.
 """

@@ -1,4 +1,4 @@
-"""Published figures of large runs, from the stage times that were published with them. docs/simulate.md has the table.
+"""Published figures of large runs, from the stage times that were published with them. docs/launch/simulate.md has the table.
 
 What was not published is varied: the tests say over which range of it the published figure comes out, that the plausible value
 lies inside, and that the figure does not come out for just any value.

@@ -144,7 +144,7 @@ def test_settings_that_make_no_sense_are_refused(field):
 
 def test_the_page_has_every_setting_and_its_default():
     rows = re.findall(
-        r"^\| (`[a-z_`, ]+`) \| ([\w., ]+) \|", (ROOT / "docs/stores.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| (`[a-z_`, ]+`) \| ([\w., ]+) \|", (ROOT / "docs/runs/stores.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     listed = {}
     for names, values in rows:

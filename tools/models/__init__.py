@@ -1,1 +1,1 @@
-"""Pages of `docs/models`: a page for each family of models, from what its tables declare and from computed figures."""
+"""Pages of `docs/families`: a page for each family of models, from what its tables declare and from computed figures."""

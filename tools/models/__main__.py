@@ -1,6 +1,6 @@
 """Write the models' pages from the declared families, the presets and recorded figures.
 
-python -m tools.models             writes docs/models
+python -m tools.models             writes docs/families
 python -m tools.models --check     exits with 1 if a page is not up to date
 python -m tools.models --measure   computes memory and parity first: some minutes
 """
@@ -26,7 +26,7 @@ def outdated(root: Path) -> generated.Pages:
 
 
 def measure(root: Path) -> None:
-    """Compute the figures of all presets and families, and record them in docs/models/figures.json."""
+    """Compute the figures of all presets and families, and record them in docs/families/figures.json."""
     figures = {"memory": measure_presets(list(PARAMETERS)), "parity": measure_parity(root)}
     write_figures(root, figures)
     print(root / FILE)

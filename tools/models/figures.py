@@ -21,7 +21,7 @@ from panax.plan import parse_target, target_devices, walk_step
 from panax.presets import preset
 from panax.run.sketch import sketch_step
 
-FILE = Path("docs") / "models" / "figures.json"
+FILE = Path("docs") / "families" / "figures.json"
 
 DEVICES = (1, 8, 64)
 """Numbers of devices that a page has a column for."""

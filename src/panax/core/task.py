@@ -95,7 +95,7 @@ class Task(abc.ABC):
         for kind in type(value).__mro__:
             for library, adapter in ADAPTERS.items():
                 if f"{kind.__module__}.".startswith(f"{library}."):
-                    return f"adapt it: panax.adapters.{adapter}(...); see docs/adapters.md"
+                    return f"adapt it: panax.adapters.{adapter}(...); see docs/models/adapters.md"
         return None
 
     mesh_axes: frozenset[str] = frozenset({"replica", "fsdp", "expert"})

@@ -1,6 +1,6 @@
 """Collectives over mesh axes by name; over an empty tuple of axes each one is the identity.
 
-They require every mesh axis to be manual (see `docs/parallelism.md`): arrays are a device's local shards.
+They require every mesh axis to be manual (see `docs/parallelism/index.md`): arrays are a device's local shards.
 None of them is ever differentiated: the caller is a `jax.custom_vjp`, and its backward pass states the
 transposed collective.
 

@@ -53,7 +53,7 @@ _PERMISSION_CODES = ("AccessDenied", "AllAccessDisabled", "AuthorizationFailure"
 
 _SERVER = "check that the endpoint is up and not overloaded, then run the same again"
 _NETWORK = "check that the endpoint can be reached and is the right one, then run the same again"
-CREDENTIALS = "check the credentials in the environment (docs/stores.md lists the variables)"
+CREDENTIALS = "check the credentials in the environment (docs/runs/stores.md lists the variables)"
 _PERMISSION = "give these credentials the right to list, read, write and delete objects there"
 
 # Patterns in the library's text about a broken connection, the most specific first.

@@ -17,7 +17,7 @@ def test_the_page_shows_the_difference():
     before, after = ((SCRIPTS / name).read_text().splitlines() for name in ("original.py", "with_panax.py"))
     found = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if re.match(r"[+-](?![+-])", line)]
     changed = [line for line in found if '"""' not in line and len(line) > 1]
-    shown = re.search(r"```diff\n(.*?)```", (ROOT / "docs" / "adapters.md").read_text(), re.DOTALL)
+    shown = re.search(r"```diff\n(.*?)```", (ROOT / "docs/models/adapters.md").read_text(), re.DOTALL)
     assert shown is not None and shown.group(1).splitlines() == changed
 
 

@@ -1,4 +1,4 @@
-"""Each kind of fault in each phase of a run of four processes: what the table in docs/fault-matrix.md is made by.
+"""Each kind of fault in each phase of a run of four processes: what the table in docs/reliability/fault-matrix.md is made by.
 
     python tests/faults/matrix [--seed S] [--sample] [--nodes N] [--only KIND] [--phase PHASE] [--out FILE]
 

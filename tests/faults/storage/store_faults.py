@@ -1,6 +1,6 @@
 """Each single fault of an object store while a checkpoint is saved or restored, and what came of it.
 
-The tests run it, and print the table in docs/storage-faults.md by it: python tests/faults/storage/store_faults.py
+The tests run it, and print the table in docs/reliability/storage-faults.md by it: python tests/faults/storage/store_faults.py
 """
 
 import dataclasses

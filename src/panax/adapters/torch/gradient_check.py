@@ -26,7 +26,7 @@ from .tracing.values import as_numpy
 
 TOLERANCE = {None: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 """Tolerance of gradients, relative to the norm of each, by the dtype of autocast. It is a hundred times the
-error of sums in another order (measured: 1e-6 to 1e-5 over the models of docs/adapters.md; more if rounding
+error of sums in another order (measured: 1e-6 to 1e-5 over the models of docs/models/adapters.md; more if rounding
 decides which of two elements a pool takes), and far below that of a wrong derivative."""
 
 LOSS_TOLERANCE = TOLERANCE

@@ -56,7 +56,7 @@ the output of each process; `panax status RUN` shows its state.
                     and meet after --comms.local-steps; one that is lost stops
                     no other. --island K starts one of them alone
 
-for engines, as each of them needs; docs/launch.md lists which
+for engines, as each of them needs; docs/launch/index.md lists which
   --accelerator cpu|gpu|tpu   --cpus C   --memory 64G   --time HH:MM:SS
   --partition P --account A --constraint F --array 0-3          Slurm
   --hosts a,b                                                   MPI

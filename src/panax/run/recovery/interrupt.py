@@ -3,7 +3,7 @@ same step in all.
 
 On SIGINT (Ctrl-C), SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, and SIGHUP unless it is ignored, as under nohup, the
 run saves and ends. Before the first step there is nothing to save, and it ends within seconds. A second
-signal, a second later or more, ends it at once. docs/launch.md has the table.
+signal, a second later or more, ends it at once. docs/launch/index.md has the table.
 """
 
 import contextlib
