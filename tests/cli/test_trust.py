@@ -96,12 +96,8 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path):
 def test_no_hint_names_another_projects_package():
     """The name `panax` on the public index is somebody else's."""
     root = Path(__file__).parents[2]
-    for file in (
-        *root.glob("src/**/*.py"),
-        *root.glob("docs/**/*.md"),
-        *root.glob("examples/*.py"),
-        root / "README.md",
-    ):
+    pages = (*root.glob("docs/**/*.md"), root / "README.md")
+    for file in (*root.glob("src/**/*.py"), *root.glob("examples/*.py"), *pages):
         text = file.read_text()
         for hint in (
             "install panax ",

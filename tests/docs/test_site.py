@@ -102,7 +102,7 @@ def test_no_link_and_no_anchor_is_dead(site):
 
 def test_nothing_is_loaded_from_elsewhere(site):
     """Pages work without a network."""
-    text = (site / "index.html").read_text("utf-8") + (site / "training.html").read_text("utf-8")
+    text = (site / "index.html").read_text("utf-8") + (site / "training/index.html").read_text("utf-8")
     assert not [line for line in text.splitlines() if "<script" in line and 'src="http' in line]
     assert not [line for line in text.splitlines() if 'rel="stylesheet"' in line and 'href="http' in line]
 

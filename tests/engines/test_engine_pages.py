@@ -16,7 +16,10 @@ from panax.cluster.engines.resources import COMMON_RESOURCES
 
 PAGES = Path(__file__).parents[2] / "docs/launch"
 
-CONSOLE = re.compile(r"^```console\n\$ panax (launch .*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(
+    r"^```console\n\$ panax (launch [^\n]* --dry-run)\n(?:```\n[^`]*?^```text\n)?(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+"""A command and what it prints: in its own block, or in the one after it."""
 COMMAND = re.compile(r"^(?:\$ )?panax (launch (?:.*\\\n)*.*)$", re.MULTILINE)
 
 
