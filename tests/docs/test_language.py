@@ -1,15 +1,19 @@
 """The house language: what is never right, and counts of the rest that may only fall (`language.toml`)."""
 
+from collections.abc import Iterator
+
 import language
 import pytest
 
 
 @pytest.fixture(scope="module")
-def counts() -> dict[str, dict[str, int]]:
-    """Made when a test asks for them, since every worker imports this file."""
+def counts() -> Iterator[dict[str, dict[str, int]]]:
+    """Made when a test asks for them, since every worker imports this file; the trees are gone after these tests."""
     found = language.counts()
     assert found.keys() == language.CEILINGS.keys()
-    return found
+    yield found
+    language.nodes.cache_clear()
+    language.trees.cache_clear()
 
 
 @pytest.mark.parametrize("table", sorted(language.CEILINGS))
