@@ -55,8 +55,8 @@ def _lead(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...
 
 
 HEADINGS = (
-    "column", "step", "least to most", "per second", "MFU", "by fastest PyTorch", "compile", "first loss after", "peak memory",
-    "CPU time a step", "cores of others",
+    "column", "step", "range", "per second", "MFU", "to fastest PyTorch", "compile", "first loss after", "peak memory",
+    "CPU time per step", "cores of others",
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
     notes = [
         f"A step is the median of {settings['rounds']} rounds, each the mean of {settings['steps']} steps dispatched one after "
         "the other, with the device waited for before and after; columns take turns, another one begins each round.",
-        f"Per second: {comparison.work['unit']}. By fastest PyTorch: step times divided within each round; below 1 is faster.",
+        f"Per second: {comparison.work['unit']}. To fastest PyTorch: step times divided within each round; below 1 is faster.",
         "First loss after: from the start of the process, imports, weights, tracing and compiling included.",
         f"Peak memory is {_of_what(comparison)}. Cores of others: used by other programs during the column's turns.",
     ]
@@ -168,7 +168,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
             Picture(
                 "steps",
                 bars(steps, "seconds a step"),
-                "Time of a step: median of the rounds, line from the least to the most.",
+                "Time of a step: median of the rounds, line from the minimum to the maximum.",
             )
         )
     known = {name: entry for name, entry in comparison.columns.items() if entry.losses}

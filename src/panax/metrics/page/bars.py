@@ -35,7 +35,7 @@ below the shortest."""
 def bar_chart(bars: Sequence[Bar], axis: str) -> str:
     """Draw horizontal bars from zero, or on a logarithmic axis if they differ widely, with a line from the
     minimum to the maximum."""
-    height = ROW * len(bars) + 40
+    height = ROW * len(bars) + 44
     most = max((bar.high for bar in bars), default=1.0) or 1.0
     shortest = min((bar.low for bar in bars), default=0.0)
     parts: list[str] = []
@@ -55,7 +55,7 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
             return value * (WIDTH - LEFT - RIGHT) / top
 
         marks = [top * n / 4 for n in range(5)]
-    parts.append(_ticks([(LEFT + across(value), value) for value in marks], height - 28))
+    parts.append(_ticks([(LEFT + across(value), value) for value in marks], height - 32))
     for row, bar in enumerate(bars):
         y = row * ROW + 6
         opacity = 0.35 if bar.faint else 1
@@ -72,7 +72,7 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
                 'stroke-width="1.5" fill="none"/>'
             )
         parts.append(text(LEFT + across(max(bar.high, bar.value)) + 8, y + 15, bar.text, bold=True))
-    parts.append(text(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 2, axis, anchor="middle", faint=True))
+    parts.append(text(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 6, axis, anchor="middle", faint=True))
     return svg(height, parts)
 
 
