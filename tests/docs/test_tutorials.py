@@ -229,8 +229,11 @@ def test_what_cells_print_and_return_is_kept():
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
+# A shell that has started the tests in the background has SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from tools.tutorials.execution import execute
 from tools.tutorials.notebooks import build_notebook
@@ -251,7 +254,10 @@ def test_ctrl_c_leaves_no_process_running(tmp_path):
     started = psutil.Process(run.pid).children(recursive=True)
     assert len(started) >= 3
     os.kill(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    try:
+        _, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode != 0 and "KeyboardInterrupt" in errors
     gone, alive = psutil.wait_procs(started, timeout=10)
     assert alive == [] and len(gone) == len(started)

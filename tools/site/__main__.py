@@ -9,6 +9,7 @@ error. Links to files outside of docs/ lead to `PANAX_REPOSITORY_URL` if that is
 import argparse
 import importlib.util
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # A shell that starts it in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -27,8 +27,9 @@ def main(arguments: list[str]) -> int:
     pages = {path.stem: path for path in find_pages(ROOT)}
     if unknown := [name for name in options.names if name not in pages]:
         parser.error(f"no tutorial is named {', '.join(unknown)}; expected {', '.join(pages)}")
-    # So that the kernel ends with the command.
+    # So that the kernel ends with the command; a shell that starts it in the background has SIGINT ignored.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stale = 0
     for name in options.names or pages:
         try:
