@@ -16,7 +16,7 @@ from panax.spmd import add_bias
 
 @pytest.fixture
 def page(monkeypatch) -> Iterator[None]:
-    """Runs the page; what it registers is gone after the test."""
+    """Run the page, and remove the kernel that it registers afterwards."""
     monkeypatch.setattr(registry, "_kernels", {work: list(kernels) for work, kernels in registry._kernels.items()})
     namespace: dict = {}
     for block in fences(ROOT / "docs/extending/custom-kernel.md"):

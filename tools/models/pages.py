@@ -34,7 +34,7 @@ def _index(everything: Sequence[Subject]) -> Iterator[str]:
     yield "# Models\n"
     yield (
         "Which published models load, how large they are, and the commands to train, fine-tune and export them: a page for each "
-        "family. A model whose family is not here can be brought [from PyTorch](../models/adapters.md) or written from "
+        "family. Models of other families can be brought [from PyTorch](../models/adapters.md) or written from "
         "[blocks](../extending/index.md).\n"
     )
     yield f"{HEAD}\n"
@@ -60,7 +60,7 @@ def _page(subject: Subject, figures: Mapping[str, Any]) -> Iterator[str]:
             f"takes, and the commands.\n"
         )
     else:
-        yield "Models that papers describe, but whose weights were not released: their sizes, and the commands to train them.\n"
+        yield "Models that papers describe and that were never released: their sizes, and the commands to train them.\n"
     yield f"{HEAD}\n"
     if subject.presets:
         yield "## Sizes and memory\n"
@@ -136,7 +136,7 @@ def _commands(subject: Subject) -> Iterator[str]:
     if subject.loads:
         yield f"$ panax export runs/{run} exported"
     yield "```\n"
-    lines = [f"`{data}` is a folder of yours ([what is read](../data/index.md))."]
+    lines = [f"`{data}` is a folder of yours ([formats](../data/index.md))."]
     if subject.loads and name is not None:
         lines.append(
             "`DIR` is a folder with released weights; the run begins with them and with a tenth of the learning rate."

@@ -64,10 +64,13 @@ def sums_by_blocks(
     # In these matmuls a non-finite element would spoil all segments of its block, since 0 times infinity is
     # NaN. So they run on finite elements only, and infinities and NaN are put back where they belong.
     def with_others() -> jax.Array:
-        up, down = (
-            _sums_of_finite((~finite & (rows != other)).astype(rows.dtype), segment, count, block) > 0
-            for other in (-jnp.inf, jnp.inf)
-        )
+        def found(values: jax.Array, excluded: float) -> jax.Array:
+            here = ~jnp.isfinite(values) & (values != excluded)
+            return _sums_of_finite(here.astype(values.dtype), segment, count, block) > 0
+
+        # One after the other: together they take twice the memory.
+        up, values = jax.lax.optimization_barrier((found(rows, -jnp.inf), rows))
+        down = found(values, jnp.inf)
         return jnp.where(up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, sums)))
 
     return mark_linear(jax.lax.cond(finite.all(), lambda: sums, with_others), rows)
