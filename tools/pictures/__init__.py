@@ -1,0 +1,1 @@
+"""Pictures of the pages, each made from runs by one command."""
