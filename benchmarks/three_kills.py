@@ -110,7 +110,7 @@ def draw(path: Path, reference: dict[int, float], parts: list[dict[int, float]],
     ]
     kills = [Annotation(max(part), "kill -9", "killed") for part in parts[:-1]]
     chart = line_chart(lines, "step; training loss; vertical lines: kill -9", marks=kills)
-    # As a picture in a page of another site it can't take that page's colours.
+    # As a picture in a page of another site it can't take that page's colors.
     path.write_text(chart.svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1), "utf-8")
 
 

@@ -8,7 +8,7 @@ from panax.train import StepConfig
 
 
 def ppo_pendulum() -> Experiment:
-    """Swing a pendulum up with PPO: 983,040 steps in 16 environments, observations and rewards normalised.
+    """Swing a pendulum up with PPO: 983,040 steps in 16 environments, observations and rewards normalized.
 
     An evaluation plays 100 episodes of 200 steps. Each ends by its time limit, and is bootstrapped from there: no state of a
     pendulum is a death.

@@ -35,34 +35,34 @@ COLUMN_SETTINGS = ("evaluate_every", "max_steps")
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    found = Parser(prog="panax compare", description=DESCRIPTION)
-    found.add_argument(
+    arguments = Parser(prog="panax compare", description=DESCRIPTION)
+    arguments.add_argument(
         "work", nargs="+", help="vit, decoder, moe, dlrm, or recipe:NAME; with --until-loss, folders of runs too"
     )
     names = "; ".join(f"{work}: {', '.join(sizes)}" for work, sizes in SIZES.items())
-    found.add_argument("--size", default="", help=names)
-    found.add_argument(
+    arguments.add_argument("--size", default="", help=names)
+    arguments.add_argument(
         "--batch-size",
         type=int,
         help=f"images, rows of tokens, or examples; by default {Settings.batch_size}, of dlrm 2048",
     )
-    found.add_argument("--precision", default=Settings.precision, help=", ".join(PRECISIONS))
-    found.add_argument("--attention", default=Settings.attention, help=", ".join(ATTENTIONS))
+    arguments.add_argument("--precision", default=Settings.precision, help=", ".join(PRECISIONS))
+    arguments.add_argument("--attention", default=Settings.attention, help=", ".join(ATTENTIONS))
     columns = ", ".join(column.name for column in EVERY)
-    found.add_argument("--columns", default="", help=f"some of {columns}; by default those of one process")
-    found.add_argument(
+    arguments.add_argument("--columns", default="", help=f"some of {columns}; by default those of one process")
+    arguments.add_argument(
         "--distributed",
         action="store_true",
         help="DDP, FSDP2 and tensor parallelism of PyTorch, and the same layouts here, on processes and simulated devices",
     )
-    found.add_argument("--steps", type=int, help=f"of a column's turn; by default {Settings.steps}")
-    found.add_argument("--rounds", type=int, help=f"turns of each column; by default {Settings.rounds}")
-    found.add_argument(
+    arguments.add_argument("--steps", type=int, help=f"of a column's turn; by default {Settings.steps}")
+    arguments.add_argument("--rounds", type=int, help=f"turns of each column; by default {Settings.rounds}")
+    arguments.add_argument(
         "--checked-steps", type=int, default=Settings.checked_steps, help="steps with losses that must agree"
     )
-    found.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
-    found.add_argument("--learning-rate", type=float, default=0.0)
-    found.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
+    arguments.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
+    arguments.add_argument("--learning-rate", type=float, default=0.0)
+    arguments.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
     for name, what in (
         ("layers", "instead of the size's"),
         ("sequence-length", "of a row of tokens"),
@@ -70,16 +70,18 @@ def parser() -> argparse.ArgumentParser:
         ("patch-size", "pixels of a side"),
         ("classes", "of images"),
     ):
-        found.add_argument(f"--{name}", type=int, default=0, help=what)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--no-probes", action="store_true", help="skip the probes after the timing: other batches")
-    found.add_argument("--directory", default="", help="of the results; by default comparisons/NAME-OF-THE-SETTINGS")
-    found.add_argument(
+        arguments.add_argument(f"--{name}", type=int, default=0, help=what)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--no-probes", action="store_true", help="skip the probes after the timing: other batches")
+    arguments.add_argument(
+        "--directory", default="", help="of the results; by default comparisons/NAME-OF-THE-SETTINGS"
+    )
+    arguments.add_argument(
         "--as-published",
         action="store_true",
         help="vit: reproduce a published comparison with its flaws, and show what each does to the verdict",
     )
-    runs = found.add_argument_group("a loss to reach: of recipe:NAME in each column, or of runs that are there")
+    runs = arguments.add_argument_group("a loss to reach: of recipe:NAME in each column, or of runs that are there")
     runs.add_argument(
         "--until-loss", type=float, metavar="X", help="steps, samples, time and cost of each to this held-out loss"
     )
@@ -96,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="of runs: let the loss fall linearly between two evaluations; by default the first one at or below it counts",
     )
-    return found
+    return arguments
 
 
 def read_settings(options: argparse.Namespace) -> Settings:
@@ -112,7 +114,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     }
     if len(options.work) > 1:
         raise RecipeError(
-            f"{' and '.join(options.work)} can't be compared at once; give one work, or folders of runs with --until-loss X"
+            f"{' and '.join(options.work)} can't be compared at once; pass one work, or folders of runs with --until-loss X"
         )
     if options.until_loss is None:
         for name in (*RUN_SETTINGS[1:], *COLUMN_SETTINGS):
@@ -139,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
     command = f"panax compare {shlex.join(arguments)}"
     if options.until_loss is not None:
         if options.currency and options.price_per_hour is None:
-            raise RecipeError("--currency has no effect without a price; give --price-per-hour too")
+            raise RecipeError("--currency has no effect without a price; pass --price-per-hour too")
         works = [work for work in options.work if work in SIZES or work.startswith("recipe:")]
         return _columns_until_loss(options, command) if works else _until_loss(options)
     if options.as_published:
@@ -173,10 +175,10 @@ def _columns_until_loss(options: argparse.Namespace, command: str) -> int:
         raise RecipeError(
             "--interpolate is for folders of runs; columns are evaluated at the interval of --evaluate-every"
         )
-    given = {name: getattr(options, name) for name in ("evaluate_every", "max_steps")}
+    overrides = {name: getattr(options, name) for name in ("evaluate_every", "max_steps")}
     names = {"evaluate_every": "every", "max_steps": "steps"}
     until = StopCondition(
-        loss=options.until_loss, **{names[name]: value for name, value in given.items() if value is not None}
+        loss=options.until_loss, **{names[name]: value for name, value in overrides.items() if value is not None}
     )
     rate = Rate.of(options.price_per_hour, options.currency or "USD")
     for name in ("steps", "rounds"):
@@ -210,14 +212,14 @@ def _until_loss(options: argparse.Namespace) -> int:
                 f"{_flag(name)} has no effect with --until-loss and folders of runs, which are read as they are"
             )
     rate = Rate.of(None, options.currency or "USD")
-    found = time_to_loss(
+    times = time_to_loss(
         *options.work,
         loss=options.until_loss,
         price_per_hour=options.price_per_hour,
         interpolate=options.interpolate,
     )
-    print("\n".join(format_time_to_loss(found, options.until_loss, rate.currency)))
-    return 0 if any(each.step is not None for each in found) else 1
+    print("\n".join(format_time_to_loss(times, options.until_loss, rate.currency)))
+    return 0 if any(each.step is not None for each in times) else 1
 
 
 def _flag(name: str) -> str:

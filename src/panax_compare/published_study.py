@@ -133,12 +133,12 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
     say(published.title)
     for variant in variants(has_gpu()):
         for side in SIDES:
-            found = published.found.setdefault(variant.name, {})
-            if "seconds" in found.get(side, {}):
+            results = published.found.setdefault(variant.name, {})
+            if "seconds" in results.get(side, {}):
                 continue
             with WorkerGroup(f"{side}-{variant.name}", folder) as crew:
                 try:
-                    found[side] = crew.ask(
+                    results[side] = crew.ask(
                         "published",
                         side=side,
                         folder=str(folder / "work"),
@@ -148,7 +148,7 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
                     )
                     say(f"{variant.title}, {SIDES[side]}: {published.seconds(variant.name, side):.3f} s a step")
                 except ColumnError as error:
-                    found[side] = {"error": str(error)}
+                    results[side] = {"error": str(error)}
                     say(f"{variant.title}, {SIDES[side]}: failed: {error}")
             _save(folder, published)
     remove_owned_dir(folder / "work")
@@ -160,18 +160,18 @@ def _begun(folder: Path, wanted: Published) -> Published:
     if not path.is_file():
         return wanted
     try:
-        found = Published(**json_reader.read(path, constants=True))
+        published = Published(**json_reader.read(path, constants=True))
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{path} can't be read: {error}; remove it, or choose another folder with --directory"
         ) from error
-    same = json.loads(json.dumps(wanted.settings)) == found.settings
-    if not same or (found.steps, found.rounds) != (wanted.steps, wanted.rounds):
+    same = json.loads(json.dumps(wanted.settings)) == published.settings
+    if not same or (published.steps, published.rounds) != (wanted.steps, wanted.rounds):
         raise RecipeError(
             f"{folder} holds a comparison with other settings; choose another folder with --directory, or remove it"
         )
-    found.command = wanted.command
-    return found
+    published.command = wanted.command
+    return published
 
 
 def _save(folder: Path, published: Published) -> None:

@@ -93,8 +93,8 @@ def _performance(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[str
 
 def _distributed(comparison: Comparison) -> Answer:
     question = "Distributed training"
-    found = [(column, entry) for column, entry in _ran(comparison) if entry.processes > 1]
-    if not found:
+    columns = [(column, entry) for column, entry in _ran(comparison) if entry.processes > 1]
+    if not columns:
         return Answer(
             question,
             "No column of several processes took part, so this run gives no answer about distributed training.",
@@ -107,10 +107,10 @@ def _distributed(comparison: Comparison) -> Answer:
             if entry.sent_bytes
             else ""
         )
-        for column, entry in found
+        for column, entry in columns
     )
     return Answer(
-        question, f"{join_words([column.title for column, _ in found])} trained on several processes.", evidence
+        question, f"{join_words([column.title for column, _ in columns])} trained on several processes.", evidence
     )
 
 
@@ -167,13 +167,13 @@ def describe_wrong_batch(probe: dict[str, Any]) -> str:
     """Describe the result of an invalid batch."""
     if "failed" in probe:
         return f"the process failed: {probe['failed']}"
-    found = probe["wrong"][0]
-    if "error" not in found:
+    trial = probe["wrong"][0]
+    if "error" not in trial:
         return "no error: it was trained on"
     place = (
-        "names a line of the column's own file" if found["names_own_file"] else "names no line of the column's own file"
+        "names a line of the column's own file" if trial["names_own_file"] else "names no line of the column's own file"
     )
-    return f"`{found['error']}`, after {format_seconds(found['seconds'])}; the traceback has {found['frames']} frames and {place}"
+    return f"`{trial['error']}`, after {format_seconds(trial['seconds'])}; the traceback has {trial['frames']} frames and {place}"
 
 
 def _ecosystem(comparison: Comparison) -> Answer:

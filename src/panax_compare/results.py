@@ -112,7 +112,7 @@ def read_comparison(folder: Path) -> Comparison | None:
         return None
     try:
         raw = json_reader.read(path, constants=True)
-        columns = {name: ColumnResult(**found) for name, found in raw.pop("columns").items()}
+        columns = {name: ColumnResult(**fields) for name, fields in raw.pop("columns").items()}
         return Comparison(**raw, columns=columns)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
@@ -126,20 +126,20 @@ def resume_or_start(folder: Path, settings: dict[str, Any]) -> Comparison:
     Raises:
         RecipeError: The folder holds one with other settings.
     """
-    found = read_comparison(folder)
+    comparison = read_comparison(folder)
     settings = json.loads(json.dumps(settings))
-    if found is None:
+    if comparison is None:
         return Comparison(settings=settings)
     # With more rounds or columns, the existing results are continued.
     free = ("rounds", "columns", "probes")
-    other = [name for name in settings if name not in free and found.settings.get(name) != settings[name]]
+    other = [name for name in settings if name not in free and comparison.settings.get(name) != settings[name]]
     if other:
         differences = "; ".join(
-            f"{name} is {found.settings.get(name)!r} there, {settings[name]!r} here" for name in other
+            f"{name} is {comparison.settings.get(name)!r} there, {settings[name]!r} here" for name in other
         )
         raise RecipeError(
             f"{folder} holds a comparison with other settings ({differences}); choose another folder with "
             "--directory, or remove it"
         )
-    found.settings = settings
-    return found
+    comparison.settings = settings
+    return comparison

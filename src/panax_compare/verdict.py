@@ -54,7 +54,7 @@ def compute_rows(comparison: Comparison) -> list[ColumnFigures]:
     allowed = loss_tolerances(comparison)
     peak = comparison_peak(comparison)
     plain = {name: _row(comparison, entry, allowed, peak) for name, entry in comparison.columns.items()}
-    found = []
+    rows = []
     for name, row in plain.items():
         alike = {other: each for other, each in plain.items() if each.layout == row.layout}
         baseline = select_baseline(comparison, alike)
@@ -62,8 +62,8 @@ def compute_rows(comparison: Comparison) -> list[ColumnFigures]:
             row = dataclasses.replace(
                 row, ratio=step_time_ratio(comparison.columns[name], comparison.columns[baseline])
             )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def loss_tolerances(comparison: Comparison) -> list[float]:
@@ -127,16 +127,20 @@ def _same_work(comparison: Comparison, entry: ColumnResult, allowed: list[float]
     if not entry.losses:
         return False, entry.reason or "not measured", None
     reference = comparison.columns[comparison.reference]
-    found = compare_losses(entry.losses, reference.losses, allowed)
-    if not found.is_equal:
-        return False, f"not the same work: {found.reason}", found.max_distance
+    agreement = compare_losses(entry.losses, reference.losses, allowed)
+    if not agreement.is_equal:
+        return False, f"not the same work: {agreement.reason}", agreement.max_distance
     if _kind(entry.device) != _kind(reference.device):
-        return False, f"ran on {entry.device}, the reference on {reference.device}", found.max_distance
+        return False, f"ran on {entry.device}, the reference on {reference.device}", agreement.max_distance
     rounds = comparison.settings["rounds"]
     if entry.state == "failed":
-        return bool(entry.turns), f"{entry.reason} (after {len(entry.turns)} of {rounds} rounds)", found.max_distance
+        return (
+            bool(entry.turns),
+            f"{entry.reason} (after {len(entry.turns)} of {rounds} rounds)",
+            agreement.max_distance,
+        )
     missing = rounds - len(entry.turns)
-    return True, f"{missing} of {rounds} rounds are missing" if missing > 0 else "", found.max_distance
+    return True, f"{missing} of {rounds} rounds are missing" if missing > 0 else "", agreement.max_distance
 
 
 def _kind(device: str) -> str:
@@ -155,9 +159,9 @@ def describe_verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[
     said = _ranking(comparison, timed)
     for layout in dict.fromkeys(row.layout for row in rows if row.layout):
         said += _ranking(comparison, [row for row in compared if row.layout == layout])
-    own = next((row for row in timed if row.name == "panax"), None)
-    if own is not None and own is not timed[0]:
-        said.append(f"Panax is number {timed.index(own) + 1} of {len(timed)} here.")
+    panax_row = next((row for row in timed if row.name == "panax"), None)
+    if panax_row is not None and panax_row is not timed[0]:
+        said.append(f"Panax is number {timed.index(panax_row) + 1} of {len(timed)} here.")
     for row in rows:
         if row.remark.startswith("not the same work"):
             said.append(f"{row.title} gets no ratio: {row.remark}.")
@@ -183,8 +187,8 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
         ratio = step_time_ratio(comparison.columns[other.name], comparison.columns[first.name])
         if ratio is None:
             continue
-        median, least, most = ratio
-        told_apart = least > 1.0
+        median, low, high = ratio
+        told_apart = low > 1.0
         if other is timed[1]:
             said.append(
                 f"{first.title} is the fastest: {first.seconds:.3g} s a step (rounds {first.low:.3g} to {first.high:.3g})."
@@ -195,7 +199,7 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
         # One statistic for all statements: within a round, since rounds differ. The medians of seconds may be
         # ordered differently.
         said.append(
-            f"{other.title} takes {median:.2f} times as long as {first.title} within a round (median; {least:.2f} to {most:.2f})"
+            f"{other.title} takes {median:.2f} times as long as {first.title} within a round (median; {low:.2f} to {high:.2f})"
             + ("." if told_apart else ": not distinguishable.")
         )
     return said

@@ -83,9 +83,9 @@ def batch(index: int = 0) -> dict[str, np.ndarray]:
     """Inputs that tell their labels, a weight for each row that is 0 for some."""
     inputs, _, classes = SIZES
     rng = np.random.default_rng(index)
-    centres = np.random.default_rng(99).standard_normal((classes, inputs))
+    centers = np.random.default_rng(99).standard_normal((classes, inputs))
     y = rng.integers(0, classes, ROWS)
-    x = centres[y] + rng.standard_normal((ROWS, inputs))
+    x = centers[y] + rng.standard_normal((ROWS, inputs))
     weight = rng.integers(0, 3, ROWS)
     return {"x": x.astype(np.float32), "y": y.astype(np.int32), "weight": weight.astype(np.float32)}
 

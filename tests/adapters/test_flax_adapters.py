@@ -189,7 +189,7 @@ def test_linen_draws_what_init_draws():
     "module, loss, example, message",
     [
         (nn.Dense, square, BATCH, r"expected an instance of flax.linen.Module: Net\(\), not Net"),
-        (nn.Dense(8), square, None, r"Dense has no variables before it sees a batch; give task\(..., example=batch\)"),
+        (nn.Dense(8), square, None, r"Dense has no variables before it sees a batch; pass task\(..., example=batch\)"),
         (nn.Dense(8), lambda model, batch: batch["x"].mean(), BATCH, "the loss never calls its model"),
     ],
 )

@@ -78,7 +78,7 @@ def test_haiku_weights_that_exist():
     "function, loss, example, message",
     [
         (hk.Linear, square, BATCH, "expected a function that makes its modules when called"),
-        (network, square, None, r"network has no variables before it sees a batch; give task\(..., example=batch\)"),
+        (network, square, None, r"network has no variables before it sees a batch; pass task\(..., example=batch\)"),
         (network, lambda model, batch: 0.0, BATCH, "the loss never calls its model"),
         (lambda batch, weights: 0.0, None, BATCH, r"can't be called.*'weights'"),
     ],
@@ -178,7 +178,7 @@ def test_a_trained_keras_model_is_saved_and_loaded(tmp_path):
 
 def test_a_keras_model_that_is_not_built_is_built_from_the_example():
     model = keras.Sequential([keras.layers.Dense(4)])
-    with pytest.raises(RecipeError, match=r"is not built, so it has no variables; give task\(..., example=batch\)"):
+    with pytest.raises(RecipeError, match=r"is not built, so it has no variables; pass task\(..., example=batch\)"):
         keras_adapter.task(model, loss="mse")
     assert len(keras_adapter.task(model, loss="mse", example=BATCH)._axes) == 2
 
@@ -227,7 +227,7 @@ class OwnStep(keras.Model):
             {"loss": "mse", "metrics": [ROOT], "example": BATCH},
             r"metric root_mean_squared_error \(Root.* is not a mean",
         ),
-        (dense(), {"loss": "mse", "metrics": ["mae"]}, r"metrics are made for the shapes of a batch; give"),
+        (dense(), {"loss": "mse", "metrics": ["mae"]}, r"metrics are made for the shapes of a batch; pass"),
         (keras.layers.Dense(3), {"loss": "mse"}, "expected a keras.Model"),
     ],
 )

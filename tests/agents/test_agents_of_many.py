@@ -69,7 +69,7 @@ def test_two_processes_train_as_one_and_resume_in_either(agent, first, tmp_path)
         # All processes know an evaluation; one writes to trackers.
         assert [each["evaluation"] for each in said] == [pytest.approx(alone["evaluation"], rel=TOLERANCE)] * processes
         assert [bool(each["figures"]) for each in said] == [True, False][:processes]
-        # A policy's loss is a mean of normalised advantages, which cancel.
+        # A policy's loss is a mean of normalized advantages, which cancel.
         assert {**cut[0]["figures"], **said[0]["figures"]} == pytest.approx(
             alone["figures"], rel=TOLERANCE, abs=TOLERANCE
         )

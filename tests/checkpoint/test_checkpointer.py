@@ -282,7 +282,7 @@ def test_a_flipped_or_torn_manifest_is_refused(saved, at):
     with pytest.raises(DamagedError, match=r"manifest.json is damaged|is not a panax"):
         Checkpointer(checkpointer.store.url).open(3)
     path.write_bytes(text[:where])
-    with pytest.raises(DamagedError, match=r"manifest.json is damaged: it is not whole JSON"):
+    with pytest.raises(DamagedError, match=r"manifest.json is damaged: it is not valid JSON"):
         Checkpointer(checkpointer.store.url).open(3)
 
 
@@ -367,7 +367,7 @@ def test_a_sealed_manifest_is_read():
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("not json", "is damaged: it is not whole JSON"),
+        ("not json", "is damaged: it is not valid JSON"),
         ("{}", "is not a panax-checkpoint manifest"),
         ('{"format": "panax-checkpoint", "version": 99}', "format version 99, this Panax reads version 2"),
         ('{"format": "panax-checkpoint", "version": 2, "body": {}, "checksum": "0"}', "its checksum does not hold"),

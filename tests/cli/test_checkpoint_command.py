@@ -84,7 +84,7 @@ def test_diff(here, capsys):
 def test_rm(here, capsys):
     run(capsys, "rm", FIRST)
     assert not Path(FIRST).exists()
-    assert "is the last checkpoint of its run; give --force" in run(capsys, "rm", SECOND, code=4)
+    assert "is the last checkpoint of its run; pass --force" in run(capsys, "rm", SECOND, code=4)
     run(capsys, "rm", SECOND, "--force")
     assert "is not a checkpoint's own folder" in run(capsys, "rm", SECOND, code=4)
     assert "is not a checkpoint's own folder" in run(capsys, "rm", "runs/tiny", code=4)
@@ -148,7 +148,7 @@ def test_large_exports_take_several_files_with_an_index(here):
     assert {name for file in files for name in load_file(f"many/{file}")} == set(names)
     assert set(import_tensors("many", LocalStore("from_many")).arrays) == set(names)
     Path("many", index["weight_map"][names[-1]]).unlink()
-    with pytest.raises(CheckpointError, match=rf"names .*, in {index['weight_map'][names[-1]]}, which is not there"):
+    with pytest.raises(CheckpointError, match=rf"names .*, in {index['weight_map'][names[-1]]}, which does not exist"):
         import_tensors("many", LocalStore("from_less"))
 
 

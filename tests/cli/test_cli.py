@@ -146,8 +146,8 @@ def test_a_value_of_the_wrong_type(here, capsys):
 
 
 def test_a_recipe_that_does_not_exist(capsys):
-    assert "there is no recipe 'quikstart'; did you mean 'quickstart'?" in fails(capsys, 2, "train", "quikstart")
-    assert "there is no recipe file none.py" in fails(capsys, 2, "train", "none.py")
+    assert "unknown recipe 'quikstart'; did you mean 'quickstart'?" in fails(capsys, 2, "train", "quikstart")
+    assert "no recipe file none.py" in fails(capsys, 2, "train", "none.py")
 
 
 def test_a_command_that_does_not_exist(capsys):

@@ -40,9 +40,9 @@ def test_paths_reach_the_recipe_and_its_corpus_can_be_set(here):
         ((RECIPE, "--data="), 2, "expected paths after --data"),
         ((RECIPE, "--data", "nowhere"), 3, "nowhere does not exist"),
         (("vit_digits", "--data", "a.txt"), 2, "vit_digits trains on ExampleData, and --data gives texts"),
-        (("preset:gpt2",), 3, "the preset gpt2 comes without data; give texts: --data PATH"),
-        (("preset:vit_b16",), 3, "the preset vit_b16 comes without data; give a folder of images"),
-        (("preset:gpt3", "--data", "a.txt"), 2, "there is no preset 'gpt3'; did you mean 'gpt2'?"),
+        (("preset:gpt2",), 3, "the preset gpt2 comes without data; pass texts: --data PATH"),
+        (("preset:vit_b16",), 3, "the preset vit_b16 comes without data; pass a folder of images"),
+        (("preset:gpt3", "--data", "a.txt"), 2, "unknown preset 'gpt3'; did you mean 'gpt2'?"),
         (("preset:gpt2", "--data", "nowhere"), 3, "nowhere does not exist"),
         (("preset:gpt2", "--data", "a.txt", "--init", "weights"), 2, "expected hf:DIR"),
     ],
@@ -72,7 +72,7 @@ def test_flags_of_a_preset(here, capsys):
     found = experiment_from(["preset:qwen3_0.6b", "--data", "a.txt", "--task.remat", "full"], "train")
     assert found.task.model == PRESETS["qwen3_0.6b"] and found.task.remat == "full"
     assert "tokenizer of 32,768 tokens is trained on the data" in capsys.readouterr().err
-    with pytest.raises(RecipeError, match="there is no preset"):
+    with pytest.raises(RecipeError, match="unknown preset"):
         experiment_from(["preset:", "--help"], "train")
 
 

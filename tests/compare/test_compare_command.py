@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
         (("vit", "--size", "XL"), "size='XL'"),
         (("vit", "--precision", "fp16"), "precision='fp16'"),
         (("vit", "--precision", "tf32"), "no GPU is attached here; use --precision f32"),
-        (("vit", "--columns", "torch_eagre"), "there is no column 'torch_eagre'; did you mean 'torch_eager'?"),
+        (("vit", "--columns", "torch_eagre"), "unknown column 'torch_eagre'; did you mean 'torch_eager'?"),
         (("vit", "--columns", "panax,panax"), "names one twice"),
         (("vit", "--sequence-length", "8"), "--sequence-length 8 has no effect with 'vit'"),
         (("decoder", "--image-size", "8"), "--image-size 8 has no effect with 'decoder'"),

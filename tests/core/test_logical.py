@@ -104,12 +104,12 @@ def test_what_chooses_is_gathered_in_float32():
         ),
         (
             lambda: LogicalAxis("test_a", "", compute=("tensor",), storage=("fsdp", "tensor")),
-            r"'test_a' rests over \('fsdp', 'tensor'\), and is computed over \('tensor',\); let the former begin",
+            r"'test_a' is stored over \('fsdp', 'tensor'\), and computed over \('tensor',\); the storage axes must begin",
         ),
         (lambda: LogicalAxis("test a", ""), "'test a' can't name a logical axis"),
         (
             lambda: LogicalAxis("test_slots", "slots of a memory", compute=("tensor",), in_float32=True),
-            r"'test_slots' \(slots of a memory\) is registered already, with another parallel, another in_float32; take",
+            r"'test_slots' \(slots of a memory\) is registered already, with another parallel, another in_float32; choose",
         ),
         (
             lambda: LogicalAxis("test_lines", "lines", role=Role.ROWS),

@@ -21,7 +21,7 @@ RECIPES = ("quickstart", "vit_digits", "dlrm_flights", "ppo_cartpole", "sac_pend
 
 OTHERS_FLAGS = {
     "panax/cli/flag_aliases.py": "what other trainers call their flags",
-    "panax/metrics/page/": "colours of a page",
+    "panax/metrics/page/": "colors of a page",
     "panax/cluster/engines/": "flags of sbatch, srun, mpirun, kubectl and ray",
     "--api-group": "of kubectl",
     "--buckets": "short for --data.buckets",

@@ -69,7 +69,9 @@ def main() -> None:
         placement = Placement(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)))
         step = CompiledStep(program, placement, tiny.AXES, shapes_allowed=3)
         source = Watched(source_of(given["folders"], given["cache"]))
-        with contextlib.closing(prefetch_to_device(source, step, given["position"], most=given["count"])) as batches:
+        with contextlib.closing(
+            prefetch_to_device(source, step, given["position"], max_batches=given["count"])
+        ) as batches:
             fed = list(batches)
         shards = [
             [

@@ -25,7 +25,7 @@ from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig
 from panax.run.preparation import open_data
 
-COLOURS = {"cat": (255, 0, 0), "dog": (0, 255, 0), "emu": (0, 0, 255), "fox": (255, 255, 0)}
+COLORS = {"cat": (255, 0, 0), "dog": (0, 255, 0), "emu": (0, 0, 255), "fox": (255, 255, 0)}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def folders(tmp_path_factory):
         for name in names:
             (root / side / name).mkdir(parents=True)
             for number in range(8):
-                Image.new("RGB", (8, 8), COLOURS[name]).save(root / side / name / f"{number}.png")
+                Image.new("RGB", (8, 8), COLORS[name]).save(root / side / name / f"{number}.png")
     return root
 
 
@@ -64,7 +64,7 @@ def test_held_out_images_take_the_numbers_of_the_training_classes(folders):
         opened = open_data(
             panax.Experiment(task=task(), data=pictures(folders / "train"), held_out=held_out), said.append
         )
-        assert labels(opened.held_out) == {COLOURS["cat"]: 0, COLOURS["emu"]: 2}
+        assert labels(opened.held_out) == {COLORS["cat"]: 0, COLORS["emu"]: 2}
         assert find_class_names(opened.held_out) == ("cat", "dog", "emu")
     assert any("uses indices of the training data's 3" in line for line in said)
 
@@ -79,8 +79,8 @@ def test_classes_may_be_given(folders):
     classes = ("emu", "cat", "dog", "gnu")
     opened = pictures(folders / "val", classes=classes).open()
     assert labels(panax.data.ExampleSource(opened.examples, batch_size=8, epochs=1)) == {
-        COLOURS["emu"]: 0,
-        COLOURS["cat"]: 1,
+        COLORS["emu"]: 0,
+        COLORS["cat"]: 1,
     }
     assert opened.num_classes == 4 and opened.examples.take(np.array([0])).classes == classes
     with pytest.raises(DataError, match="is not among classes="):

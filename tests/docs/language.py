@@ -39,6 +39,11 @@ VERBS = frozenset(CEILINGS.pop("verbs").split())
 BRITISH = re.compile(
     r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis|colour|behaviour|centre"
 )
+VAGUE = frozenset({"found", "whole", "own", "taken", "given", "most"})
+"""Local names that don't say what they hold, allowed in functions of fewer than SHORT lines."""
+
+SHORT = 8
+
 PARTICIPLE = re.compile(r"^(?!need$|seed$|feed$|speed$|embed$|shed$|exceed$)[a-z]+ed$")
 
 
@@ -161,6 +166,24 @@ def silent_exports() -> Iterator[str]:
                     yield f"{path.parent.relative_to(ROOT)}/{node.module}.{item.name}"
 
 
+def vague_locals() -> set[str]:
+    """Functions of more than a few lines with a local name that says nothing, and that name."""
+    vague = set()
+    for path in trees():
+        for function in nodes(path):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            if not body or (function.end_lineno or 0) - body[0].lineno < SHORT:
+                continue
+            for node in ast.walk(function):
+                stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id
+                name = node.arg if isinstance(node, ast.arg) else stored
+                if name in VAGUE:
+                    vague.add(f"{path.relative_to(ROOT)}: {function.name}: {name}")
+    return vague
+
+
 def bare_participles() -> set[str]:
     """Public functions that one participle alone names."""
     return {path for path, node in public_functions() if PARTICIPLE.match(node.name)}
@@ -188,7 +211,11 @@ def counts() -> dict[str, dict[str, int]]:
     return {
         "docstrings": dict(phrases(docstrings())),
         "messages": dict(phrases(messages())),
-        "identifiers": {"british": len(british()), "participles": len(bare_participles())},
+        "identifiers": {
+            "british": len(british()),
+            "participles": len(bare_participles()),
+            "vague": len(vague_locals()),
+        },
         "files": {"participles": len(participle_files())},
         "folders": crowded_folders(),
     }

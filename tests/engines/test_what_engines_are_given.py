@@ -74,7 +74,7 @@ def test_engines_have_one_interface_and_refuse_what_they_do_not_use(name, client
 
 
 def test_an_unknown_engine_is_named():
-    with pytest.raises(LaunchError, match="there is no engine 'slrum'; did you mean 'slurm'"):
+    with pytest.raises(LaunchError, match="unknown engine 'slrum'; did you mean 'slurm'"):
         make_engine("slrum", Resources())
 
 

@@ -70,7 +70,7 @@ def test_what_gymnax_has_keeps_the_contract():
     [
         ({"name": "Brekout-MinAtar"}, "did you mean 'Breakout-MinAtar'"),
         ({"name": "CartPole-v1", "parameters": {"max_steps": 3}}, "did you mean 'max_steps_in_episode'"),
-        ({"name": "CartPole-v1", "options": {"colour": 3}}, "don't build CartPole-v1"),
+        ({"name": "CartPole-v1", "options": {"color": 3}}, "don't build CartPole-v1"),
     ],
 )
 def test_what_gymnax_has_not_is_refused(settings, message):

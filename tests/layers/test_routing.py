@@ -38,16 +38,16 @@ def by_token(assigned, active):
 
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("normalised", [True, False])
-def test_tokens_take_their_best_experts(scores, normalised):
-    moe = MoE(experts=EXPERTS, active=3, scores=scores, normalize_topk=normalised, scale=2.5)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_tokens_take_their_best_experts(scores, normalized):
+    moe = MoE(experts=EXPERTS, active=3, scores=scores, normalize_topk=normalized, scale=2.5)
     assigned, _, logits = routed(moe)
     expert, weight = by_token(assigned, 3)
     values = softmax(logits) if scores == "softmax" else sigmoid(logits)
     best = np.argsort(-values, axis=-1)[..., :3]
     np.testing.assert_array_equal(expert, best)
     wanted = np.take_along_axis(values, best, -1)
-    wanted = 2.5 * (wanted / wanted.sum(-1, keepdims=True) if normalised else wanted)
+    wanted = 2.5 * (wanted / wanted.sum(-1, keepdims=True) if normalized else wanted)
     np.testing.assert_allclose(weight, wanted, rtol=1e-5)
     assert assigned.weight.dtype == jnp.float32
 

@@ -36,8 +36,8 @@ def test_a_picture_comes_back():
     np.testing.assert_array_equal(decoded(encode_png(image)), image)
 
 
-def count(image, colour):
-    return (image == np.array(colour, np.uint8)).all(axis=-1).sum()
+def count(image, color):
+    return (image == np.array(color, np.uint8)).all(axis=-1).sum()
 
 
 @pytest.mark.parametrize("layers, experts", [(1, 1), (1, 2), (4, 8), (3, 64), (61, 384)])

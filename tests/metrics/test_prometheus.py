@@ -55,7 +55,7 @@ def test_the_newest_value_of_each_figure_until_the_run_ends():
 def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=rf"can't listen on 127.0.0.1, port {port} \(.*\); give another port"):
+        with pytest.raises(OSError, match=rf"can't listen on 127.0.0.1, port {port} \(.*\); choose another port"):
             PrometheusTracker(port=port).about(FACTS)
 
 

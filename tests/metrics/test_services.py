@@ -49,7 +49,7 @@ def test_a_table_grows_columns_and_a_resumed_run_replaces_its_own_rows(tmp_path)
 def test_somebody_elses_table_is_left_alone(tmp_path):
     table = tmp_path / "prices.csv"
     table.write_text("date,price\n2026-01-01,3\n")
-    with pytest.raises(OSError, match=r"not a table of runs: it begins with \['date', 'price'\]; give another path"):
+    with pytest.raises(OSError, match=r"not a table of runs: it begins with \['date', 'price'\]; choose another path"):
         begun(CsvTracker(path=str(table)), tmp_path)
     assert table.read_text() == "date,price\n2026-01-01,3\n"
 

@@ -110,7 +110,7 @@ def test_whatever_values_the_files_hold_is_taken_or_left_out(failed_twice, value
 
 def test_mistakes_are_one_message(tmp_path, capsys):
     for given, said in (
-        ({"stal": 1.0}, "no stage time 'stal'; did you mean 'stall'"),
+        ({"stal": 1.0}, "unknown stage time 'stal'; did you mean 'stall'"),
         ({"lives": 1}, "lives=1: expected a whole number from 2"),
         ({"days": 0.001}, "a checkpoint comes after 0.007 days"),
         ({"step": 0.0}, "step=0: expected a number above 0"),

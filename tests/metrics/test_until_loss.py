@@ -81,8 +81,8 @@ def test_the_command_shows_a_row_for_each(tmp_path, capsys):
         (("RUN", "--until-loss", "2", "--price-per-hour", "0"), "a number above 0, as in --price-per-hour 2.5"),
         (("RUN", "--until-loss", "2", "--currency", "EUR"), "--currency has no effect without a price"),
         (("RUN", "--until-loss", "2", "--batch-size", "4"), "--batch-size has no effect with --until-loss"),
-        (("RUN", "RUN", "--until-loss", "2"), "is given twice; give each run once"),
-        (("vit", "--until-loss", "2"), "'vit' has images of noise, which can't be learned from; give a recipe"),
+        (("RUN", "RUN", "--until-loss", "2"), "is given twice; pass each run once"),
+        (("vit", "--until-loss", "2"), "'vit' has images of noise, which can't be learned from; pass a recipe"),
         (("decoder", "--until-loss", "nan"), "until_loss=nan; expected a held-out loss: a finite number"),
         (
             ("decoder", "--until-loss", "2", "--evaluate-every", "0"),
@@ -99,7 +99,7 @@ def test_the_command_shows_a_row_for_each(tmp_path, capsys):
         (("decoder", "--max-steps", "9"), "--max-steps has no effect without --until-loss"),
         (("RUN", "--until-loss", "2", "--max-steps", "9"), "--max-steps has no effect with --until-loss and folders"),
         (("vit", "--price-per-hour", "2"), "--price-per-hour has no effect without --until-loss"),
-        (("vit", "decoder"), "give one work, or folders of runs with --until-loss"),
+        (("vit", "decoder"), "pass one work, or folders of runs with --until-loss"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, capsys, arguments, expected):

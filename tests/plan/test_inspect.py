@@ -79,7 +79,7 @@ def test_the_compilation_can_be_left_out(inspected):
 
 def test_a_target_that_does_not_exist(inspected):
     assert "did you mean 'h100'" in inspected("--target", "h1000x8", code=2)
-    assert "there is no target ''" in inspected("--target", code=2)
+    assert "unknown target ''" in inspected("--target", code=2)
 
 
 def test_the_shapes_of_text_are_those_of_its_batches(inspected, tmp_path):

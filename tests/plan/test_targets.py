@@ -47,10 +47,10 @@ def test_a_name_says_kind_count_and_arrangement(name, kind, count, slices, topol
         ("h100-8", "GPUs are written as h100x64"),
         ("h100x12", "12 H100s don't fill hosts of 8; use 1 to 8, or a multiple of 8"),
         ("h100x0", "don't fill hosts"),
-        ("v5p-7", "no slice 'v5p-7'; there are v5p-8, v5p-16,"),
+        ("v5p-7", "unknown slice 'v5p-7'; there are v5p-8, v5p-16,"),
         ("v5e-512", "v5e-256, and several of them: v5e-64x2"),
         ("v4-12288", "v4-8192, and several"),
-        ("v5e-16x0", "no slice"),
+        ("v5e-16x0", "unknown slice"),
     ],
 )
 def test_what_does_not_exist_is_refused(name, message):

@@ -130,7 +130,7 @@ def test_wrong_input_is_one_message(arguments, said, capsys):
 
 
 def test_python_checks_what_the_command_line_checks(here):
-    with pytest.raises(RecipeError, match="give one of them"):
+    with pytest.raises(RecipeError, match="pass one of them"):
         panax.check(tiny_recipe.tiny(), mesh=MeshShape())
     with pytest.raises(LayoutError):
         panax.check(mesh=MeshShape(fsdp=3, tensor=5))

@@ -110,7 +110,7 @@ def test_a_slow_source_is_waited_for_and_the_wait_is_told():
 
 
 def test_going_on_from_a_position_and_drawing_only_some():
-    with contextlib.closing(prefetch_to_device(Numbers(), Recorded(), {"next": 7}, most=3)) as batches:
+    with contextlib.closing(prefetch_to_device(Numbers(), Recorded(), {"next": 7}, max_batches=3)) as batches:
         assert [(int(batch["x"][0]), number) for batch, _, number in batches] == [(7, 1), (8, 2), (9, 3)]
 
 
@@ -118,7 +118,7 @@ def test_going_on_from_a_position_and_drawing_only_some():
 def test_batches_that_are_left_out_are_drawn_and_not_sent(source):
     step = Recorded(HeldRows(np.arange(4), 4) if isinstance(source, NumbersByRow) else None)
     with contextlib.closing(
-        prefetch_to_device(source, step, {"next": 7}, most=5, drawn=7, left_out={3, 8, 10, 12})
+        prefetch_to_device(source, step, {"next": 7}, max_batches=5, drawn=7, left_out={3, 8, 10, 12})
     ) as batches:
         found = [(int(batch["x"][0]), position["next"], number) for batch, position, number in batches]
     assert found == [(8, 9, 9), (10, 11, 11)] and not step.put_events[7].is_set()
@@ -146,7 +146,7 @@ def test_a_process_asks_for_the_rows_it_holds_where_the_source_can_make_them():
     held = HeldRows(np.array([1, 3]), 4)
     for source, rows, told in ((NumbersByRow(), 2, held), (Numbers(), 4, None)):
         step = Recorded(held)
-        with contextlib.closing(prefetch_to_device(source, step, most=2)) as batches:
+        with contextlib.closing(prefetch_to_device(source, step, max_batches=2)) as batches:
             assert len(list(batches)) == 2
         assert [(len(part), with_) for part, with_ in step.parts] == [(rows, told)] * 2
 

@@ -33,7 +33,7 @@ def test_a_run_says_once_which_kernel_it_takes(tmp_path, name, reason):
 
 
 def test_a_name_is_checked_when_the_recipe_is_built():
-    with pytest.raises(RecipeError, match="no kernel 'blokwise' for attention; did you mean 'blockwise'"):
+    with pytest.raises(RecipeError, match="unknown kernel 'blokwise' for attention; did you mean 'blockwise'"):
         Kernels(attention="blokwise")
 
 

@@ -17,5 +17,5 @@ def test_a_strange_answer_is_an_error_of_the_store(answer, monkeypatch):
     with pytest.raises(StoreError):
         store.list()
     if answer not in (b"[1]", b'[["a"]]', b'[["../a", 1]]', b'[["a", "x"]]'):
-        with pytest.raises(StoreError, match="gave no list"):
+        with pytest.raises(StoreError, match="sent no valid list"):
             store.folders()

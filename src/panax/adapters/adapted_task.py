@@ -30,7 +30,7 @@ class Model:
         evaluate: `(params, state, batch, key, train) -> (returned, state)`: the value of the user's loss for
             a batch, in any form that `read_loss` accepts, and the state afterwards.
         rebuild: `(params, state) -> model`: NumPy arrays back into the library's own form.
-        create: `key -> (params, state)`, run inside a jitted function; None if `given` is set.
+        create: `key -> (params, state)`, run inside a jitted function; None if `initial` is set.
         initial: Parameters and state as host arrays, if the model brings its weights.
         axes: Logical axes by parameter name, if the model names them.
         kind_of: Parameter name to its kind, for automatic layouts.
@@ -126,14 +126,17 @@ class AdaptedTask(Task):
             losses = {name: dataclasses.replace(each, sum=each.sum * self._parts) for name, each in losses.items()}
         if not train:
             return Evaluation(losses, state, metrics)
-        was, now = (
+        specs_before, specs_after = (
             {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
             for tree in (state, after)
         )
-        if was != now:
-            changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+        if specs_before != specs_after:
+            changed = sorted(
+                name for name in {*specs_before, *specs_after} if specs_before.get(name) != specs_after.get(name)
+            )
             changes = ", ".join(
-                f"{name} from {was.get(name, 'nothing')} to {now.get(name, 'nothing')}" for name in changed
+                f"{name} from {specs_before.get(name, 'nothing')} to {specs_after.get(name, 'nothing')}"
+                for name in changed
             )
             raise RecipeError(
                 f"{self.model.name}: the loss changes the structure of the model's state, {changes}; create all of it "

@@ -55,8 +55,8 @@ def check_agreement(
             f"please report which operations it uses"
         )
     for path, expected in states[1].items():
-        found = np.asarray(states[0][path], np.float64)
-        if not _norm(found - np.asarray(expected, np.float64)) <= TOLERANCE * max(_norm(expected), FLOOR):
+        actual = np.asarray(states[0][path], np.float64)
+        if not _norm(actual - np.asarray(expected, np.float64)) <= TOLERANCE * max(_norm(expected), FLOOR):
             raise RecipeError(
                 f"{name}: the state {path!r} after the example batch differs from {library}'s; the model can't be adapted "
                 f"faithfully, please report which operations it uses"

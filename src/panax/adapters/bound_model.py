@@ -49,5 +49,5 @@ def example_batch(example: Any, what: str) -> Batch:
         RecipeError: There is no example.
     """
     if example is None:
-        raise RecipeError(f"{what} has no variables before it sees a batch; give task(..., example=batch)")
+        raise RecipeError(f"{what} has no variables before it sees a batch; pass task(..., example=batch)")
     return {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in as_batch(example).items()}

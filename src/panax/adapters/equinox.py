@@ -123,19 +123,19 @@ def _kinds(model: Any) -> dict[str, Kind]:
 def _notes(model: Any) -> tuple[str, ...]:
     """Return notes on fields that enable training, which `eqx.nn.inference_mode` does not change."""
     modules = [model]
-    found = []
+    notes = []
     while modules:
         module = modules.pop()
         for name, value in vars(module).items():
             if name in ("train", "training", "is_training") and value is True:
-                found.append(
+                notes.append(
                     f"{type(module).__name__} has the field {name}=True, which evaluation keeps: take the keyword train "
                     "of the loss, or "
                     f"name the field inference, which is off while the model trains and on while it is evaluated"
                 )
             inner = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, eqx.Module))
             modules += [each for each in inner if isinstance(each, eqx.Module)]
-    return tuple(found)
+    return tuple(notes)
 
 
 def _is_array(leaf: Any) -> bool:

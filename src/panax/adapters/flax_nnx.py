@@ -94,11 +94,11 @@ def task(
         model.train() if train else model.eval()
         # Custom modules may use another name for the mode.
         model.set_attributes(training=train, is_training=train, raise_if_not_found=False)
-        before, given = _attributes(model), _flat(groups(model)[1])
+        before, params_before = _attributes(model), _flat(groups(model)[1])
         returned = call_loss(loss, model, batch, key=key, train=train)
         _refuse_changed(before, _attributes(model))
         if train:
-            returned = _with_fault(returned, given, _flat(groups(model)[1]))
+            returned = _with_fault(returned, params_before, _flat(groups(model)[1]))
         # Values that a model sows belong to one call of it.
         sown = _flat(nnx.state(model, nnx.Intermediate)).keys() - state.keys()
         return returned, {name: leaf for name, leaf in _flat(groups(model)[3]).items() if name not in sown}
@@ -131,20 +131,20 @@ def task(
 def _attributes(model: Any) -> dict[str, Any]:
     """Return a model's plain Python values, also in dictionaries and lists, which a compiled step holds
     fixed."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for path, part in nnx.iter_modules(model):
         # NNX's own bookkeeping of nodes changes with a variable that is sown.
-        own = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
-        held = [(".".join((*map(str, path), name)), value) for name, value in own.items()]
+        fields = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
+        held = [(".".join((*map(str, path), name)), value) for name, value in fields.items()]
         while held:
             name, value = held.pop()
             if isinstance(value, bool | int | float | str):
-                found[name] = value
+                attributes[name] = value
             elif isinstance(value, Mapping):
                 held += [(f"{name}.{key}", each) for key, each in value.items()]
             elif isinstance(value, list | tuple):
                 held += [(f"{name}.{index}", each) for index, each in enumerate(value)]
-    return found
+    return attributes
 
 
 def _refuse_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -158,17 +158,21 @@ def _refuse_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
             )
 
 
-def _with_fault(returned: Any, given: Flat, after: Flat) -> Any:
+def _with_fault(returned: Any, params_before: Flat, params_after: Flat) -> Any:
     """Add a check to the loss's return value that a call has left the trained parameters unchanged.
 
     Transformations such as `nnx.remat` return equal arrays, so that only values show it.
     """
-    changed = {name: after[name] for name in given if name in after and after[name] is not given[name]}
+    changed = {
+        name: params_after[name]
+        for name in params_before
+        if name in params_after and params_after[name] is not params_before[name]
+    }
     if not changed:
         return returned
     terms, metrics = named_terms(returned)
     apart = [
-        jnp.max(jnp.where(value == given[name], NO_FAULT, jnp.abs(value - given[name])))
+        jnp.max(jnp.where(value == params_before[name], NO_FAULT, jnp.abs(value - params_before[name])))
         for name, value in changed.items()
     ]
     checks = tuple(

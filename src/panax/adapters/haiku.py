@@ -92,8 +92,8 @@ def task(
 
 
 def _transformed(function: Any) -> tuple[Any, str, tuple[Any, int]]:
-    """Return (the function with its state, its name, (the callable with the user's keywords, its number of
-    positional arguments))."""
+    """Return (the transformed function, its name, (the callable that declares the user's keywords, the number
+    of its positional arguments))."""
     if isinstance(function, hk.Transformed | hk.TransformedWithState):
         with_state = hk.with_empty_state(function) if isinstance(function, hk.Transformed) else function
         original, takes = getattr(function.init, "_original_fn", function), (with_state.apply, 4)

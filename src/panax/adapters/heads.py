@@ -18,16 +18,16 @@ def head_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
     >>> head_axes({"attn.query.kernel": (64, 4, 16), "attn.query.bias": (4, 16), "up.bias": (3, 64)})
     {'attn.query.kernel': ('width', 'features', None), 'attn.query.bias': ('features', None), 'up.bias': (None, None)}
     """
-    found: dict[str, Axes] = {}
+    axes: dict[str, Axes] = {}
     for path, shape in shapes.items():
         layer, _, leaf = path.rpartition(".")
         layer = layer.rpartition(".")[2]
         if layer in _PROJECTING and leaf == "kernel" and len(shape) == 3:
-            found[path] = ("width", "features", None)
+            axes[path] = ("width", "features", None)
         elif layer in _PROJECTING and leaf == "bias" and len(shape) == 2:
-            found[path] = ("features", None)
+            axes[path] = ("features", None)
         elif layer in _MERGING and leaf == "kernel" and len(shape) == 3:
-            found[path] = ("features", None, "width")
+            axes[path] = ("features", None, "width")
         elif leaf in _VECTORS:
-            found[path] = (None,) * len(shape)
-    return found
+            axes[path] = (None,) * len(shape)
+    return axes

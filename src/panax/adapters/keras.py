@@ -187,7 +187,7 @@ def _compile(model: Any, loss: Any, metrics: Any) -> None:
 
 def _build(model: Any, example: Any, unpack: Unpack) -> None:
     if example is None:
-        raise RecipeError(f"{model.name} is not built, so it has no variables; give task(..., example=batch)")
+        raise RecipeError(f"{model.name} is not built, so it has no variables; pass task(..., example=batch)")
     model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), unpack(as_batch(example))[0]))
 
 
@@ -199,7 +199,7 @@ def _built_metrics(model: Any, example: Any, unpack: Unpack) -> Callable[..., di
         return None
     if not compiled.built:
         if example is None:
-            raise RecipeError("metrics are made for the shapes of a batch; give task(..., example=batch)")
+            raise RecipeError("metrics are made for the shapes of a batch; pass task(..., example=batch)")
         x, y, _ = unpack(as_batch(example))
         inputs = jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x)
         predicted = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), model.compute_output_spec(inputs))
@@ -231,9 +231,9 @@ def _built_metrics(model: Any, example: Any, unpack: Unpack) -> Callable[..., di
             filled = jax.tree.map(
                 lambda leaf, copy: jnp.where(_along(mask, leaf) > 0, leaf, copy), (y, predicted), copies
             )
-            whole = sums(filled[0], filled[1], _masked(sample_weight, mask))
+            filled_sums = sums(filled[0], filled[1], _masked(sample_weight, mask))
             alone = sums(copies[0], copies[1], _masked(sample_weight, jnp.zeros_like(mask)))
-            after = [a - (1 - mask.mean()) * b for a, b in zip(whole, alone)]
+            after = [a - (1 - mask.mean()) * b for a, b in zip(filled_sums, alone)]
         return {name: Mean(after[total], after[count]) for name, (total, count) in named.items()}
 
     return measure

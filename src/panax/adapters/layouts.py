@@ -103,21 +103,21 @@ def automatic_axes(
             axis that does not exist; or has another number of dimensions.
     """
     used: set[str] = set()
-    found: dict[str, Axes] = {}
+    axes: dict[str, Axes] = {}
     for path, shape in shapes.items():
         pattern = next((pattern for pattern in sharding if fnmatch.fnmatchcase(path, pattern)), None)
         if pattern is None:
-            found[path] = named[path] if path in named else infer_axes(path, shape, kind_of(path))
+            axes[path] = named[path] if path in named else infer_axes(path, shape, kind_of(path))
         else:
             used.add(pattern)
-            found[path] = _checked(pattern, tuple(sharding[pattern]), path, shape)
+            axes[path] = _checked(pattern, tuple(sharding[pattern]), path, shape)
     for pattern in sharding:
         if pattern not in used:
             raise RecipeError(
                 f"sharding[{pattern!r}] matches no parameter that no pattern before it matches; "
                 f"{suggest_name(pattern.replace('*', ''), shapes)}"
             )
-    return found
+    return axes
 
 
 def _checked(pattern: str, axes: Axes, path: str, shape: tuple[int, ...]) -> Axes:
@@ -126,7 +126,7 @@ def _checked(pattern: str, axes: Axes, path: str, shape: tuple[int, ...]) -> Axe
             raise RecipeError(f"sharding[{pattern!r}] names the axis {axis!r}; {suggest_name(axis, LOGICAL_AXES)}")
     if len(axes) != len(shape):
         raise RecipeError(
-            f"sharding[{pattern!r}] has {len(axes)} axes, and {path} has {len(shape)} dimensions {list(shape)}; give one axis "
+            f"sharding[{pattern!r}] has {len(axes)} axes, and {path} has {len(shape)} dimensions {list(shape)}; pass one axis "
             f"(or None) for each"
         )
     return axes

@@ -136,7 +136,7 @@ class _Trainer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        hint = "; give steps_per_epoch" if name in ("num_training_batches", "max_epochs") else ""
+        hint = "; pass steps_per_epoch" if name in ("num_training_batches", "max_epochs") else ""
         known = ", ".join(sorted(key for key in vars(self) if not key.startswith("_")))
         raise RecipeError(
             f"{self._owner} asks its Trainer for {name!r}, which is not available{hint}; known are {known}. Pass the "
@@ -251,15 +251,15 @@ def _refuse_hooks(module: Any, base: type, ignore: frozenset[str]) -> None:
     hooks = {name for parent in base.__mro__ if "lightning" in parent.__module__ for name in vars(parent)}
     hooks = {name for name in hooks if not name.startswith("_") and inspect.isfunction(getattr(base, name, None))}
     mro = type(module).__mro__
-    own = {name for child in mro[: mro.index(base)] for name in vars(child) if name in hooks}
-    own = {name for name in own if not _WITHOUT_EFFECT.fullmatch(name)}
-    for name in sorted(ignore - own):
+    overrides = {name for child in mro[: mro.index(base)] for name in vars(child) if name in hooks}
+    overrides = {name for name in overrides if not _WITHOUT_EFFECT.fullmatch(name)}
+    for name in sorted(ignore - overrides):
         raise RecipeError(
             f"ignore: {type(module).__name__} overrides no hook {name!r}; those that it does are "
-            f"{', '.join(sorted(own)) or 'none'}"
+            f"{', '.join(sorted(overrides)) or 'none'}"
         )
-    if own - ignore:
-        listed = ", ".join(sorted(own - ignore))
+    if overrides - ignore:
+        listed = ", ".join(sorted(overrides - ignore))
         raise RecipeError(
             f"{type(module).__name__} overrides {listed}, which nothing calls here; do it before, in the data or in the loop, "
             f"and name it in ignore=(...) if it need not happen"
@@ -295,9 +295,9 @@ def _configured(configured: Any, steps_per_epoch: int | None) -> tuple[Any, Any,
     if len(optimizers) == 1 and isinstance(optimizers[0], Mapping):
         return _configured(optimizers[0], steps_per_epoch)
     if len(optimizers) != 1 or len(schedulers) > 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
-        found = ", ".join(type(part).__name__ for part in [*optimizers, *schedulers])
+        names = ", ".join(type(part).__name__ for part in [*optimizers, *schedulers])
         raise RecipeError(
-            f"configure_optimizers returned {found}; expected one optimizer and at most one scheduler. For several write the "
+            f"configure_optimizers returned {names}; expected one optimizer and at most one scheduler. For several write the "
             f"loop with panax.compile_step, one step for each"
         )
     if not schedulers:
@@ -308,7 +308,7 @@ def _configured(configured: Any, steps_per_epoch: int | None) -> tuple[Any, Any,
         if steps_per_epoch is None:
             raise RecipeError(
                 f"the {type(config['scheduler']).__name__} counts epochs, as Lightning's schedulers do unless they have "
-                f"interval='step'; give steps_per_epoch"
+                f"interval='step'; pass steps_per_epoch"
             )
         every *= steps_per_epoch
     return optimizers[0], config["scheduler"], every

@@ -54,8 +54,8 @@ def gae(
     decay = jnp.where(terminated | truncated, 0.0, discount * gae_lambda)
 
     def earlier(after: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        own = step[0] + step[1] * after
-        return own, own
+        step_advantage = step[0] + step[1] * after
+        return step_advantage, step_advantage
 
     _, advantage = jax.lax.scan(earlier, jnp.zeros_like(value[0]), (difference, decay), reverse=True)
     return Advantages(advantage, advantage + value)

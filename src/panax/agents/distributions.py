@@ -150,7 +150,7 @@ class SquashedGaussian(DiagonalGaussian):
     def __post_init__(self) -> None:
         if not self.space.is_bounded:
             raise RecipeError(
-                f"a squashed distribution fills the bounds of actions, and these are not finite: {self.space}; take 'gaussian'"
+                f"a squashed distribution needs actions with finite bounds, not {self.space}; use 'gaussian'"
             )
 
     def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
@@ -204,4 +204,4 @@ def make_distribution(space: Space, continuous: Continuous = "gaussian") -> Dist
         return Categorical(count=space.count)
     if isinstance(space, Box) and space.dtype == "float32":
         return (SquashedGaussian if continuous == "squashed" else DiagonalGaussian)(space=space)
-    raise RecipeError(f"there is no distribution over the actions {space}; expected Discrete, or a Box of float32")
+    raise RecipeError(f"no distribution over the actions {space}; expected Discrete, or a Box of float32")

@@ -49,12 +49,10 @@ class Dqn(OffPolicy):
         super().__post_init__()
         space = self.environment.action_space
         if not isinstance(space, Discrete):
-            raise RecipeError(
-                f"Dqn takes one of some actions, and those of the environment are {space}; take Sac or Ppo"
-            )
+            raise RecipeError(f"Dqn needs discrete actions, and the environment has {space}; use Sac or Ppo")
         if self.policy.recurrent:
             raise RecipeError(
-                f"Dqn draws single transitions, and {type(self.policy).__name__} has a memory; take one without, or Ppo"
+                f"Dqn draws single transitions, and {type(self.policy).__name__} has a memory; use one without, or Ppo"
             )
         if not all(0.0 <= share <= 1.0 for share in self.epsilon):
             raise RecipeError(f"task.epsilon={self.epsilon}; expected shares of actions, in [0, 1]")
@@ -110,8 +108,8 @@ class Dqn(OffPolicy):
     def losses(self, params: DqnParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
         value = action_value(self.values(params, batch["observation"]), batch["action"])
         following = batch["next_observation"]
-        own = jax.lax.stop_gradient(self.values(params, following)) if self.double else None
-        next_value = best_value(self.values(state["target"], following), own)
+        online_values = jax.lax.stop_gradient(self.values(params, following)) if self.double else None
+        next_value = best_value(self.values(state["target"], following), online_values)
         target = td_target(batch["reward"], batch["terminated"], next_value, discount=self.discount)
         error = td_loss(value, jax.lax.stop_gradient(target), form=self.error)
         count = jnp.float32(error.size)

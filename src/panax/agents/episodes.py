@@ -75,9 +75,9 @@ def run_episodes(
     memory: Any,
     row: Int[Array, " batch"],
     key: Key[Array, ""],
-    most: int,
+    max_steps: int,
 ) -> Episodes:
-    """Run one episode in each of several environments, until all have ended or for `most` steps.
+    """Run one episode in each of several environments, until all have ended or for `max_steps` steps.
 
     Args:
         memory: The initial memory of `act`.
@@ -87,21 +87,21 @@ def run_episodes(
     reset_key, step_key = jax.random.split(key)
 
     def goes_on(carry: tuple[Any, ...]) -> jax.Array:
-        number, _, _, _, found = carry
-        return (number < most) & ~found.finished.all()
+        number, _, _, _, episodes = carry
+        return (number < max_steps) & ~episodes.finished.all()
 
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, ongoing, memory, _, found = carry
+        number, ongoing, memory, _, episodes = carry
         act_key, move_key = jax.random.split(jax.random.fold_in(step_key, number))
         memory, action = act(memory, ongoing.observation, row_keys(act_key, row))
         moved = batch.step(ongoing, action, move_key, row)
-        playing = ~found.finished
-        found = Episodes(
-            found.total + jnp.where(playing, moved.reward, 0.0),
-            found.length + playing.astype(jnp.int32),
-            found.finished | moved.ended,
+        playing = ~episodes.finished
+        episodes = Episodes(
+            episodes.total + jnp.where(playing, moved.reward, 0.0),
+            episodes.length + playing.astype(jnp.int32),
+            episodes.finished | moved.ended,
         )
-        return number + 1, moved.environment_state, memory, moved.ended, found
+        return number + 1, moved.environment_state, memory, moved.ended, episodes
 
     none = jnp.zeros(row.shape, jnp.bool_)
     nothing = Episodes(jnp.zeros(row.shape, jnp.float32), jnp.zeros(row.shape, jnp.int32), none)

@@ -75,19 +75,21 @@ def render_frames(environment: Environment, states: Any, steps: np.ndarray) -> F
     return np.stack([frame for frame in drawn if frame is not None])
 
 
-def _player(task: Any, most: int) -> Any:
+def _player(task: Any, max_steps: int) -> Any:
     """Return a compiled function that plays one episode and returns its states and its number of steps."""
     environment: Environment = task.environment
 
     def play(params: Any, model_state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         act, memory = task.eval_policy(params, model_state, 1)
-        return rollout_states(environment, act, memory, key, most)
+        return rollout_states(environment, act, memory, key, max_steps)
 
     return jax.jit(play)
 
 
-def rollout_states(environment: Environment, act: Act, memory: Any, key: jax.Array, most: int) -> tuple[Any, jax.Array]:
-    """Return the states of one episode of at most `most` steps, and its number of steps; states after its end
+def rollout_states(
+    environment: Environment, act: Act, memory: Any, key: jax.Array, max_steps: int
+) -> tuple[Any, jax.Array]:
+    """Return the states of one episode of at most `max_steps` steps, and its number of steps; states after its end
     repeat its last one."""
     batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
     first = batch.reset(key, row)
@@ -103,7 +105,7 @@ def rollout_states(environment: Environment, act: Act, memory: Any, key: jax.Arr
         return (after, memory, shown, playing_on, steps + playing.astype(jnp.int32)), shown
 
     begun = (first, memory, first.state, jnp.bool_(True), jnp.int32(0))
-    (*_, steps), states = jax.lax.scan(step, begun, jnp.arange(most))
+    (*_, steps), states = jax.lax.scan(step, begun, jnp.arange(max_steps))
     every = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest])[:, 0], first.state, states)
     return every, steps
 

@@ -170,8 +170,8 @@ class OffPolicy(Agent):
         acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
         replay = state["replay"].add(seen)
         # Everything found once, also before the first step, stays in the buffer: no update is repeated.
-        found = check_rollout(seen.reward, seen.next_observation).worst
-        worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], found)
+        rollout_faults = check_rollout(seen.reward, seen.next_observation).worst
+        worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], rollout_faults)
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
@@ -222,12 +222,16 @@ class OffPolicy(Agent):
         ended an episode."""
         batch = EnvironmentBatch(self.environment)
 
-        def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, tuple[Experience, jax.Array]]:
+        def step(
+            rollout_state: RolloutState, keys: tuple[Any, Any]
+        ) -> tuple[RolloutState, tuple[Experience, jax.Array]]:
             act_keys, move_keys = keys
-            stored = explore(now.ongoing.observation, act_keys)
-            moved = batch.step_with_keys(now.ongoing, self.action(stored), move_keys)
-            seen = Experience(now.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation)
-            return RolloutState(moved.environment_state, (), moved.ended, now.finished.update(moved)), (
+            stored = explore(rollout_state.ongoing.observation, act_keys)
+            moved = batch.step_with_keys(rollout_state.ongoing, self.action(stored), move_keys)
+            seen = Experience(
+                rollout_state.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation
+            )
+            return RolloutState(moved.environment_state, (), moved.ended, rollout_state.finished.update(moved)), (
                 seen,
                 moved.ended,
             )

@@ -31,7 +31,7 @@ from .rollouts import Actor, Rollout, RolloutState, check_rollout, collect_rollo
 from .statistics import Statistics
 
 _LIMIT = 10.0
-"""Clipping bound of normalised observations and rewards, as in gymnasium and stable-baselines3."""
+"""Clipping bound of normalized observations and rewards, as in gymnasium and stable-baselines3."""
 
 _MEMORY = "memory"
 
@@ -125,7 +125,7 @@ class Ppo(Agent):
         if self.steps % (self.bptt_length * self.minibatches):
             raise RecipeError(
                 f"task.steps={self.steps} does not divide into minibatches={self.minibatches} of pieces of "
-                f"bptt_length={self.bptt_length} steps; take a multiple of {self.bptt_length * self.minibatches}"
+                f"bptt_length={self.bptt_length} steps; use a multiple of {self.bptt_length * self.minibatches}"
             )
         space = self.environment.observation_space
         if self.normalize_observations and not (isinstance(space, Box) and space.dtype == "float32"):
@@ -181,10 +181,12 @@ class Ppo(Agent):
         def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
             return observation if seen_so_far is None else seen_so_far.normalize(observation, _LIMIT)
 
-        def numbers(given: Float[Array, "*rows given"]) -> Float[Array, "*rows number"]:
+        def numbers(distribution_params: Float[Array, "*rows param"]) -> Float[Array, "*rows number"]:
             if params.log_deviation is None:
-                return given
-            return jnp.concatenate([given, jnp.broadcast_to(params.log_deviation, given.shape)], axis=-1)
+                return distribution_params
+            return jnp.concatenate(
+                [distribution_params, jnp.broadcast_to(params.log_deviation, distribution_params.shape)], axis=-1
+            )
 
         return Actor(self.policy, params.policy, self.distribution, seen, numbers)
 
@@ -197,7 +199,7 @@ class Ppo(Agent):
         if self.normalize_observations:
             kept["observations"] = state["observations"].update(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
-        found = gae(
+        advantages = gae(
             reward,
             rollout.value,
             next_values(actor, rollout),
@@ -211,8 +213,8 @@ class Ppo(Agent):
             "drawn": rollout.sampled_action,
             "log_prob": rollout.log_prob,
             "value": rollout.value,
-            "advantage": found.advantage,
-            "target": found.target,
+            "advantage": advantages.advantage,
+            "target": advantages.target,
             "begins": rollout.is_first,
         }
         experience = {
@@ -224,13 +226,13 @@ class Ppo(Agent):
         metrics: Metrics = {
             **acting.finished.metrics(),
             "episodes": Sum(ended.sum().astype(jnp.float32)),
-            "explained_variance": Mean(explained_variance(rollout.value, found.target), jnp.float32(1.0)),
+            "explained_variance": Mean(explained_variance(rollout.value, advantages.target), jnp.float32(1.0)),
             "environment": check_rollout(rollout.reward, rollout.final_observation),
         }
         return CollectionResult(experience, {**kept, **of_rewards}, {}, metrics)
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
-        """Return the rewards for the advantages, normalised if set, and the updated reward statistics."""
+        """Return the rewards for the advantages, normalized if set, and the updated reward statistics."""
         if not self.normalize_rewards:
             return rollout.reward, {}
 
@@ -262,8 +264,8 @@ class Ppo(Agent):
         chosen = jax.lax.dynamic_slice_in_dim(order, (index % self.minibatches) * each, each, axis=1)
 
         def take(leaf: Shaped[Array, "environment piece ..."]) -> Shaped[Array, "batch ..."]:
-            taken = jax.vmap(lambda own, places: own[places])(leaf, chosen)
-            return taken.reshape(-1, *leaf.shape[2:])
+            pieces = jax.vmap(lambda own, places: own[places])(leaf, chosen)
+            return pieces.reshape(-1, *leaf.shape[2:])
 
         batch = {name: take(leaf) for name, leaf in experience["seen"].items()}
         for number, leaf in enumerate(jax.tree.leaves(experience[_MEMORY])):

@@ -116,12 +116,12 @@ class Replay(eqx.Module):
         Returns:
             Leaves of environment * each rows.
         """
-        most = self.size
-        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, most))(row_keys(key, row))
+        size = self.size
+        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, size))(row_keys(key, row))
 
         def take(ring: jax.Array) -> jax.Array:
-            taken = jax.vmap(lambda own, chosen: own[chosen])(ring, places)
-            return taken.reshape(-1, *ring.shape[2:])
+            transitions = jax.vmap(lambda own, chosen: own[chosen])(ring, places)
+            return transitions.reshape(-1, *ring.shape[2:])
 
         return jax.tree.map(take, self.experience)
 
@@ -150,12 +150,12 @@ def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None, 
     environments, places = replay.experience.reward.shape
     count = math.prod(runs)
     of, lower = (f", in each of {count} runs side by side", "lower Seeds.count, ") if count > 1 else ("", "")
-    whole = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    total_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
     fits = int(places * free / needed) * environments
     raise RecipeError(
         f"task.capacity={environments * places:,}{of}: the replay buffer takes {needed:,} bytes on each device "
-        f"({whole * count:,} in all, {whole // (environments * places):,} for a transition), and there are {free:,}; lower "
-        f"task.capacity to {fits:,} or fewer, {lower}or take more devices"
+        f"({total_bytes * count:,} in all, {total_bytes // (environments * places):,} for a transition), and there are "
+        f"{free:,}; lower task.capacity to {fits:,} or fewer, {lower}or take more devices"
     )
 
 

@@ -77,7 +77,7 @@ class Actor(NamedTuple):
     """A policy with its parameters.
 
     Attributes:
-        seen: Function from an observation to the policy's input, such as its normalisation.
+        seen: Function from an observation to the policy's input, such as its normalization.
         numbers: Function from the policy's outputs to the distribution's parameters.
     """
 
@@ -103,22 +103,25 @@ def collect_rollout(
     """
     batch, policy, distribution = EnvironmentBatch(environment), actor.policy, actor.distribution
 
-    def step(now: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, Rollout]:
+    def step(rollout_state: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, Rollout]:
         act_keys, move_keys = keys
-        memory, said = policy.act(actor.params, now.memory, actor.seen(now.ongoing.observation))
+        memory, said = policy.act(actor.params, rollout_state.memory, actor.seen(rollout_state.ongoing.observation))
         numbers = actor.numbers(said.distribution_params)
         drawn = distribution.sample(numbers, act_keys)
-        moved = batch.step_with_keys(now.ongoing, distribution.action(drawn), move_keys)
+        moved = batch.step_with_keys(rollout_state.ongoing, distribution.action(drawn), move_keys)
         final_value = jnp.zeros_like(said.value)
         if policy.recurrent:
             final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
         after = RolloutState(
-            moved.environment_state, policy.reset_carry(memory, moved.ended), moved.ended, now.finished.update(moved)
+            moved.environment_state,
+            policy.reset_carry(memory, moved.ended),
+            moved.ended,
+            rollout_state.finished.update(moved),
         )
         return after, Rollout(
-            now.ongoing.observation,
-            now.memory,
-            now.begins,
+            rollout_state.ongoing.observation,
+            rollout_state.memory,
+            rollout_state.begins,
             drawn,
             distribution.log_prob(numbers, drawn),
             said.value,
@@ -150,8 +153,8 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
     def of_cut() -> Float[Array, "time environment"]:
         # Environments first: the axis that is sharded over devices stays in place.
         apart = rollout.final_observation.swapaxes(0, 1)
-        found = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
-        return jnp.where(rollout.truncated, found.T, following)
+        final_values = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
+        return jnp.where(rollout.truncated, final_values.T, following)
 
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 
@@ -167,8 +170,8 @@ def check_rollout(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> 
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return jnp.float32(NO_FAULT)
         # A sum, since a NaN may be lost in a maximum.
-        found = jnp.isfinite(values)
-        total = as_fault(jnp.where(found, 0.0, values).sum().astype(jnp.float32))
-        return jnp.where(found.all(), NO_FAULT, total)
+        is_finite = jnp.isfinite(values)
+        total = as_fault(jnp.where(is_finite, 0.0, values).sum().astype(jnp.float32))
+        return jnp.where(is_finite.all(), NO_FAULT, total)
 
     return DataChecks(jnp.stack([worst(reward), worst(observation)]), CHECKS)

@@ -71,12 +71,12 @@ class Sac(OffPolicy):
         space = self.environment.action_space
         if not (isinstance(space, Box) and space.dtype == "float32" and space.is_bounded):
             raise RecipeError(
-                f"Sac takes actions in a Box of float32 with finite bounds, and those of the environment are {space}; "
-                f"take Dqn or Ppo"
+                f"Sac needs actions in a Box of float32 with finite bounds, and the environment has {space}; "
+                f"use Dqn or Ppo"
             )
         if self.policy.recurrent:
             raise RecipeError(
-                f"Sac draws single transitions, and {type(self.policy).__name__} has a memory; take one without, or Ppo"
+                f"Sac draws single transitions, and {type(self.policy).__name__} has a memory; use one without, or Ppo"
             )
         if min(self.critic_hidden, default=1) < 1:
             raise RecipeError(f"task.critic_hidden={self.critic_hidden}; expected widths of 1 or more")
@@ -106,7 +106,9 @@ class Sac(OffPolicy):
         actor_key, *critic_keys = jax.random.split(key, 3)
         seen = self.environment.observation_space
         inputs, widths = num_features(seen) + self._size, (*self.critic_hidden, 1)
-        critics = tuple(Layers.build(own, inputs, widths, activation=self.critic_activation) for own in critic_keys)
+        critics = tuple(
+            Layers.build(critic_key, inputs, widths, activation=self.critic_activation) for critic_key in critic_keys
+        )
         return SacParameters(
             actor=self.policy.build(actor_key, seen, 2 * self._size),
             critics=Critics(each=critics),

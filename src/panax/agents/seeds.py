@@ -198,9 +198,9 @@ class Seeds(Validated, CollectingTask):
         """Compute the loss of an evaluation; in training `gradients` differentiates the agent's loss."""
         one = functools.partial(self.task.loss, train=train)
         rows: Any = {name: 1 if train and name != "row" else None for name in batch}
-        found = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
-        losses = {name: self._summed(loss, train) for name, loss in found.losses.items()}
-        return Evaluation(losses, found.state, self._merged(found.metrics))
+        result = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
+        losses = {name: self._summed(loss, train) for name, loss in result.losses.items()}
+        return Evaluation(losses, result.state, self._merged(result.metrics))
 
     def gradients(
         self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
@@ -211,18 +211,18 @@ class Seeds(Validated, CollectingTask):
         # Each run is differentiated separately: if weights are gathered, a gradient through `vmap` is summed
         # over it.
         rows: Any = {name: None if name == "row" else 2 for name in micro_batches}
-        found = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
-        losses = {name: self._summed(loss, True) for name, loss in found.losses.items()}
-        found = found._replace(losses=losses, metrics=self._merged(found.metrics))
+        result = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
+        losses = {name: self._summed(loss, True) for name, loss in result.losses.items()}
+        result = result._replace(losses=losses, metrics=self._merged(result.metrics))
         if self.clip_norm is None:
-            return found
-        norm = jax.vmap(optax.tree.norm)(found.gradients)
+            return result
+        norm = jax.vmap(optax.tree.norm)(result.gradients)
         scale = jnp.minimum(1.0, self.clip_norm / (norm + 1e-6))
 
         def clipped(gradient: jax.Array) -> jax.Array:
             return gradient * scale.reshape(scale.shape + (1,) * (gradient.ndim - 1)).astype(gradient.dtype)
 
-        return found._replace(gradients=jax.tree.map(clipped, found.gradients))
+        return result._replace(gradients=jax.tree.map(clipped, result.gradients))
 
     def _of(self, task: Task) -> "Seeds":
         assert isinstance(task, CollectingTask)
@@ -243,13 +243,13 @@ class Seeds(Validated, CollectingTask):
     def _merged(self, metrics: Metrics) -> Metrics:
         """Merge the metrics of all seeds, and add some of each."""
         each = [_nth(metrics, seed) for seed in range(self.count)]
-        own = {
+        per_seed = {
             f"{name}/seed{seed}": metric
-            for seed, found in enumerate(each)
-            for name, metric in found.items()
+            for seed, seed_metrics in enumerate(each)
+            for name, metric in seed_metrics.items()
             if name in PER_SEED_METRICS
         }
-        return {**functools.reduce(merge_measures, each), **own}
+        return {**functools.reduce(merge_measures, each), **per_seed}
 
 
 def _says_otherwise(task: CollectingTask, name: str) -> bool:

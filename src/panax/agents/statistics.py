@@ -1,4 +1,4 @@
-"""Running means and variances of all previous values, for the normalisation of observations and rewards."""
+"""Running means and variances of all previous values, for the normalization of observations and rewards."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ class Statistics(eqx.Module):
 
     @classmethod
     def create(cls, shape: tuple[int, ...]) -> "Statistics":
-        """Create empty statistics: values normalised by them stay as they are."""
+        """Create empty statistics: values normalized by them stay as they are."""
         return cls(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
     def update(self, values: Float[Array, "*seen"]) -> "Statistics":

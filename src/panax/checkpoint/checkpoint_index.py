@@ -47,25 +47,24 @@ class CheckpointIndex:
             except CheckpointError as error:
                 self._say(f"warning: {error}; it is written again")
                 check_record_listed(self._store, self._store.folders())
-            found = self._listed()
+            listing = self._listed()
             newest = None if self._record is None else self._record.newest
-            if newest is not None and newest not in found and self._is_committed(newest):
+            if newest is not None and newest not in listing and self._is_committed(newest):
                 time.sleep(_LIST_AGAIN_SECONDS)
-                found = self._listed()
-                if newest not in found:
+                listing = self._listed()
+                if newest not in listing:
                     # The record names it, and it exists under its name: the list is stale.
                     self._say(
                         f"warning: the store's listing lacks {self.url(newest)}, which exists: it is stale; other "
                         f"checkpoints that it lacks are unknown"
                     )
-                    found[newest] = self._manifest(newest)
-            self._found = found
+                    listing[newest] = self._manifest(newest)
+            self._found = listing
         return self._found
 
     @property
     def run(self) -> str:
-        """Return the name of the run since its first job; empty if no record of it was read or written
-        yet."""
+        """Return the id that the run's first job gave it; empty if no record of it has been read or written."""
         return "" if self._record is None else self._record.run
 
     def url(self, step: int) -> str:
@@ -145,13 +144,13 @@ class CheckpointIndex:
         folders = self._store.folders()
         if self._record is not None:
             check_record_listed(self._store, folders)
-        found: dict[int, Manifest | CheckpointError] = {}
+        listing: dict[int, Manifest | CheckpointError] = {}
         for folder in folders:
             step = parse_step(folder)
             sizes = {} if step is None else {entry.path: entry.size for entry in self._store.list(folder)}
             if step is not None and f"{folder}/{MANIFEST_FILE}" in sizes:
-                found[step] = self._manifest(step, sizes[f"{folder}/{MANIFEST_FILE}"])
-        return found
+                listing[step] = self._manifest(step, sizes[f"{folder}/{MANIFEST_FILE}"])
+        return listing
 
     def _is_committed(self, step: int) -> bool:
         """Return True if a checkpoint's manifest exists under its name."""

@@ -349,7 +349,7 @@ class Checkpointer:
 
     def _give_up(self, attempt: SaveAttempt, step: int, error: Exception) -> None:
         try:
-            kept = [found for found in self.steps() if found not in self.distrusted]
+            kept = [saved_step for saved_step in self.steps() if saved_step not in self.distrusted]
             rest = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier checkpoint"
         except PanaxError:
             rest = "whether there is an earlier one can't be read"
@@ -377,10 +377,10 @@ class Checkpointer:
             | {newest}
         )
         keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
-        for step, found in list(self._saved.manifests.items()):
+        for step, manifest in list(self._saved.manifests.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a user to inspect until newer ones have replaced it.
-            damaged = isinstance(found, CheckpointError) or step in self.distrusted
+            damaged = isinstance(manifest, CheckpointError) or step in self.distrusted
             if step not in keep and not forever and not (damaged and step > newest):
                 remove(self.store, self.folder(step))
                 del self._saved.manifests[step]

@@ -161,11 +161,11 @@ class Checkpoint:
         )
 
     def check_sizes(self, names: Sequence[str]) -> None:
-        """Check that every file of these arrays exists in its size, and that their chunks hold each value
-        once.
+        """Check that every file of these arrays exists and has the recorded size, and that their chunks hold
+        each value once.
 
         Raises:
-            DamagedError: Otherwise; before memory is allocated for them.
+            DamagedError: They don't. It is raised before memory is allocated for the arrays.
         """
         self._check_files({chunk.file for name in names for chunk in self.manifest.arrays[name].chunks})
         for name in names:
@@ -185,13 +185,13 @@ class Checkpoint:
 
     def _of_their_sizes(self, files: Iterable[str], refuse: bool = False) -> bool:
         for file in files:
-            found, expected = self._listed.get(self.path(file)), self.manifest.files[file]
-            if found == expected or (refuse and found is None and has_object(self.store, self.path(file), expected)):
+            size, expected = self._listed.get(self.path(file)), self.manifest.files[file]
+            if size == expected or (refuse and size is None and has_object(self.store, self.path(file), expected)):
                 continue
-            if refuse and found is None:
+            if refuse and size is None:
                 raise DamagedError(f"{self.url}/{file} is missing; expected a file of {expected} bytes")
             if refuse:
-                raise DamagedError(f"{self.url}/{file} has {found} bytes; expected {expected}: it is cut short")
+                raise DamagedError(f"{self.url}/{file} has {size} bytes; expected {expected}: it is cut short")
             return False
         return True
 
@@ -200,14 +200,12 @@ class Checkpoint:
         problems, absent = [], set()
         there = self._list()
         for file, expected in self.manifest.files.items():
-            found = there.get(self.path(file))
-            if found is None and has_object(self.store, self.path(file), expected):
+            size = there.get(self.path(file))
+            if size is None and has_object(self.store, self.path(file), expected):
                 continue
-            if found != expected:
+            if size != expected:
                 absent.add(file)
-                problems.append(
-                    f"{file}: {'missing' if found is None else f'{found} bytes'}; expected {expected} bytes"
-                )
+                problems.append(f"{file}: {'missing' if size is None else f'{size} bytes'}; expected {expected} bytes")
         for name, entry in self.manifest.arrays.items():
             try:
                 entry.check_covered(name)

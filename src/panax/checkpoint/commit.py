@@ -86,11 +86,11 @@ def write_part(
     def write(number: int, plan: FilePlan) -> tuple[str, dict[str, list]]:
         name = f"{attempt.name}/{attempt.process:05d}-{number:04d}.bin"
         snapshot.wait_for(number)
-        found = snapshot.chunks(plan, name)
+        file_chunks = snapshot.chunks(plan, name)
         with turns:
             store.write(f"{attempt.folder}/{name}", [snapshot.buffer[plan.begin : plan.end]])
         heartbeat().report_progress("save")
-        return name, found
+        return name, file_chunks
 
     # One more than write, so that checksums are computed meanwhile.
     turns = threading.Semaphore(store.writers)
@@ -98,9 +98,9 @@ def write_part(
         writing = [writers.submit(write, number, plan) for number, plan in enumerate(snapshot.plan.files)]
         try:
             for plan, written in zip(snapshot.plan.files, writing):
-                name, found = written.result()
+                name, file_chunks = written.result()
                 files[name] = plan.end - plan.begin
-                for array, added in found.items():
+                for array, added in file_chunks.items():
                     chunks[array] += added
         except BaseException:
             writers.shutdown(wait=True, cancel_futures=True)

@@ -240,7 +240,7 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / INDEX_FILE} can't be read: {error!r}; expected a weight_map") from error
     if missing:
-        raise CheckpointError(f"{folder / INDEX_FILE} names {missing[0]}, in {named[missing[0]]}, which is not there")
+        raise CheckpointError(f"{folder / INDEX_FILE} names {missing[0]}, in {named[missing[0]]}, which does not exist")
 
 
 def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:

@@ -46,7 +46,7 @@ def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
     """
     paths = [path for path in sorted(folder.glob(pattern)) if path.name != left_out]
     reject_symlink_escape(folder, paths)
-    found = {}
+    texts = {}
     for path in paths:
         try:
             if not path.is_file():
@@ -54,9 +54,9 @@ def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
             size = path.stat().st_size
             if size > MAX_TEXT_BYTES:
                 raise CheckpointError(f"{path} has {size:,} bytes; expected a text of at most {MAX_TEXT_BYTES:,}")
-            found[path.name] = path.read_text(encoding="utf-8")
+            texts[path.name] = path.read_text(encoding="utf-8")
         except CheckpointError:
             raise
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} can't be read: {error}; expected a text in UTF-8") from error
-    return found
+    return texts

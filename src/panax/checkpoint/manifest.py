@@ -67,11 +67,11 @@ class ArrayEntry:
         except ValueError as error:
             raise DamagedError(f"{name} can't be used: {error}") from error
         if not covered:
-            found = sum(chunk.box.size for chunk in self.chunks)
+            num_stored = sum(chunk.box.size for chunk in self.chunks)
             raise DamagedError(
-                f"{name} has {math.prod(self.shape)} values, its chunks hold {found}, some twice or not at all"
-                if found == math.prod(self.shape)
-                else f"{name} has {math.prod(self.shape)} values, its chunks hold {found}"
+                f"{name} has {math.prod(self.shape)} values, its chunks hold {num_stored}, some twice or not at all"
+                if num_stored == math.prod(self.shape)
+                else f"{name} has {math.prod(self.shape)} values, its chunks hold {num_stored}"
             )
 
     @property
@@ -153,7 +153,7 @@ class Manifest:
         try:
             outer = json_reader.parse(text, most_bytes=_MOST_BYTES, constants=True)
         except ValueError as error:
-            raise DamagedError(f"{where} is damaged: it is not whole JSON ({error})") from error
+            raise DamagedError(f"{where} is damaged: it is not valid JSON ({error})") from error
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise DamagedError(
                 f"{where} is damaged, or is not a {FORMAT} manifest: its header does not name the format"

@@ -248,7 +248,7 @@ class MemoryTier:
 
     def _assembled(self, held: list[list[_Held]], step: int, attempt: str) -> Checkpoint:
         folder = f"step_{step:08d}"
-        own = self._hosts[jax.process_index()]
+        this_host = self._hosts[jax.process_index()]
         holders: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
         parts = []
@@ -256,7 +256,7 @@ class MemoryTier:
         for process in range(processes):
             # Those of this host first, then round the ring from here, so that not all read from the same one.
             having = [i for i, each in enumerate(held) if _Held(step, attempt, process, processes) in each]
-            having.sort(key=lambda i: (self._hosts[i] != own, (i - jax.process_index()) % len(held)))
+            having.sort(key=lambda i: (self._hosts[i] != this_host, (i - jax.process_index()) % len(held)))
             path = SaveAttempt(folder, attempt, process, processes).part(process)
             part = self._read_part(path, having)
             parts.append(part)
@@ -303,9 +303,9 @@ def _peer(hosts: list[str], process: int) -> int | None:
 
 
 def _own_address() -> str:
-    given = os.environ.get("PANAX_ADDRESS")
-    if given:
-        return given
+    configured_address = os.environ.get("PANAX_ADDRESS")
+    if configured_address:
+        return configured_address
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as error:

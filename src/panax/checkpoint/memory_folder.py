@@ -110,7 +110,7 @@ def _remove_stale(copies: Path, run: str) -> None:
             continue
         # Another job may remove it at the same time.
         with contextlib.suppress(FileNotFoundError), open(mark, encoding="utf-8") as file:
-            newest = max(os.lstat(found).st_mtime for found in (path, *path.rglob("*")))
+            newest = max(os.lstat(entry).st_mtime for entry in (path, *path.rglob("*")))
             if file.read() != _TEXT or time.time() - newest <= STALE_SECONDS:
                 continue
             try:

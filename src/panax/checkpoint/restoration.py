@@ -62,8 +62,8 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
             # A random key is stored as its words, which are as replicated as the key.
             wanted = {name: _words_sharding(places[name], expected[name]) for name in group}
             leaves |= _read_group(checkpoint, wanted, readers)
-    found = [_wrapped(checkpoint, name, leaves[name], places[name]) for name in expected]
-    return jax.tree.unflatten(jax.tree.structure(abstract), found)
+    restored_leaves = [_wrapped(checkpoint, name, leaves[name], places[name]) for name in expected]
+    return jax.tree.unflatten(jax.tree.structure(abstract), restored_leaves)
 
 
 def _groups(checkpoint: Checkpoint, names: Mapping[str, Any]) -> list[list[str]]:
@@ -111,14 +111,14 @@ def raise_on_all_processes() -> Iterator[None]:
     except PanaxError as error:
         failure = error
     kind = _DAMAGED if isinstance(failure, DamagedError) else _OTHER
-    found = [
+    failures = [
         (process, text) for process, text in enumerate(gather_texts(f"{kind}{failure}" if failure else "")) if text
     ]
-    if found and failure is not None and jax.process_count() == 1:
+    if failures and failure is not None and jax.process_count() == 1:
         raise failure
-    if found:
+    if failures:
         # An unreachable store is no reason to fall back to an older checkpoint, whatever else was found.
-        process, text = min(found, key=lambda each: each[1].startswith(_DAMAGED))
+        process, text = min(failures, key=lambda each: each[1].startswith(_DAMAGED))
         error = DamagedError if text.startswith(_DAMAGED) else CheckpointError
         raise error(f"process {process}: {text.removeprefix(_DAMAGED).removeprefix(_OTHER)}")
 

@@ -93,7 +93,7 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
 
 
 def slice_of_shard(index: Sequence[slice], shape: Sequence[int]) -> ArraySlice:
-    """Return the slice of an index of `slice` objects, as in shardings."""
+    """Convert an index of `slice` objects, the form that shardings use, to an `ArraySlice`."""
     bounds = [part.indices(n) for part, n in zip(index, shape)]
     return ArraySlice(tuple(b for b, _, _ in bounds), tuple(e - b for b, e, _ in bounds))
 

@@ -110,6 +110,6 @@ def check_names(flags: Sequence[str]) -> None:
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")
         if name in FLAG_ALIASES:
-            raise RecipeError(f"there is no flag {name}; here it is {FLAG_ALIASES[name]}")
+            raise RecipeError(f"unknown flag {name}; use {FLAG_ALIASES[name]}")
         if name in ADVICE:
-            raise RecipeError(f"there is no flag {name}: {ADVICE[name]}")
+            raise RecipeError(f"unknown flag {name}: {ADVICE[name]}")

@@ -190,7 +190,7 @@ def _ended(arguments: list[str], *, as_program: bool) -> int:
             sys.stdout.flush()
             return 0
         if arguments[0] not in COMMANDS:
-            raise RecipeError(f"there is no command {arguments[0]!r}; {suggest_name(arguments[0], COMMANDS)}")
+            raise RecipeError(f"unknown command {arguments[0]!r}; {suggest_name(arguments[0], COMMANDS)}")
         install_guards()
         # Of any library: the location in its code does not help users.
         warnings.showwarning = lambda message, *_: warn(f"warning: {message}")

@@ -40,11 +40,11 @@ UNPARSED_FIELDS = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (
 placeholders while flags are read."""
 
 
-def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
+def asks_for_help(arguments: Sequence[str], command: str, command_flags: str) -> bool:
     """Print a command's help if it is requested without a recipe; return True if it was.
 
     Args:
-        own: The command's own flags, one line each.
+        command_flags: The command's own flags, one line each.
     """
     if arguments[:1] not in (["-h"], ["--help"]):
         return False
@@ -54,7 +54,7 @@ def asks_for_help(arguments: Sequence[str], command: str, own: str) -> bool:
         f"Python file of yours."
     )
     print(
-        f"usage: panax {command} RECIPE [flags] [--field.sub value ...]\n\n{textwrap.fill(choices, 79)}\n\n{own}\n"
+        f"usage: panax {command} RECIPE [flags] [--field.sub value ...]\n\n{textwrap.fill(choices, 79)}\n\n{command_flags}\n"
         f"Every setting of a recipe is a flag: `panax {command} RECIPE --help` lists\nthem with their defaults."
     )
     return True
@@ -96,8 +96,8 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         print()
     held = {name: value for name in UNPARSED_FIELDS if not _in_words(value := getattr(base, name))}
     stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in held})
-    found = read_settings(stand_ins, expanded, f"panax {command} {name}")
-    return dataclasses.replace(found, **held)
+    experiment = read_settings(stand_ins, expanded, f"panax {command} {name}")
+    return dataclasses.replace(experiment, **held)
 
 
 def _preset(name: str, paths: Sequence[str], init: str) -> Experiment:
@@ -116,8 +116,8 @@ def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
     for flag in flags:
         if flag == DATA or flag.startswith(f"{DATA}="):
             taking = flag == DATA
-            given = flag.removeprefix(DATA)[1:]
-            paths += [given] if given else []
+            path = flag.removeprefix(DATA)[1:]
+            paths += [path] if path else []
         elif taking and not flag.startswith("--"):
             paths.append(flag)
         else:

@@ -26,11 +26,11 @@ def main() -> int:
         if "--fast-dev-run" in sys.argv[1:]:
             from ..core.errors import RecipeError
 
-            raise RecipeError("--fast-dev-run takes one process; give it to `panax train`")
+            raise RecipeError("--fast-dev-run takes one process; pass it to `panax train`")
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error, with_traceback=False)
-    found = {"folder": os.path.abspath(experiment.folder), "name": experiment.name, "num_steps": experiment.num_steps}
-    print(f"{LINE_PREFIX}{json.dumps(found)}", flush=True)
+    facts = {"folder": os.path.abspath(experiment.folder), "name": experiment.name, "num_steps": experiment.num_steps}
+    print(f"{LINE_PREFIX}{json.dumps(facts)}", flush=True)
     # A recipe may have started threads that never end.
     sys.stderr.flush()
     os._exit(0)

@@ -55,7 +55,7 @@ def find_recipe(name: str) -> Recipe:
         path = Path(source)
         if not path.is_file():
             raise RecipeError(
-                f"there is no recipe file {source} in {Path.cwd()}; `panax recipes` lists those that come with Panax"
+                f"no recipe file {source} in {Path.cwd()}; `panax recipes` lists those that come with Panax"
             )
         return _choose(_load(path), function, source)
     if function:
@@ -67,7 +67,7 @@ def find_recipe(name: str) -> Recipe:
     recipes = built_in_recipes()
     if name not in recipes:
         raise RecipeError(
-            f"there is no recipe {name!r}; {suggest_name(name, recipes)} (a custom recipe is a file: my_recipe.py or "
+            f"unknown recipe {name!r}; {suggest_name(name, recipes)} (a custom recipe is a file: my_recipe.py or "
             f"my_recipe.py:function; a published model is preset:NAME)"
         )
     return recipes[name]
@@ -75,7 +75,7 @@ def find_recipe(name: str) -> Recipe:
 
 def _preset(name: str) -> Recipe:
     if name not in PARAMETERS:
-        raise RecipeError(f"there is no preset {name!r}; {suggest_name(name, PARAMETERS)}")
+        raise RecipeError(f"unknown preset {name!r}; {suggest_name(name, PARAMETERS)}")
 
     def recipe() -> Experiment:
         return preset(name)

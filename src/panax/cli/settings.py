@@ -27,7 +27,7 @@ def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experime
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            found, unknown = tyro.cli(
+            experiment, unknown = tyro.cli(
                 Experiment,
                 default=base,
                 args=list(flags),
@@ -42,7 +42,7 @@ def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experime
         raise _refused(_sentence(said.getvalue()), prog) from None
     if unknown:
         raise _refused(_of_unknown(unknown, base), prog)
-    return found
+    return experiment
 
 
 def _refused(said: str, prog: str) -> RecipeError:
@@ -75,18 +75,18 @@ def _of_unknown(unknown: Sequence[str], base: Experiment) -> str:
     # For example `--optimizer.lr`: another library's name in one of our groups.
     usual = f"--{flag.rpartition('.')[2].removeprefix('--')}"
     if usual in ADVICE:
-        return f"there is no setting {flag}: {ADVICE[usual]}"
+        return f"unknown setting {flag}: {ADVICE[usual]}"
     if FLAG_ALIASES.get(usual, "").split(" ")[0] in known:
-        return f"there is no setting {flag}; here it is {FLAG_ALIASES[usual]}"
+        return f"unknown setting {flag}; use {FLAG_ALIASES[usual]}"
     same = sorted(name for name in known if name.rpartition(".")[2] == flag.rpartition(".")[2])
     if same:
-        return f"there is no setting {flag}; did you mean {' or '.join(same)}?"
+        return f"unknown setting {flag}; did you mean {' or '.join(same)}?"
     group = flag.rpartition(".")[0]
     beside = [name for name in known if name.rpartition(".")[0] == group and group]
     hint = suggest_name(flag, known)
     if hint.startswith("known"):
         hint = suggest_name(flag, beside) if beside else "no setting has a name like it"
-    return f"there is no setting {flag}; {hint}"
+    return f"unknown setting {flag}; {hint}"
 
 
 def _is_value(value: Any) -> bool:

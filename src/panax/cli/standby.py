@@ -63,7 +63,7 @@ def become(order: Mapping[str, Any]) -> None:
 
 
 def _redirect(log: str) -> None:
-    """Redirect all output to the log, and input from nowhere."""
+    """Redirect all output to the log, and standard input to the null device."""
     nothing, said = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(nothing, 0)
     for number in (1, 2):

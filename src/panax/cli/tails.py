@@ -35,12 +35,12 @@ def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
         with open(path, "rb") as file:
             file.seek(seen)
             data = file.read(MOST_TAIL_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole and (last or len(data) == MOST_TAIL_BYTES):
-            whole = data
-        if not whole:
+        new_bytes = data[: data.rfind(b"\n") + 1]
+        if not new_bytes and (last or len(data) == MOST_TAIL_BYTES):
+            new_bytes = data
+        if not new_bytes:
             break
-        for line in whole.decode(errors="replace").splitlines():
+        for line in new_bytes.decode(errors="replace").splitlines():
             print(f"{mark}{make_printable(line)}")
-        seen += len(whole)
+        seen += len(new_bytes)
     return seen

@@ -105,11 +105,11 @@ def find_outliers(norms: Mapping[Any, float], history: Sequence[float]) -> dict[
         return {}
     # The lower median: of two, the smaller one. A single update is compared only with earlier rounds.
     typical = sorted(norms.values())[(len(norms) - 1) // 2] if len(norms) > 1 else 0.0
-    most = max(typical, *history, 0.0)
-    if most == 0.0:  # Nothing to compare with.
+    usual_norm = max(typical, *history, 0.0)
+    if usual_norm == 0.0:  # Nothing to compare with.
         return {}
     return {
-        who: f"its norm is {norm:.3g}, more than {OUTLIER_FACTOR:g} times {most:.3g}"
+        who: f"its norm is {norm:.3g}, more than {OUTLIER_FACTOR:g} times {usual_norm:.3g}"
         for who, norm in norms.items()
-        if norm > OUTLIER_FACTOR * most
+        if norm > OUTLIER_FACTOR * usual_norm
     }

@@ -36,7 +36,7 @@ class DelayedGradient(eqx.Module):
     Attributes:
         terms: Gradients summed over the fast axes, but not yet over the slow ones.
         begun: True if there was a last batch.
-        teaches: True if it may change the parameters: its loss was finite and something in it counted.
+        teaches: True if it may update the parameters: its loss was finite and at least one target carried loss.
         moved: Parameter name to its last update, only with `delay_correction`.
     """
 

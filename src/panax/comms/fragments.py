@@ -77,18 +77,18 @@ def assign_fragments(
         parameters: Trainable parameters, name to (shape, logical axes).
         count: Number of fragments.
     """
-    found: tuple[dict[str, FragmentSlice], ...] = tuple({} for _ in range(count))
+    fragments: tuple[dict[str, FragmentSlice], ...] = tuple({} for _ in range(count))
     held = [0] * count
-    whole: dict[str, int] = {}
+    unsplit_sizes: dict[str, int] = {}
     for name, (shape, axes) in parameters.items():
         stacked = bool(axes) and axes[0] == axis_for_role(Role.LAYERS) and not layout.storage(axes, shape)[0]
         if count > 1 and stacked and shape[0] % count == 0:
             for fragment in range(count):
-                found[fragment][name] = slice(fragment, None, count)
+                fragments[fragment][name] = slice(fragment, None, count)
         else:
-            whole[name] = math.prod(shape)
-    for name in sorted(whole, key=lambda name: (-whole[name], name)):
+            unsplit_sizes[name] = math.prod(shape)
+    for name in sorted(unsplit_sizes, key=lambda name: (-unsplit_sizes[name], name)):
         least = min(range(count), key=lambda fragment: (held[fragment], fragment))
-        found[least][name] = None
-        held[least] += whole[name]
-    return found
+        fragments[least][name] = None
+        held[least] += unsplit_sizes[name]
+    return fragments

@@ -125,11 +125,11 @@ def sync_replicas(
         for (name, leaf, leaf_axes), keep in zip(pair_axes(params, axes), jax.tree.leaves(trainable))
         if keep
     }
-    # `sent` and `taken` list (parameter name, layers); `keeps` is the weight of a replica's own parameters in
-    # the mix.
+    # `sent` and `received` list (parameter name, layers); `keeps` is the weight of a replica's own parameters
+    # in the mix.
     fragments = assign_fragments(named, layout, comms.fragments)
     sent = [(name, piece) for fragment in meeting.sent_fragments for name, piece in fragments[fragment].items()]
-    taken = [(name, piece) for fragment in meeting.received_fragments for name, piece in fragments[fragment].items()]
+    received = [(name, piece) for fragment in meeting.received_fragments for name, piece in fragments[fragment].items()]
     keeps = 0.0 if meeting.is_full or not comms.overlap_steps else comms.mixing
 
     def summed(
@@ -139,26 +139,31 @@ def sync_replicas(
         with tag_comm("outer gradients"):
             if comms.compress:
                 ways = compressed_views({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
-                own = None if owed is None else {name: owed[name] for name in ways}
-                sums, left = reduce_compressed({name: terms[name] for name in ways}, ways, own, comms, layout, step)
+                residuals = None if owed is None else {name: owed[name] for name in ways}
+                sums, left = reduce_compressed(
+                    {name: terms[name] for name in ways}, ways, residuals, comms, layout, step
+                )
                 owed = None if left is None else dict(left)
             return sums | {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}, owed
 
     def local(
         params: Mapping[str, jax.Array],
-        own: Mapping[str, jax.Array],
+        replica_params: Mapping[str, jax.Array],
         momentum: Mapping[str, jax.Array],
         owed: Residuals,
         step: jax.Array,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Residuals]:
-        after, apart, moved = dict(params), dict(own), dict(momentum)
+        after, apart, moved = dict(params), dict(replica_params), dict(momentum)
         left = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
         for fragment in meeting.sent_fragments:
             pieces = fragments[fragment]
             terms = {
                 name: assert_sharding(
-                    (_part(after[name], piece).astype(jnp.float32) - _part(own[name][0], piece).astype(jnp.float32))
+                    (
+                        _part(after[name], piece).astype(jnp.float32)
+                        - _part(replica_params[name][0], piece).astype(jnp.float32)
+                    )
                     / count,
                     {REPLICA: ValueState.PARTIAL},
                 )
@@ -179,8 +184,8 @@ def sync_replicas(
                 for name, one in owing.items():
                     left[name] = _with_part(left[name][0], pieces[name], one[0])[None]
         # Adopt the result, mixed with the replica's own parameters.
-        for name, piece in taken:
-            w, mine = _part(after[name], piece), _part(own[name][0], piece)
+        for name, piece in received:
+            w, mine = _part(after[name], piece), _part(replica_params[name][0], piece)
             if keeps:
                 wide = keeps * mine.astype(jnp.float32) + (1 - keeps) * w.astype(jnp.float32)
                 w = wide.astype(w.dtype)
@@ -191,19 +196,23 @@ def sync_replicas(
     rests = {
         name: PartitionSpec(*partition_entries(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()
     }
-    used = {name for name, _ in (*sent, *taken)}
+    used = {name for name, _ in (*sent, *received)}
     rests = {name: spec for name, spec in rests.items() if name in used}
     apart = {name: PartitionSpec(REPLICA, *spec) for name, spec in rests.items()}
     debts = None if owed is None else {name: x for name, x in owed.items() if name in used}
     lies = None if debts is None else {name: apart[name] for name in debts}
-    flat, own = _named(params, trainable), _named(replicas.params, trainable)
-    given = [{name: tree[name] for name in rests} for tree in (flat, own, replicas.momentum)]
+    flat, replica_params = _named(params, trainable), _named(replicas.params, trainable)
+    arguments = [{name: tree[name] for name in rests} for tree in (flat, replica_params, replicas.momentum)]
     after, mine, moved, debts = map_over_shards(
         local, layout, (rests, apart, rests, lies, PartitionSpec()), (rests, apart, rests, lies)
-    )(*given, debts, step)
+    )(*arguments, debts, step)
     return OuterUpdate(
         _put_back(params, trainable, flat | after),
-        Replicas(_put_back(replicas.params, trainable, own | mine), replicas.guard, {**replicas.momentum, **moved}),
+        Replicas(
+            _put_back(replicas.params, trainable, replica_params | mine),
+            replicas.guard,
+            {**replicas.momentum, **moved},
+        ),
         None if owed is None else {**owed, **(debts or {})},
     )
 

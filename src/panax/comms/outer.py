@@ -85,18 +85,18 @@ def encode_update(
         wire: Wire format; None for float32.
         chance: Seed of stochastic rounding; None to round to nearest.
     """
-    found: dict[str, npt.NDArray[Any]] = {}
+    encoded: dict[str, npt.NDArray[Any]] = {}
     for number, (name, x) in enumerate(sorted(moved.items())):
         if wire is None or x.size < MIN_QUANTIZED_SIZE:
-            found[name] = x
+            encoded[name] = x
             continue
         rows = np.pad(x.reshape(-1), (0, -x.size % BLOCK_SIZE)).reshape(-1, BLOCK_SIZE)
         bits = None
         if chance is not None:
             bits = jax.random.bits(jax.random.fold_in(jax.random.key(chance), number), rows.shape, jnp.uint32)
         for place, part in enumerate(jax.tree.leaves(wire.encode(jnp.asarray(rows), bits))):
-            found[f"{name}/{place}"] = _plain(np.asarray(part))
-    return found
+            encoded[f"{name}/{place}"] = _plain(np.asarray(part))
+    return encoded
 
 
 def decode_update(
@@ -107,10 +107,10 @@ def decode_update(
     Raises:
         KeyError, ValueError: It is not of these parameters.
     """
-    found = {}
+    decoded = {}
     for name, x in like.items():
         if wire is None or x.size < MIN_QUANTIZED_SIZE:
-            found[name] = _typed(sent[name], np.dtype(np.float32)).reshape(x.shape)
+            decoded[name] = _typed(sent[name], np.dtype(np.float32)).reshape(x.shape)
             continue
         rows = jax.ShapeDtypeStruct((-(-x.size // BLOCK_SIZE), BLOCK_SIZE), jnp.float32)
         shapes, structure = jax.tree.flatten(jax.eval_shape(wire.encode, rows))
@@ -119,8 +119,8 @@ def decode_update(
             for place, shape in enumerate(shapes)
         ]
         numbers = np.asarray(wire.decode(structure.unflatten(parts)), np.float32)
-        found[name] = numbers.reshape(-1)[: x.size].reshape(x.shape)
-    return found
+        decoded[name] = numbers.reshape(-1)[: x.size].reshape(x.shape)
+    return decoded
 
 
 def _plain(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -90,13 +90,15 @@ class OuterRound:
                 for one in raw["members"]
             )
             left_out = {int(index): str(why)[:_MOST_WHY] for index, why in raw["left_out"].items()}
-            found = cls(members, str(raw["base"]), int(raw["by"]), left_out)
+            outer_round = cls(members, str(raw["base"]), int(raw["by"]), left_out)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it names no members: {error!r}") from error
         indices = [member.index for member in members]
-        if sorted({*indices}) != indices or not {*indices, found.by, *left_out} <= {*range(count)}:
-            raise ValueError(f"it names islands {indices}, by {found.by}; expected some of 0 to {count - 1}, in order")
-        return found
+        if sorted({*indices}) != indices or not {*indices, outer_round.by, *left_out} <= {*range(count)}:
+            raise ValueError(
+                f"it names islands {indices}, by {outer_round.by}; expected some of 0 to {count - 1}, in order"
+            )
+        return outer_round
 
     def to_json(self) -> bytes:
         """Return the round as JSON, with a random id that makes it unique to this island."""
@@ -136,10 +138,10 @@ class OuterSyncStore:
         """
         wanted = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
         if not self._store.create(PLACE, wanted.encode()):
-            found = self._store.read(PLACE).decode(errors="replace")
-            if found != wanted:
+            owner = self._store.read(PLACE).decode(errors="replace")
+            if owner != wanted:
                 raise CheckpointError(
-                    f"{self._store.url} is where another run's islands meet ({found[:200]}; this is {wanted}); set "
+                    f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {wanted}); set "
                     "comms.islands.store to "
                     f"another place"
                 )

@@ -117,41 +117,41 @@ def _summed(
     wire, over = comms.wire, comms.over
     me = jax.lax.axis_index(over)
     by_chance = comms.rounding == "stochastic"
-    own, sent, rests = {}, {}, {}
+    own_terms, sent, rests = {}, {}, {}
     for name, (rows, value, owed) in bucket.items():
         wide = assert_sharding(value.astype(jnp.float32), dict.fromkeys(over, ValueState.OWN))
         cut, bits = _split(rows.to_rows(wide), bucket), rows.random_bits("sent", count, me) if by_chance else None
-        own[name] = _own(cut, me)
+        own_terms[name] = _own(cut, me)
         if owed is None:
             sent[name] = wire.encode(cut, bits)
             continue
         before = _split(rows.to_rows(assert_sharding(owed, dict.fromkeys(over, ValueState.OWN))), bucket)
         # In one pass over both, if there is a kernel for it.
         sent[name], rests[name] = wire.encode_with_residual(cut, before, bits)
-        own[name] = own[name] + _own(before, me)
+        own_terms[name] = own_terms[name] + _own(before, me)
     # Send each owner its rows, and sum the terms that arrive; this replica's own term is used exactly.
     arrived = jax.tree.map(lambda x: jax.lax.all_to_all(x, over, 0, 0, tiled=True), _joined(list(sent.values())))
     terms = wire.decode(arrived)
-    exact = _joined([own[name] for name in bucket], axis=0)
+    exact = _joined([own_terms[name] for name in bucket], axis=0)
     mine = (jnp.arange(terms.shape[0]) == me)[:, None, None]
     total = _split(jnp.sum(jnp.where(mine, exact, terms), axis=0), bucket)
     # Encode the sums, gather them from all owners, and cut the bucket into its arrays again.
     bits = [_own(share.rows.random_bits("back", count), me) for share in bucket.values()] if by_chance else None
     back = wire.encode(total, None if bits is None else _joined(bits, axis=0))
     lost_after = total - wire.decode(back)
-    whole = jax.tree.map(lambda part: jax.lax.all_gather(part, over, axis=0), back)
-    found, start = {}, 0
+    gathered = jax.tree.map(lambda part: jax.lax.all_gather(part, over, axis=0), back)
+    results, start = {}, 0
     for name, (rows, value, owed) in bucket.items():
         here = slice(start, start + rows.rows_per_owner)
         start += rows.rows_per_owner
-        summed = rows.from_rows(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], whole)))
+        summed = rows.from_rows(wire.decode(jax.tree.map(lambda x, here=here: x[:, here], gathered)))
         left = None
         if owed is not None:
             # In the rows that it owns, a replica lost nothing before the sum, only after it.
             lost = jnp.where(mine, lost_after[here], rests[name])
             left = assert_sharding(_lying(rows.from_rows(lost), rows, layout), dict.fromkeys(over, ValueState.OWN))
-        found[name] = _lying(summed.astype(value.dtype), rows, layout), left
-    return found
+        results[name] = _lying(summed.astype(value.dtype), rows, layout), left
+    return results
 
 
 def _own(rows: jax.Array, me: jax.Array) -> jax.Array:

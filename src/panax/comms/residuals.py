@@ -83,13 +83,13 @@ def residual_specs(
     }
 
 
-def reshard_residual(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> jax.Array:
+def reshard_residual(owed: jax.Array, num_dims: int, replicas: tuple[int, ...]) -> jax.Array:
     """Reshard residuals for another number of replicas: merged replicas add theirs, split ones divide it; the
     sum is unchanged.
 
     Args:
         owed: Residual with the replicas' dimensions leading.
-        own: Number of dimensions of the parameter.
+        num_dims: Number of dimensions of the parameter.
         replicas: The new leading dimensions.
 
     >>> reshard_residual(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 1, (2,)).tolist()
@@ -97,16 +97,16 @@ def reshard_residual(owed: jax.Array, own: int, replicas: tuple[int, ...]) -> ja
     >>> reshard_residual(jnp.array([[2.0]]), 1, (2,)).tolist()
     [[1.0], [1.0]]
     """
-    shape = owed.shape[owed.ndim - own :]
+    shape = owed.shape[owed.ndim - num_dims :]
     flat = owed.reshape(-1, *shape)
     before, after = flat.shape[0], math.prod(replicas)
     if before % after == 0:
-        found = flat.reshape(after, before // after, *shape).sum(1)
+        resharded = flat.reshape(after, before // after, *shape).sum(1)
     elif after % before == 0:
-        found = jnp.repeat(flat / (after // before), after // before, axis=0)
+        resharded = jnp.repeat(flat / (after // before), after // before, axis=0)
     else:
-        found = jnp.broadcast_to(flat.sum(0) / after, (after, *shape))
-    return found.reshape(*replicas, *shape)
+        resharded = jnp.broadcast_to(flat.sum(0) / after, (after, *shape))
+    return resharded.reshape(*replicas, *shape)
 
 
 def _cut(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> RowViews:

@@ -122,4 +122,4 @@ def register_wire(name: str, wire: Wire) -> None:
         RecipeError: Another one has that name.
     """
     if WIRES.setdefault(name, wire) != wire:
-        raise RecipeError(f"the wire {name!r} is registered already, as {WIRES[name]}; take another name")
+        raise RecipeError(f"the wire {name!r} is registered already, as {WIRES[name]}; choose another name")

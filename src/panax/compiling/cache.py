@@ -89,27 +89,27 @@ class _Compiler:
         how = _Job(self, name, backend, computation, devices, compile_options, host_callbacks, executable_devices)
         plain = internals.is_cacheable(backend, host_callbacks)
         key = internals.program_key(computation, devices, compile_options, backend) if plain else None
-        found, kind = (by_jax(), "misses") if key is None else self._made(how, key, by_jax)
+        executable, kind = (by_jax(), "misses") if key is None else self._made(how, key, by_jax)
         self._count(kind, name, time.perf_counter() - start)
-        return found
+        return executable
 
     def _made(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str]:
         processes = sorted({device.process_index for device in how.devices.flat})
         client, mine = internals.coordination_client(), jax.process_index()
         shared = client is not None and len(processes) > 1 and mine in processes
         if shared and mine != processes[0] and self._is_alike(client, processes[0]):
-            found, _ = self._read(how, key)
-            if found is not None:
-                return found, "hits"
+            executable, _ = self._read(how, key)
+            if executable is not None:
+                return executable, "hits"
             program = self._received(client, key)
-            found = None if program is None else self._loaded(how, program)
-            if program is not None and found is not None:
+            executable = None if program is None else self._loaded(how, program)
+            if program is not None and executable is not None:
                 self._keep(key, program)
-                return found, "received"
+                return executable, "received"
         gives, program = shared and mine == processes[0], None
         try:
-            found, kind, program = self._own(how, key, by_jax)
-            return found, kind
+            executable, kind, program = self._own(how, key, by_jax)
+            return executable, kind
         finally:
             # Also if it failed, or came from a cache of JAX.
             if gives:
@@ -124,15 +124,19 @@ class _Compiler:
         """
         if self.files is None:
             hits = self._hits_of_jax
-            found = by_jax()
-            return (found, "misses", found.serialize()) if self._hits_of_jax == hits else (found, "hits", None)
-        found, program = self._read(how, key)
-        if found is not None:
-            return found, "hits", program
-        found = how.compiled()
-        program = found.serialize()
+            executable = by_jax()
+            return (
+                (executable, "misses", executable.serialize())
+                if self._hits_of_jax == hits
+                else (executable, "hits", None)
+            )
+        executable, program = self._read(how, key)
+        if executable is not None:
+            return executable, "hits", program
+        executable = how.compiled()
+        program = executable.serialize()
         self._keep(key, program)
-        return found, "misses", program
+        return executable, "misses", program
 
     def _keep(self, key: str, program: bytes) -> None:
         """Store a program on disk for the next start, unless another process of this host has done so."""
@@ -160,10 +164,10 @@ class _Compiler:
         if data is None:
             return None, None
         program = zlib.decompress(data)
-        found = self._loaded(how, program)
-        if found is None:
+        executable = self._loaded(how, program)
+        if executable is None:
             self.files.remove(key)
-        return found, program
+        return executable, program
 
     def _loaded(self, how: "_Job", program: bytes) -> Any:
         try:
@@ -209,14 +213,16 @@ class _Compiler:
             self.say(f"warning: another process did not give a program within {_WAIT_SECONDS:g} s; it is compiled here")
             return None
         try:
-            found = json_reader.parse_as(dict, said)
-            count, proof = range(int(found["parts"])), str(found["proof"])
+            header = json_reader.parse_as(dict, said)
+            count, proof = range(int(header["parts"])), str(header["proof"])
         except (ValueError, KeyError, TypeError):
             count, proof = range(0), ""
         parts = (_asked(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in count)
         data = b"".join(itertools.takewhile(bool, parts))
         if not hmac.compare_digest(proof.encode(), _proof(key, data).encode()):
-            self.say("warning: a program from another process is not whole, or of another job; it is compiled here")
+            self.say(
+                "warning: a program from another process is incomplete or belongs to another job; compiling it here"
+            )
             return None
         return zlib.decompress(data) if data else None
 

@@ -102,17 +102,17 @@ class ProgramFiles:
 
     def _make_room(self, size: int) -> int:
         """Remove the least recently used programs to fit the bound; return the number of remaining bytes."""
-        found: list[tuple[float, int, Path]] = []
+        programs: list[tuple[float, int, Path]] = []
         for path in self.root.glob("*/*"):
             with contextlib.suppress(OSError):
                 state = path.lstat()
                 if path.suffix == _ENDING:
-                    found.append((state.st_mtime, state.st_size, path))
+                    programs.append((state.st_mtime, state.st_size, path))
                 elif path.suffix == ".part" and state.st_mtime < time.time() - _STALE_SECONDS:
                     path.unlink()
-        total = sum(length for _, length, _ in found)
+        total = sum(length for _, length, _ in programs)
         if total + size > self.max_bytes:
-            for _, length, path in sorted(found):
+            for _, length, path in sorted(programs):
                 if total + size <= _KEPT_AFTER_REMOVING * self.max_bytes:
                     break
                 with contextlib.suppress(OSError):

@@ -90,10 +90,10 @@ def check_ranges(batch: Mapping[str, np.ndarray], ranges: Ranges) -> None:
     Raises:
         DataError: A leaf holds another value, or values of another type.
     """
-    for name, given in ranges.items():
+    for name, declared_range in ranges.items():
         if name not in batch or batch[name].size == 0:
             continue
-        leaf, allowed = batch[name], as_leaf_range(given)
+        leaf, allowed = batch[name], as_leaf_range(declared_range)
         _check_type(name, leaf, allowed)
         if not allowed.checked:
             continue
@@ -159,7 +159,7 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
     [2147483647, 3]
     """
     bounds = np.iinfo(np.int32)
-    found = dict(batch)
+    new_batch = dict(batch)
     for name, leaf in batch.items():
         known = name in ranges and as_leaf_range(ranges[name]).integral
         if leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < (4 if known else 8) or leaf.dtype == np.int32:
@@ -169,8 +169,8 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
                 f"the batch's leaf {name!r} holds {leaf.dtype} of {int(leaf.min()):,} to {int(leaf.max()):,}; devices compute in "
                 f"32 bits: keep it within {bounds.min:,} and {bounds.max:,}"
             )
-        found[name] = np.clip(leaf, max(bounds.min, np.iinfo(leaf.dtype).min), bounds.max).astype(np.int32)
-    return found
+        new_batch[name] = np.clip(leaf, max(bounds.min, np.iinfo(leaf.dtype).min), bounds.max).astype(np.int32)
+    return new_batch
 
 
 def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | None:
@@ -181,16 +181,16 @@ def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | 
         One check per leaf that has a range; None without any.
     """
     checks, worst = [], []
-    for name, given in ranges.items():
-        if name not in batch or batch[name].size == 0 or not as_leaf_range(given).checked:
+    for name, declared_range in ranges.items():
+        if name not in batch or batch[name].size == 0 or not as_leaf_range(declared_range).checked:
             continue
-        leaf, allowed = batch[name], as_leaf_range(given)
+        leaf, allowed = batch[name], as_leaf_range(declared_range)
         value = leaf.astype(jnp.float32)
         if allowed.integral:
             bounds = np.iinfo(np.int32)
-            least, most = (int(min(max(bound, bounds.min), bounds.max)) for bound in (allowed.low, allowed.high))
+            low, high = (int(min(max(bound, bounds.min), bounds.max)) for bound in (allowed.low, allowed.high))
             number = leaf.astype(jnp.int32)
-            inside = (number >= least) & (number <= most)
+            inside = (number >= low) & (number <= high)
         else:
             inside = (value >= allowed.low) & (value <= allowed.high) & jnp.isfinite(value)
         weight = batch.get(allowed.counted_by or "")
@@ -207,15 +207,15 @@ def convert_to_32_bits(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, An
     Arithmetic in a narrow type wraps around: row 257 is row 1 in uint8. A batch is sent in its narrow type
     and widened on the device. Leaves without a range, such as pixels, are unchanged.
     """
-    found = dict(batch)
-    for name, given in ranges.items():
-        if name in found:
-            leaf = found[name]
-            if as_leaf_range(given).integral:
-                found[name] = leaf.astype(jnp.int32)
+    new_batch = dict(batch)
+    for name, declared_range in ranges.items():
+        if name in new_batch:
+            leaf = new_batch[name]
+            if as_leaf_range(declared_range).integral:
+                new_batch[name] = leaf.astype(jnp.int32)
             elif not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.finfo(leaf.dtype).bits < 32:
-                found[name] = leaf.astype(jnp.float32)
-    return found
+                new_batch[name] = leaf.astype(jnp.float32)
+    return new_batch
 
 
 def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
@@ -224,13 +224,13 @@ def skip_masked_rows(batch: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]
     Padding rows hold zeros, so row 0 of a table would otherwise count as used in each step.
     """
     mask = batch.get(MASK_LEAF)
-    found = dict(batch)
+    new_batch = dict(batch)
     if mask is None or mask.ndim != 1:
-        return found
-    for name, given in ranges.items():
-        allowed = as_leaf_range(given)
-        if name in found and allowed.integral and allowed.low == -1:
-            leaf = found[name]
+        return new_batch
+    for name, declared_range in ranges.items():
+        allowed = as_leaf_range(declared_range)
+        if name in new_batch and allowed.integral and allowed.low == -1:
+            leaf = new_batch[name]
             counts = mask.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(jnp.bool_)
-            found[name] = jnp.where(counts, leaf, jnp.asarray(-1, leaf.dtype))
-    return found
+            new_batch[name] = jnp.where(counts, leaf, jnp.asarray(-1, leaf.dtype))
+    return new_batch

@@ -54,8 +54,8 @@ def _origin() -> str:
     """
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-        found = json.loads(text or "{}")
-        url = str(found.get("url", "")) if isinstance(found, dict) else ""
+        record = json.loads(text or "{}")
+        url = str(record.get("url", "")) if isinstance(record, dict) else ""
     except (importlib.metadata.PackageNotFoundError, ValueError, RecursionError):
         # Imported from a directory on sys.path: return it if it is a clone.
         clone = Path(__file__).parents[3]

@@ -95,14 +95,14 @@ def program_key(computation: Any, devices: np.ndarray, options: Any, backend: An
     try:
         if backend.platform != "cpu":
             return compilation_cache.get_cache_key(computation, devices, options, backend)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         # An enum in 0.10.2, a bool in 0.12.0.
         ignored: Any = cache_key.IgnoreCallbacks.NO if hasattr(cache_key, "IgnoreCallbacks") else False
-        cache_key._hash_computation(found, computation, ignored)
-        cache_key._hash_platform(found, backend)
-        cache_key._hash_xla_flags(found, cache_key.get_flag_prefixes())
-        cache_key._hash_serialized_compile_options(found, options)
-        return found.hexdigest()
+        cache_key._hash_computation(digest, computation, ignored)
+        cache_key._hash_platform(digest, backend)
+        cache_key._hash_xla_flags(digest, cache_key.get_flag_prefixes())
+        cache_key._hash_serialized_compile_options(digest, options)
+        return digest.hexdigest()
     except RuntimeError:  # JAX itself skips its cache in this case.
         return None
 

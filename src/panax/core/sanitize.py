@@ -2,7 +2,7 @@
 
 import re
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 _OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators other than newline, bidirectional controls and surrogates.
@@ -19,4 +19,4 @@ def make_printable(text: str) -> str:
     >>> print(make_printable("un\\u00a0mot\\r"))
     un\u00a0mot\\r
     """
-    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], _COLOURS.sub("", text))
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], _COLORS.sub("", text))

@@ -33,14 +33,14 @@ class Validated:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__dict__.get("__post_init__")
-        if own is not None:
+        post_init = cls.__dict__.get("__post_init__")
+        if post_init is not None:
 
-            @functools.wraps(own)
+            @functools.wraps(post_init)
             def checked_first(self: Any) -> None:
                 check_fields(self)
                 # The class's own message for a value that is too large takes precedence.
-                own(self)
+                post_init(self)
                 check_finite(self)
 
             cls.__post_init__ = checked_first  # pyright: ignore[reportAttributeAccessIssue]

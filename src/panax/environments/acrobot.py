@@ -16,7 +16,7 @@ from .spaces import Box, Discrete
 
 _SECONDS = 0.2
 _GRAVITY = 9.8
-_CENTRE = 0.5
+_CENTER = 0.5
 _FASTEST = (4 * math.pi, 9 * math.pi)
 _FIRST = 0.1
 
@@ -106,17 +106,17 @@ def _moved(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array, 
 def _change(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array, "4"]:
     """Compute the time derivative of the motion, for links of 1 m, 1 kg and moments of inertia of 1 kg m²."""
     angle, bend, turning, bending = motion
-    inertia = _CENTRE**2 + (1 + _CENTRE**2 + 2 * _CENTRE * jnp.cos(bend)) + 2.0
-    shared = _CENTRE**2 + _CENTRE * jnp.cos(bend) + 1.0
-    lower = _CENTRE * _GRAVITY * jnp.cos(angle + bend - math.pi / 2)
+    inertia = _CENTER**2 + (1 + _CENTER**2 + 2 * _CENTER * jnp.cos(bend)) + 2.0
+    shared = _CENTER**2 + _CENTER * jnp.cos(bend) + 1.0
+    lower = _CENTER * _GRAVITY * jnp.cos(angle + bend - math.pi / 2)
     upper = (
-        -_CENTRE * bending**2 * jnp.sin(bend)
-        - 2 * _CENTRE * bending * turning * jnp.sin(bend)
-        + (_CENTRE + 1) * _GRAVITY * jnp.cos(angle - math.pi / 2)
+        -_CENTER * bending**2 * jnp.sin(bend)
+        - 2 * _CENTER * bending * turning * jnp.sin(bend)
+        + (_CENTER + 1) * _GRAVITY * jnp.cos(angle - math.pi / 2)
         + lower
     )
-    bent = (torque + shared / inertia * upper - _CENTRE * turning**2 * jnp.sin(bend) - lower) / (
-        _CENTRE**2 + 1.0 - shared**2 / inertia
+    bent = (torque + shared / inertia * upper - _CENTER * turning**2 * jnp.sin(bend) - lower) / (
+        _CENTER**2 + 1.0 - shared**2 / inertia
     )
     turned = -(shared * bent + upper) / inertia
     return jnp.stack([turning, bending, turned, bent])

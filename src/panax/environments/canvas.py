@@ -1,6 +1,6 @@
 """Lines, circles and rectangles on a picture, drawn with NumPy, for pictures of environments.
 
-Places are (row, column) in pixels, from the upper left corner.
+Positions are (row, column) in pixels, from the upper left corner.
 """
 
 import numpy as np
@@ -20,19 +20,19 @@ def blank_frame(height: int, width: int) -> Frame:
     return np.full((height, width, 3), 255, np.uint8)
 
 
-def fill_rectangle(frame: Frame, upper_left: Point, lower_right: Point, colour: Color) -> None:
+def fill_rectangle(frame: Frame, upper_left: Point, lower_right: Point, color: Color) -> None:
     """Colour the pixels between two corners."""
     (top, left), (bottom, right) = (tuple(max(0, round(each)) for each in place) for place in (upper_left, lower_right))
-    frame[top:bottom, left:right] = colour
+    frame[top:bottom, left:right] = color
 
 
-def fill_circle(frame: Frame, centre: Point, radius: Number, colour: Color) -> None:
-    """Colour the pixels within `radius` of the centre."""
+def fill_circle(frame: Frame, center: Point, radius: Number, color: Color) -> None:
+    """Colour the pixels within `radius` of the center."""
     row, column = _pixels(frame)
-    frame[(row - centre[0]) ** 2 + (column - centre[1]) ** 2 <= radius**2] = colour
+    frame[(row - center[0]) ** 2 + (column - center[1]) ** 2 <= radius**2] = color
 
 
-def fill_line(frame: Frame, start: Point, end: Point, width: Number, colour: Color) -> None:
+def fill_line(frame: Frame, start: Point, end: Point, width: Number, color: Color) -> None:
     """Colour the pixels within half of `width` of the line between two places."""
     row, column = _pixels(frame)
     along = (end[0] - start[0], end[1] - start[1])
@@ -40,7 +40,7 @@ def fill_line(frame: Frame, start: Point, end: Point, width: Number, colour: Col
     share = ((row - start[0]) * along[0] + (column - start[1]) * along[1]) / max(squared, 1e-9)
     share = np.clip(share, 0.0, 1.0)
     away = (row - start[0] - share * along[0]) ** 2 + (column - start[1] - share * along[1]) ** 2
-    frame[away <= (width / 2) ** 2] = colour
+    frame[away <= (width / 2) ** 2] = color
 
 
 def _pixels(frame: Frame) -> tuple[np.ndarray, np.ndarray]:

@@ -44,16 +44,16 @@ def check_actions(space: Space, actions: np.ndarray | jax.Array, name: str = "th
         RecipeError: Their shape, their dtype, or one of them is not in the space; the message gives the
             first.
     """
-    given, expected = np.asarray(actions), space.abstract
-    if given.shape[1:] != expected.shape or given.dtype.kind != np.dtype(expected.dtype).kind:
+    array, expected = np.asarray(actions), space.abstract
+    if array.shape[1:] != expected.shape or array.dtype.kind != np.dtype(expected.dtype).kind:
         raise RecipeError(
-            f"actions for {name} have the shape {given.shape} and dtype {given.dtype}; expected "
-            f"{(given.shape[:1] or ('batch',)) + expected.shape} and {expected.dtype}, of {space}"
+            f"actions for {name} have the shape {array.shape} and dtype {array.dtype}; expected "
+            f"{(array.shape[:1] or ('batch',)) + expected.shape} and {expected.dtype}, of {space}"
         )
-    within = np.asarray(jax.vmap(space.contains)(jnp.asarray(given)))
+    within = np.asarray(jax.vmap(space.contains)(jnp.asarray(array)))
     if not within.all():
         first = int(np.argmin(within))
-        raise RecipeError(f"action {given[first]} of environment {first} is out of range for {name}; expected {space}")
+        raise RecipeError(f"action {array[first]} of environment {first} is out of range for {name}; expected {space}")
 
 
 def _check_shapes(environment: Environment, name: str) -> None:

@@ -119,12 +119,12 @@ class GridWorld(Environment):
     def render(self, state: GridWorldState) -> Frame:
         rows, columns = len(self.maze), len(self.maze[0])
         frame = blank_frame(rows * _CELL, columns * _CELL)
-        colours = {_WALL: DARK, _GOAL: GREEN, _TRAP: RED, _START: PALE}
+        colors = {_WALL: DARK, _GOAL: GREEN, _TRAP: RED, _START: PALE}
         for row, letters in enumerate(self.maze):
             for column, letter in enumerate(letters):
-                if letter in colours:
+                if letter in colors:
                     place = (row * _CELL, column * _CELL)
-                    fill_rectangle(frame, place, (place[0] + _CELL, place[1] + _CELL), colours[letter])
+                    fill_rectangle(frame, place, (place[0] + _CELL, place[1] + _CELL), colors[letter])
         row, column = divmod(int(state.cell), columns)
         fill_circle(frame, ((row + 0.5) * _CELL, (column + 0.5) * _CELL), _CELL / 3, BLUE)
         return frame

@@ -144,11 +144,11 @@ class Gymnasium(Environment):
         # Each step receives the session that the previous one returned: that data dependency orders them.
         rewards = jax.ShapeDtypeStruct((count,), jnp.float32)
         answer = (jax.ShapeDtypeStruct((), jnp.uint32), seen, seen, rewards, flags, flags)
-        session, led_to, now, reward, terminated, truncated = io_callback(
+        session, led_to, current, reward, terminated, truncated = io_callback(
             self._sessions.step, answer, state.session[0], state.steps[0], observation, action, _seeds(keys)
         )
         after = HostState(jnp.broadcast_to(session, (count,)), state.steps + 1)
-        return EnvironmentStep(after, led_to, reward, terminated, truncated), after, now
+        return EnvironmentStep(after, led_to, reward, terminated, truncated), after, current
 
     def _seen(self, count: int) -> jax.ShapeDtypeStruct:
         one = self.observation_space.abstract
@@ -177,10 +177,10 @@ class _Sessions:
     def step(
         self, session: ArrayLike, steps: ArrayLike, observation: ArrayLike, action: ArrayLike, seeds: ArrayLike
     ) -> tuple[np.ndarray, ...]:
-        number, taken, drawn = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
+        number, num_steps, drawn = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
         with capture_callback_errors(), self._lock:
             pool, made = self._pools.get(number, (None, -1))
-            if pool is not None and made == taken:
+            if pool is not None and made == num_steps:
                 stepped = pool.step(np.asarray(action), drawn.tolist())
                 self._pools[number] = (pool, made + 1)
                 self._pools.move_to_end(number)
@@ -188,7 +188,7 @@ class _Sessions:
             # The run has resumed, or returned to an earlier step: those episodes no longer exist.
             pool = self._free_pool(number, len(drawn))
             seen = _as_device(pool.reset(drawn.tolist()))
-            self._pools[number] = (pool, taken + 1)
+            self._pools[number] = (pool, num_steps + 1)
         nothing, cut = np.zeros(len(drawn), np.float32), np.ones(len(drawn), bool)
         return np.asarray(number, np.uint32), np.asarray(observation), seen, nothing, ~cut, cut
 

@@ -132,8 +132,8 @@ def _dtype(dtype: Any) -> Any:
 
 def _of_planes(seen: np.ndarray) -> Frame:
     """Draw a picture of (row, column, plane), with earlier planes above later ones."""
-    colours = (BLUE, YELLOW, (150, 150, 150), RED, GREEN, DARK)
+    colors = (BLUE, YELLOW, (150, 150, 150), RED, GREEN, DARK)
     frame = np.full((*seen.shape[:2], 3), 255, np.uint8)
     for plane in reversed(range(seen.shape[2])):
-        frame[seen[..., plane] > 0] = colours[plane % len(colours)]
+        frame[seen[..., plane] > 0] = colors[plane % len(colors)]
     return np.kron(frame, np.ones((_CELL, _CELL, 1), np.uint8))

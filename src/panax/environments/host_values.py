@@ -45,16 +45,16 @@ def first_observation(environment: Any, seed: int) -> np.ndarray:
     return to_device_observation(environment.observation_space, given[0], "reset")
 
 
-def to_device_observation(space: Any, given: Any, method: str = "step") -> np.ndarray:
+def to_device_observation(space: Any, observation: Any, method: str = "step") -> np.ndarray:
     """Convert an observation to the device's dtype, in memory that nothing else writes to.
 
     Raises:
         TypeError: Its shape is wrong, or its values don't fit the dtype of the space.
     """
     declared = f"its space declares {space.dtype.name} of shape {tuple(space.shape)}"
-    array = np.asarray(given)
+    array = np.asarray(observation)
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"{method} returned an observation of {array.dtype} ({type(given).__name__}); {declared}")
+        raise TypeError(f"{method} returned an observation of {array.dtype} ({type(observation).__name__}); {declared}")
     if array.shape != tuple(space.shape):
         raise TypeError(f"{method} returned an observation of shape {array.shape}; {declared}")
     held = np.dtype(NARROW_DTYPES.get(space.dtype.name, space.dtype.name))

@@ -73,8 +73,8 @@ class EnvironmentWorker:
                 to_bool_flag("terminated", flags[0]),
                 to_bool_flag("truncated", flags[1]),
             )
-            now = first_observation(environment, seed) if terminated or truncated else led_to
-            rows.append((led_to, now, reward, terminated, truncated))
+            current = first_observation(environment, seed) if terminated or truncated else led_to
+            rows.append((led_to, current, reward, terminated, truncated))
         return [np.stack(column) for column in zip(*rows)]
 
     def try_out(self) -> list[np.ndarray]:
@@ -144,13 +144,13 @@ def _read(source: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
     if not line.endswith(b"\n"):
         raise EOFError
     head, arrays = parse_message(line)
-    found = []
+    values = []
     for dtype, shape in arrays:
         data = source.read(num_bytes(dtype, shape))
         if len(data) != num_bytes(dtype, shape):
             raise EOFError
-        found.append(np.frombuffer(data, dtype).reshape(shape))
-    return head, found
+        values.append(np.frombuffer(data, dtype).reshape(shape))
+    return head, values
 
 
 def _serve(source: IO[bytes], out: IO[bytes]) -> None:

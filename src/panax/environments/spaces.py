@@ -87,12 +87,12 @@ class Box(Space):
             raise RecipeError(f"Box(shape={self.shape}); expected sizes of 1 or more")
         for name, bounds in (("low", self.low), ("high", self.high)):
             try:
-                given = np.asarray(bounds, np.float64)
+                array = np.asarray(bounds, np.float64)
             except (TypeError, ValueError):
-                given = np.empty(0)
-            if isinstance(bounds, tuple) and self.shape != given.shape:
+                array = np.empty(0)
+            if isinstance(bounds, tuple) and self.shape != array.shape:
                 raise RecipeError(
-                    f"Box.{name} has {len(bounds)} bounds for the shape {self.shape}; give one number for all elements, or "
+                    f"Box.{name} has {len(bounds)} bounds for the shape {self.shape}; pass one number for all elements, or "
                     f"one for each, as nested tuples of that shape"
                 )
         if not np.all(self.lower <= self.upper):
@@ -124,14 +124,14 @@ class Box(Space):
             limits = np.iinfo(self.dtype)
             low, high = (np.asarray(np.clip(bound, limits.min, limits.max)) for bound in (self.lower, self.upper))
             drawn = jax.random.uniform(key, self.shape, jnp.float32)
-            whole = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
-            return jnp.clip(whole, self._full(low), self._full(high)).astype(self.dtype)
+            integers = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
+            return jnp.clip(integers, self._full(low), self._full(high)).astype(self.dtype)
         # Without a bound, values are drawn within 1 of the other bound, or of 0, with any sign.
         low, high = np.broadcast_arrays(self.lower, self.upper)
         below, above = np.isfinite(low), np.isfinite(high)
-        least = np.where(below, low, np.where(above, high, 0.0) - 1.0)
-        most = np.where(above, high, np.where(below, low, 0.0) + 1.0)
-        return self._between(jax.random.uniform(key, self.shape, jnp.dtype(self.dtype)), least, most)
+        lowest = np.where(below, low, np.where(above, high, 0.0) - 1.0)
+        highest = np.where(above, high, np.where(below, low, 0.0) + 1.0)
+        return self._between(jax.random.uniform(key, self.shape, jnp.dtype(self.dtype)), lowest, highest)
 
     def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
         if self.dtype == "bool":

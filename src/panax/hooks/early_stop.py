@@ -25,7 +25,7 @@ def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
 def _found(metric: str, values: Mapping[str, float]) -> float:
     name = metric.removeprefix(EVALUATION)
     if name not in values:
-        raise RecipeError(f"there is no metric {metric!r}: {suggest_name(name, values)}")
+        raise RecipeError(f"unknown metric {metric!r}: {suggest_name(name, values)}")
     return values[name]
 
 

@@ -37,7 +37,7 @@ class Samples(Hook, Validated):
     def __post_init__(self) -> None:
         _check_every(self, self.every)
         if not self.prompts:
-            raise RecipeError("Samples has no prompts; give at least one")
+            raise RecipeError("Samples has no prompts; pass at least one")
         if self.tokens < 1 or self.temperature < 0 or self.top_k < 0:
             raise RecipeError(
                 f"Samples(tokens={self.tokens}, temperature={self.temperature}, top_k={self.top_k}); expected at least one "

@@ -31,8 +31,8 @@ def gather_texts(text: str) -> list[str]:
     # Few different lengths, each of which is compiled once: nearly all texts fit the minimum.
     room = np.zeros(max(MIN_BYTES, 1 << max(longest - 1, 0).bit_length()), np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)
-    found = gather_ints(*room.view(np.int32).tolist())
-    return [row.tobytes().rstrip(b"\0").decode() for row in found]
+    rows = gather_ints(*room.view(np.int32).tolist())
+    return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
 def broadcast_text(text: str) -> str:

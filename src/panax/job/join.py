@@ -65,7 +65,9 @@ def join(
     place = _asked(coordinator, processes, index, bind)
     if _joined is not None:
         if place is not None and place != _joined:
-            raise RecipeError(f"this is {_joined} already, and can't become {place}; join once")
+            raise RecipeError(
+                f"panax.join() has already joined as {_joined} and can't join again as {place}; call it once"
+            )
         return _joined
     if place is None or jax.distributed.is_initialized():
         # A process that has called jax.distributed.initialize has joined already.
@@ -198,12 +200,12 @@ def listening_address(place: Membership) -> str:
     if host in LOOPBACK:
         return f"{'[::1]' if '::1' in host else '127.0.0.1'}:{port}"
     try:
-        found = [entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)]
+        resolved = [entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise RecipeError(
-            f"the coordinator's host {host} can't be resolved here ({error.strerror}); give its address, or set PANAX_BIND"
+            f"the coordinator's host {host} can't be resolved here ({error.strerror}); pass its address, or set PANAX_BIND"
         ) from error
-    addresses = [str(each).partition("%")[0] for each in found]
+    addresses = [str(each).partition("%")[0] for each in resolved]
     outside = [each for each in addresses if not ipaddress.ip_address(each).is_loopback]
     if not outside and place.local_processes != place.processes:
         # For example if /etc/hosts maps the host's name to 127.0.1.1, which means another host elsewhere.
@@ -221,13 +223,13 @@ def _own_addresses() -> list[str]:
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
+    addresses = [
         each.address
         for name in sorted(up)
         for each in psutil.net_if_addrs().get(name, ())
         if each.family == socket.AF_INET
     ]
-    return [each for each in found if not ipaddress.ip_address(each).is_loopback]
+    return [each for each in addresses if not ipaddress.ip_address(each).is_loopback]
 
 
 def _is_wildcard(address: str) -> bool:

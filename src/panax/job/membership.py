@@ -72,14 +72,14 @@ def detect_membership(environment: Mapping[str, str]) -> Membership | None:
     Raises:
         RecipeError: Variables are missing, contradict each other, or are not numbers.
     """
-    found = _Variables(environment)
+    variables = _Variables(environment)
     for source in (_panax, _torchrun, _slurm, _open_mpi, _pmi):
-        asked = source(found)
+        asked = source(variables)
         if asked is _ALONE:
             return None
         if isinstance(asked, Membership):
             return asked
-    if "PANAX_COORDINATOR" in found:
+    if "PANAX_COORDINATOR" in variables:
         raise RecipeError(
             "PANAX_COORDINATOR is set without this process's index; set PANAX_PROCESSES and PANAX_PROCESS too"
         )
@@ -168,13 +168,13 @@ class _Variables:
         return local_index, local_processes
 
 
-def _panax(found: _Variables) -> _Found:
-    place = found.count_and_index("PANAX_PROCESSES", "PANAX_PROCESS")
+def _panax(variables: _Variables) -> _Found:
+    place = variables.count_and_index("PANAX_PROCESSES", "PANAX_PROCESS")
     if place is None:
         return None
     if place[0] == 1:
         return _ALONE
-    coordinator = found.text("PANAX_COORDINATOR")
+    coordinator = variables.text("PANAX_COORDINATOR")
     if coordinator is None:
         raise RecipeError("PANAX_PROCESSES is set and PANAX_COORDINATOR is not; set it to host:port of process 0")
     split_address(coordinator, "PANAX_COORDINATOR")
@@ -183,80 +183,80 @@ def _panax(found: _Variables) -> _Found:
         coordinator=coordinator,
         processes=place[0],
         index=place[1],
-        local_index=found.number("PANAX_LOCAL_PROCESS"),
-        local_processes=found.number("PANAX_LOCAL_PROCESSES"),
-        bind=found.text("PANAX_BIND"),
+        local_index=variables.number("PANAX_LOCAL_PROCESS"),
+        local_processes=variables.number("PANAX_LOCAL_PROCESSES"),
+        bind=variables.text("PANAX_BIND"),
         started_by="PANAX_PROCESS",
     )
 
 
-def _torchrun(found: _Variables) -> _Found:
-    place = found.count_and_index("WORLD_SIZE", "RANK")
+def _torchrun(variables: _Variables) -> _Found:
+    place = variables.count_and_index("WORLD_SIZE", "RANK")
     if place is None:
         return None
     if place[0] == 1:
         return _ALONE
-    host, port = found.text("MASTER_ADDR"), found.number("MASTER_PORT")
-    given = found.text("PANAX_COORDINATOR")
-    if given is None and (host is None or port is None):
+    host, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
+    override = variables.text("PANAX_COORDINATOR")
+    if override is None and (host is None or port is None):
         missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
         raise RecipeError(f"RANK and WORLD_SIZE are set and {missing} is not; set it to that of process 0")
-    local_index, local_processes = found.local("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    coordinator = given or f"{bracket_host(host or '')}:{port}"
-    split_address(coordinator, "PANAX_COORDINATOR" if given else "MASTER_ADDR:MASTER_PORT")
-    return found.member(place, coordinator, (local_index, local_processes), "RANK")
+    local_index, local_processes = variables.local("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    coordinator = override or f"{bracket_host(host or '')}:{port}"
+    split_address(coordinator, "PANAX_COORDINATOR" if override else "MASTER_ADDR:MASTER_PORT")
+    return variables.member(place, coordinator, (local_index, local_processes), "RANK")
 
 
-def _slurm(found: _Variables) -> _Found:
+def _slurm(variables: _Variables) -> _Found:
     # The shell of salloc and a batch script have the job's variables and no step, or a step of a single task.
-    nodes = found.text("SLURM_STEP_NODELIST")
-    if nodes is None or "SLURM_PROCID" not in found:
+    nodes = variables.text("SLURM_STEP_NODELIST")
+    if nodes is None or "SLURM_PROCID" not in variables:
         return None
-    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in found else "SLURM_NTASKS"
-    place = found.count_and_index(count, "SLURM_PROCID")
+    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
+    place = variables.count_and_index(count, "SLURM_PROCID")
     if place is None or place[0] == 1:
         return _ALONE
     hosts = expand_nodes(nodes)
-    job = found.number("SLURM_JOB_ID")
+    job = variables.number("SLURM_JOB_ID")
     if job is None:
         raise RecipeError("SLURM_PROCID is set and SLURM_JOB_ID is not; start the processes by srun")
     # Steps of one job may run at the same time.
-    step = found.number("SLURM_STEP_ID") or 0
+    step = variables.number("SLURM_STEP_ID") or 0
     host = hosts[0] if len(hosts) > 1 else "127.0.0.1"
-    local_index = found.number("SLURM_LOCALID")
-    local_processes = _local_tasks(found.text("SLURM_STEP_TASKS_PER_NODE"), found.number("SLURM_NODEID"))
-    return found.member(
+    local_index = variables.number("SLURM_LOCALID")
+    local_processes = _local_tasks(variables.text("SLURM_STEP_TASKS_PER_NODE"), variables.number("SLURM_NODEID"))
+    return variables.member(
         place,
-        found.text("PANAX_COORDINATOR") or f"{host}:{_FIRST_PORT + (job * 7 + step) % _PORTS}",
+        variables.text("PANAX_COORDINATOR") or f"{host}:{_FIRST_PORT + (job * 7 + step) % _PORTS}",
         (local_index, local_processes),
         "srun",
     )
 
 
-def _open_mpi(found: _Variables) -> _Found:
-    place = found.count_and_index("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+def _open_mpi(variables: _Variables) -> _Found:
+    place = variables.count_and_index("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
     if place is None:
         return None
     if place[0] == 1:
         return _ALONE
-    local_index, local_processes = found.local("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    coordinator = found.text("PANAX_COORDINATOR") or _address_of_mpirun(found, local_processes == place[0])
+    local_index, local_processes = variables.local("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    coordinator = variables.text("PANAX_COORDINATOR") or _address_of_mpirun(variables, local_processes == place[0])
     if coordinator is None:
         raise RecipeError(
             "Open MPI does not state the host of process 0; set PANAX_COORDINATOR to its host and a free port: "
             "mpirun -x PANAX_COORDINATOR=HOST:PORT ..."
         )
-    return found.member(place, coordinator, (local_index, local_processes), "mpirun")
+    return variables.member(place, coordinator, (local_index, local_processes), "mpirun")
 
 
-def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
+def _address_of_mpirun(variables: _Variables, one_host: bool) -> str | None:
     """Return the address of mpirun's host, which has process 0 by default. Open MPI 4 reports it, Open MPI 5
     does not.
 
     The value is similar to `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
     """
-    said = found.text("OMPI_MCA_orte_hnp_uri")
-    job = found.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
+    said = variables.text("OMPI_MCA_orte_hnp_uri")
+    job = variables.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
     if job is None:
         return None
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
@@ -266,20 +266,20 @@ def _address_of_mpirun(found: _Variables, one_host: bool) -> str | None:
     return None if host is None else f"{bracket_host(host.group(1) or host.group(2))}:{port}"
 
 
-def _pmi(found: _Variables) -> _Found:
-    place = found.count_and_index("PMI_SIZE", "PMI_RANK")
+def _pmi(variables: _Variables) -> _Found:
+    place = variables.count_and_index("PMI_SIZE", "PMI_RANK")
     if place is None:
         return None
     if place[0] == 1:
         return _ALONE
-    coordinator = found.text("PANAX_COORDINATOR")
+    coordinator = variables.text("PANAX_COORDINATOR")
     if coordinator is None:
         raise RecipeError(
             "PMI_RANK is set, as by MPICH or Intel MPI, which don't state the host of process 0; set PANAX_COORDINATOR to its "
             "host and a free port"
         )
-    local_index, local_processes = found.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return found.member(place, coordinator, (local_index, local_processes), "PMI_RANK")
+    local_index, local_processes = variables.local("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return variables.member(place, coordinator, (local_index, local_processes), "PMI_RANK")
 
 
 def bracket_host(host: str) -> str:

@@ -198,9 +198,7 @@ class _Caller:
                 f"{place.processes}; start all of them with the same number"
             )
         if not 0 < index < place.processes or index in self.peers:
-            return (
-                f"two processes were started as process {index}; give each its own number, 0 to {place.processes - 1}"
-            )
+            return f"two processes were started as process {index}; number them from 0 to {place.processes - 1}"
         theirs = said.get("facts")
         for name, mine in self.roll.facts.items():
             other = theirs.get(name) if isinstance(theirs, dict) else None

@@ -25,7 +25,7 @@ class Kernels(Validated):
 
     >>> Kernels(attention="blokwise")
     Traceback (most recent call last):
-    panax.core.errors.RecipeError: there is no kernel 'blokwise' for attention; did you mean 'blockwise'?
+    panax.core.errors.RecipeError: unknown kernel 'blokwise' for attention; did you mean 'blockwise'?
     """
 
     attention: str = "auto"

@@ -90,7 +90,7 @@ def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
     others = _kernels.setdefault(kernel.work, [])
     alike = [k for k in others if k.name == kernel.name and _share_platform(k, kernel)]
     if alike and not replace:
-        raise ValueError(f"there is a kernel {kernel.name!r} for {kernel.work}; give another name, or replace=True")
+        raise ValueError(f"there is a kernel {kernel.name!r} for {kernel.work}; choose another name, or replace=True")
     _kernels[kernel.work] = sorted([k for k in others if k not in alike] + [kernel], key=lambda k: -k.rank)
     _chosen.cache_clear()
     return kernel
@@ -100,7 +100,7 @@ def list_kernels(work: str, target: Target | None = None) -> list[Kernel]:
     """List the kernels of a kind of work, highest rank first; with a target, those for its platform."""
     found = _kernels.get(work)
     if found is None:
-        raise ValueError(f"there are no kernels for {work!r}; {suggest_name(work, _kernels)}")
+        raise ValueError(f"no kernels are registered for {work!r}; {suggest_name(work, _kernels)}")
     return [kernel for kernel in found if target is None or _is_for(kernel, target)]
 
 
@@ -186,7 +186,7 @@ def check_name(work: str, name: str) -> None:
     """
     names = {"auto", *(kernel.name for kernel in list_kernels(work))}
     if name not in names:
-        raise RecipeError(f"there is no kernel {name!r} for {work}; {suggest_name(name, names)}")
+        raise RecipeError(f"unknown kernel {name!r} for {work}; {suggest_name(name, names)}")
 
 
 def _find(work: str, name: str, target: Target) -> Kernel:
@@ -236,8 +236,8 @@ def log_choice(choice: KernelChoice, target: Target) -> KernelChoice:
     if lines is not None:
         lines[line] = choice.kernel.work
     # A portable kernel is slow if the platform has a specific one.
-    own = [kernel for kernel in list_kernels(choice.kernel.work, target) if kernel.platforms]
-    slow = not choice.kernel.platforms and any(kernel.rank > choice.kernel.rank for kernel in own)
+    platform_kernels = [kernel for kernel in list_kernels(choice.kernel.work, target) if kernel.platforms]
+    slow = not choice.kernel.platforms and any(kernel.rank > choice.kernel.rank for kernel in platform_kernels)
     _log_once(line, logging.WARNING if slow and choice.reason != NAMED else logging.INFO)
     return choice
 

@@ -79,9 +79,9 @@ def _check(block: Block, placement: Placement) -> None:
         )
         return
     order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
-    found = _on_mesh(block, params, x[:, order], placement)
+    output = _on_mesh(block, params, x[:, order], placement)
     largest = np.abs(wanted).max()
-    for shard in found.addressable_shards:
+    for shard in output.addressable_shards:
         error = float(np.abs(np.asarray(shard.data) - wanted[:, order][shard.index]).max() / largest)
         if not error <= TOLERANCE:
             raise LayoutError(_message(block, sizes, error))
@@ -142,15 +142,15 @@ def _on_mesh(block: Block, params: Any, x: np.ndarray, placement: Placement) -> 
         block,
         logical_axes(block),
     )
-    given = (lies, spec((rows, stream, None)), spec((rows, positions)), spec((rows,)))
+    specs = (lies, spec((rows, stream, None)), spec((rows, positions)), spec((rows,)))
     order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
     position = np.broadcast_to(order[None].astype(np.int32), x.shape[:2])
     arrays = (params, x, position, np.arange(len(x), dtype=np.int32))
     with placement.activate():
-        run = jax.jit(map_over_shards(local, placement, given, given[1]))
+        run = jax.jit(map_over_shards(local, placement, specs, specs[1]))
         return run(
             *jax.tree.map(
-                functools.partial(_placed, placement), arrays, given, is_leaf=lambda n: isinstance(n, np.ndarray)
+                functools.partial(_placed, placement), arrays, specs, is_leaf=lambda n: isinstance(n, np.ndarray)
             )
         )
 

@@ -40,8 +40,8 @@ class Norm(Module):
         fields: dict = {"scale": constant(0.0 if unit_offset else 1.0)}
         if kind != "layer":
             fields["bias"] = None
-        centred = "rms" if kind == "rms" else "layer"
-        return cls.create(key, {"norm": size}, kind=centred, epsilon=epsilon, unit_offset=unit_offset, **fields)
+        centered = "rms" if kind == "rms" else "layer"
+        return cls.create(key, {"norm": size}, kind=centered, epsilon=epsilon, unit_offset=unit_offset, **fields)
 
     def __call__(self, x: Float[Array, "*rest norm"]) -> Float[Array, "*rest norm"]:
         y = x.astype(jnp.float32)

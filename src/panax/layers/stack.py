@@ -53,19 +53,19 @@ class Stack(Module):
 
         def one_period(x: jax.Array, scanned: tuple) -> tuple[jax.Array, list[Any]]:
             blocks, repeat, states = scanned
-            found = []
+            reports = []
             for place, block in enumerate(blocks):
                 index = self.first + repeat * period + place
                 # The debugger runs layer by layer, with concrete indices; in a compiled scan the index is traced.
                 with scope(f"layers.{'*' if isinstance(index, Tracer) else int(index)}"):
                     x, reported = run(x, block, index, states[place])
-                found += [] if reported is None else [reported]
-            return x, found
+                reports += [] if reported is None else [reported]
+            return x, reports
 
-        x, found = scan_layers(one_period, x, (self.blocks, jnp.arange(self.repeats), self._by_place(state)))
-        if not found:
+        x, reports = scan_layers(one_period, x, (self.blocks, jnp.arange(self.repeats), self._by_place(state)))
+        if not reports:
             return x, None
-        return x, jax.tree.map(lambda *places: _interleaved(places), *found)
+        return x, jax.tree.map(lambda *places: _interleaved(places), *reports)
 
     def extend(
         self,
@@ -125,16 +125,16 @@ def build_stacks(
         stacks: For each stack, (the kinds of one period's layers, number of periods).
         build: Initializes a layer of one kind from a key.
     """
-    found, first = [], 0
+    built, first = [], 0
     for period, repeats in stacks:
         stack_key = jax.random.fold_in(key, first)
         blocks = tuple(
             stack(jax.random.fold_in(stack_key, place), repeats, lambda key, kind=kind: build(key, kind))
             for place, kind in enumerate(period)
         )
-        found.append(Stack(blocks=blocks, first=first, repeats=repeats))
+        built.append(Stack(blocks=blocks, first=first, repeats=repeats))
         first += repeats * len(period)
-    return tuple(found)
+    return tuple(built)
 
 
 def run_stacks(

@@ -27,7 +27,7 @@ class LayerUnit(NamedTuple):
 def list_units(stacks: Sequence[Stack]) -> list[LayerUnit]:
     """Split the stacks into units, in layer order. Layers that differ only in settings, such as windows, are
     separate units."""
-    found = []
+    units = []
     for number, stack_ in enumerate(stacks):
         layers = stack_.layers
         signatures, reports = [layer.signature for layer in layers], tuple(layer.reports for layer in layers)
@@ -35,10 +35,10 @@ def list_units(stacks: Sequence[Stack]) -> list[LayerUnit]:
         for repeat in range(stack_.repeats):
             first = stack_.first + repeat * len(layers)
             if apart:
-                found += [LayerUnit(number, first + place, reports[:1], signatures[0]) for place in range(len(layers))]
+                units += [LayerUnit(number, first + place, reports[:1], signatures[0]) for place in range(len(layers))]
             else:
-                found.append(LayerUnit(number, first, reports, tuple(signatures)))
-    return found
+                units.append(LayerUnit(number, first, reports, tuple(signatures)))
+    return units
 
 
 def group_runs(stacks: Sequence[Stack]) -> list[list[LayerUnit]]:

@@ -32,15 +32,15 @@ def run_block(
     if not stream:
         return block(x, context, state)
     length = x.shape[1]
-    whole = _in_order(all_gather_sum(x, stream, 1), layout)
-    given = _whole_context(context, layout, stream, row, whole.shape[1])
+    gathered = _in_order(all_gather_sum(x, stream, 1), layout)
+    full_context = _whole_context(context, layout, stream, row, gathered.shape[1])
     with use_layout(layout.with_whole_rows()):
-        y, found = block(whole, given, state)
+        y, report = block(gathered, full_context, state)
     # A device's cotangent is nonzero only at its own positions: a partial term of the sum over devices.
     y = assert_cotangent_sharding(y, dict.fromkeys(stream, ValueState.PARTIAL))
     if layout.sizes["context"] > 1 and layout.row_order == "zigzag":
         y = jnp.take(y, zigzag_order(y.shape[1], layout.sizes["context"]), axis=1)
-    return jax.lax.dynamic_slice_in_dim(y, axis_index(stream) * length, length, axis=1), found
+    return jax.lax.dynamic_slice_in_dim(y, axis_index(stream) * length, length, axis=1), report
 
 
 def _in_order(x: jax.Array, layout: Layout) -> jax.Array:

@@ -91,10 +91,10 @@ def _across_slices(devices: Sequence[Any], sizes: Mapping[str, int]) -> dict[str
         across[axis] = math.gcd(sizes.get(axis, 1), remaining)
         remaining //= across[axis]
     if remaining > 1:
-        given = ", ".join(f"{axis}={sizes.get(axis, 1)}" for axis in SLOW_AXES)
+        slow_sizes = ", ".join(f"{axis}={sizes.get(axis, 1)}" for axis in SLOW_AXES)
         raise LayoutError(
             f"the mesh {_described(sizes)} does not fit {len(counts)} TPU slices of {each} devices: only "
-            f"{', '.join(SLOW_AXES)} may span slices, and {given}; use for example mesh.replica={len(counts)}"
+            f"{', '.join(SLOW_AXES)} may span slices, and {slow_sizes}; use for example mesh.replica={len(counts)}"
         )
     return {axis: across[axis] for axis in sizes}
 

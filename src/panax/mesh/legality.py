@@ -158,8 +158,8 @@ def _computed(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
             f"takes {positions}'s axes and further ones that split no {rows}"
         )
     for logical in _parallel(needs):
-        whole = not over(logical) and lookup_axis(logical).may_be_whole
-        if not whole and {*over(logical)} != {*beyond}:
+        is_whole = not over(logical) and lookup_axis(logical).may_be_whole
+        if not is_whole and {*over(logical)} != {*beyond}:
             return (
                 f"rules.compute: {logical} is split over {over(logical)}, and {stream} over {beyond} beyond {positions}; split "
                 f"both over the same mesh axes"
@@ -172,11 +172,11 @@ def _stages(needs: MeshRequirements, mesh: Sizes) -> str | None:
     if stages == 1 or divided is None or stages * divided.chunks <= divided.units:
         return None
     units, chunks = divided.units, divided.chunks
-    most = units // chunks
+    max_stages = units // chunks
     if chunks == 1:
-        return f"mesh.stage={stages} is more than the {units} layers; use stage up to {most}"
+        return f"mesh.stage={stages} is more than the {units} layers; use stage up to {max_stages}"
     parts = f"mesh.stage={stages} x pipeline.chunks={chunks} = {stages * chunks}"
-    fewer = f"use stage up to {most}, or " if most > 1 else "use "
+    fewer = f"use stage up to {max_stages}, or " if max_stages > 1 else "use "
     return f"{parts} is more than the {units} layers; {fewer}chunks up to {units // stages}"
 
 
@@ -211,16 +211,16 @@ def _batch(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
     parts = data_parallel_size(mesh)
     for name, axes, shape in needs.batch:
         for axis, size in zip(axes, shape):
-            whole = parts * needs.micro_batches
-            if lookup_axis(axis).role is Role.ROWS and size % whole:
+            divisor = parts * needs.micro_batches
+            if lookup_axis(axis).role is Role.ROWS and size % divisor:
                 return (
                     f"a batch of {size} rows is not divisible by {parts} data-parallel devices x {needs.micro_batches} "
-                    f"micro-batches; use a multiple of {whole} rows"
+                    f"micro-batches; use a multiple of {divisor} rows"
                 )
             if lookup_axis(axis).role is Role.POSITIONS and needs.splits_residual:
-                found = _length(size, mesh, needs.row_order)
-                if found:
-                    return found
+                problem = _length(size, mesh, needs.row_order)
+                if problem:
+                    return problem
         try:
             assign(axes, shape, rules.compute, mesh, f"batch leaf {name!r}")
         except LayoutError as error:

@@ -64,17 +64,17 @@ class Placement:
         """
         devices = jax.devices() if devices is None else list(devices)
         sizes = resolve_mesh(shape or MeshShape(), len(devices), needs, rules)
-        taken = devices[: math.prod(sizes.values())]
-        idle = {device.process_index for device in devices} - {device.process_index for device in taken}
+        chosen = devices[: math.prod(sizes.values())]
+        idle = {device.process_index for device in devices} - {device.process_index for device in chosen}
         if idle:
             shape_said = ", ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "of one device"
             raise LayoutError(
-                f"the mesh {shape_said} takes {len(taken)} of {len(devices)} devices, and leaves none to process "
+                f"the mesh {shape_said} takes {len(chosen)} of {len(devices)} devices, and leaves none to process "
                 f"{', '.join(map(str, sorted(idle)))} of the job; set an axis to -1 for all that are left, or start fewer "
                 f"processes"
             )
-        grid = device_grid(taken, sizes)
-        if jax.process_count() > 1 and not device_target(taken[0]).traits.own_memory:
+        grid = device_grid(chosen, sizes)
+        if jax.process_count() > 1 and not device_target(chosen[0]).traits.own_memory:
             use_batch_policy_while_alone(processes_on_these_cores(num_local_processes()))
         return cls(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)), rules or Rules())
 

@@ -169,10 +169,10 @@ def assign(
         # A mesh axis that another dimension already uses is dropped from a longer rule; if it is the only one
         # of a rule, it is an error.
         free = tuple(axis for axis in wanted if axis not in used)
-        taken = [axis for axis in wanted if axis in used]
-        if taken and len(rule) == 1 and used[taken[0]] != logical:
+        clash = [axis for axis in wanted if axis in used]
+        if clash and len(rule) == 1 and used[clash[0]] != logical:
             raise LayoutError(
-                f"{name}: its dimensions {used[taken[0]]!r} and {logical!r} are both mapped to mesh axis {taken[0]!r}; "
+                f"{name}: its dimensions {used[clash[0]]!r} and {logical!r} are both mapped to mesh axis {clash[0]!r}; "
                 f"map one of them elsewhere in the rules"
             )
         if shape is None or not free:

@@ -67,7 +67,7 @@ class MeshShape(Validated):
             raise LayoutError(f"mesh.{bad[0]}={sizes[bad[0]]}; expected a positive number, or -1 for all devices left")
         open_axes = [axis for axis, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
-            raise LayoutError(f"mesh.{open_axes[0]} and mesh.{open_axes[1]} are both -1; give one of them a number")
+            raise LayoutError(f"mesh.{open_axes[0]} and mesh.{open_axes[1]} are both -1; set one of them to a number")
         fixed = math.prod(size for size in sizes.values() if size != -1)
         described = "·".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
         if open_axes:

@@ -126,8 +126,8 @@ class Life:
     @property
     def goodput(self) -> float:
         """Return the share of the time spent on steps of the result; idle time is not counted."""
-        whole = self.wall_seconds - self.seconds["idle"]
-        return self.seconds["training"] / whole if whole > 0 else 0.0
+        total_seconds = self.wall_seconds - self.seconds["idle"]
+        return self.seconds["training"] / total_seconds if total_seconds > 0 else 0.0
 
 
 def read_life(folder: str | Path) -> Life:
@@ -152,15 +152,15 @@ def read_intervals(folder: str | Path) -> list[Interval]:
         return []
     except OSError as error:
         raise DataError(f"can't read {path}: {error}; it is the run's ledger, which its owner can read") from error
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     for line in lines:
         interval = _interval(line)
         # Sessions and their intervals are consecutive: anything else is not part of this ledger.
         if interval is not None and (
-            not found or (interval.session >= found[-1].session and interval.begin >= found[-1].end - 0.01)
+            not intervals or (interval.session >= intervals[-1].session and interval.begin >= intervals[-1].end - 0.01)
         ):
-            found.append(interval)
-    return found
+            intervals.append(interval)
+    return intervals
 
 
 def _interval(line: str) -> Interval | None:
@@ -232,7 +232,7 @@ def _session(
             seconds |= {kind: seconds[kind] - value for kind, value in lost.items()}
             seconds["lost work"] = seconds.get("lost work", 0.0) + sum(lost.values())
         at = line.begin
-        scale = (line.end - line.begin) / whole if (whole := sum(seconds.values())) > 0 else 0.0
+        scale = (line.end - line.begin) / total_seconds if (total_seconds := sum(seconds.values())) > 0 else 0.0
         for kind in KINDS:
             # Rounded when written: the parts of an interval must sum to its length.
             value = seconds.get(kind, 0.0) * scale
@@ -297,8 +297,10 @@ def describe_life(life: Life) -> str:
     """
     rest = sorted(((life.seconds[kind], kind) for kind in KINDS[1:] if life.seconds[kind] >= 0.05), reverse=True)
     spent = ", ".join(f"{kind} {format_seconds(seconds)}" for seconds, kind in rest)
-    whole = life.wall_seconds - life.seconds["idle"]
-    return f"goodput {life.goodput:.0%} of {format_seconds(whole)}".replace("%", " %") + (f": {spent}" if spent else "")
+    total_seconds = life.wall_seconds - life.seconds["idle"]
+    return f"goodput {life.goodput:.0%} of {format_seconds(total_seconds)}".replace("%", " %") + (
+        f": {spent}" if spent else ""
+    )
 
 
 def format_seconds(seconds: float) -> str:
@@ -309,12 +311,12 @@ def format_seconds(seconds: float) -> str:
     """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
+    rounded_seconds = round(seconds)
     for unit, below, size in (("d", "h", 86400), ("h", "min", 3600), ("min", "s", 60)):
-        if whole >= size:
-            rest = whole % size // {"d": 3600, "h": 60, "min": 1}[unit]
-            return f"{whole // size} {unit}" + (f" {rest} {below}" if rest else "")
-    return f"{whole} s"
+        if rounded_seconds >= size:
+            rest = rounded_seconds % size // {"d": 3600, "h": 60, "min": 1}[unit]
+            return f"{rounded_seconds // size} {unit}" + (f" {rest} {below}" if rest else "")
+    return f"{rounded_seconds} s"
 
 
 def life_scalars(life: Mapping[str, float]) -> dict[str, Any]:
@@ -324,5 +326,8 @@ def life_scalars(life: Mapping[str, float]) -> dict[str, Any]:
     {'goodput/training_seconds': 3.0, 'goodput/data_wait_seconds': 1.0, 'goodput/idle_seconds': 5.0, 'goodput/fraction': 0.75}
     """
     named = {f"goodput/{kind.replace(' ', '_')}_seconds": round(seconds, 3) for kind, seconds in life.items()}
-    whole = sum(life.values()) - life.get("idle", 0.0)
-    return {**named, "goodput/fraction": round(life.get("training", 0.0) / whole, 5) if whole > 0 else 0.0}
+    total_seconds = sum(life.values()) - life.get("idle", 0.0)
+    return {
+        **named,
+        "goodput/fraction": round(life.get("training", 0.0) / total_seconds, 5) if total_seconds > 0 else 0.0,
+    }

@@ -39,7 +39,7 @@ GLYPHS = {
 
 
 def heat_map(figures: HeatMap) -> Picture:
-    """Draw the rows and columns of these values, with a legend of the colours.
+    """Draw the rows and columns of these values, with a legend of the colors.
 
     White is the mean load of a row, blue no load, red twice the mean and more. Names are written in small
     Latin letters; others are left blank.
@@ -64,13 +64,13 @@ def heat_map(figures: HeatMap) -> Picture:
     return canvas.astype(np.uint8)
 
 
-def _colours(loads: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width 3"]:
+def _colors(loads: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width 3"]:
     above, short = np.clip(loads - 1.0, 0.0, 1.0)[..., None], np.clip(1.0 - loads, 0.0, 1.0)[..., None]
     return WHITE - above * (WHITE - RED) - short * (WHITE - BLUE)
 
 
 def _cells(loads: Float[np.ndarray, "row column"], cell: int) -> Float[np.ndarray, "height width 3"]:
-    image = np.kron(_colours(loads), np.ones((cell, cell, 1)))
+    image = np.kron(_colors(loads), np.ones((cell, cell, 1)))
     if cell > 4:
         image[cell - 1 :: cell] = image[:, cell - 1 :: cell] = 200.0
     if cell >= MIN_NUMBERED_CELL:
@@ -81,9 +81,9 @@ def _cells(loads: Float[np.ndarray, "row column"], cell: int) -> Float[np.ndarra
 
 
 def _legend(canvas: Float[np.ndarray, "height width 3"]) -> None:
-    """Draw the colours from no load, at the bottom, to twice the mean, at the top."""
+    """Draw the colors from no load, at the bottom, to twice the mean, at the top."""
     height = canvas.shape[0]
-    canvas[:, :LINE] = _colours(np.linspace(2.0, 0.0, height)[:, None])
+    canvas[:, :LINE] = _colors(np.linspace(2.0, 0.0, height)[:, None])
     for label, at in (("2+", 0), ("1", (height - LINE) // 2 + 2), ("0", height - LINE + 4)):
         _write(canvas, label, at, LINE + GAP)
 

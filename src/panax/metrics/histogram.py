@@ -54,8 +54,8 @@ def compute_histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogra
     below = jax.lax.map(lambda edge: _count(finite & (values < edge)), edges)
     number = _count(finite)
     counts = jnp.diff(jnp.concatenate([jnp.zeros(1), below, number[None]]))
-    found = (counts, least, greatest, kept.sum(), (kept * kept).sum(), _count(~finite))
-    return Histogram(*found)  # pyright: ignore[reportArgumentType]
+    fields = (counts, least, greatest, kept.sum(), (kept * kept).sum(), _count(~finite))
+    return Histogram(*fields)  # pyright: ignore[reportArgumentType]
 
 
 def _count(mask: Bool[Array, "..."]) -> Float[Array, ""]:

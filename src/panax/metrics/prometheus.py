@@ -70,7 +70,7 @@ class PrometheusTracker(Tracker):
             self._server, _ = self._library.start_http_server(self.port, self.address, self._registry)
         except OSError as error:
             raise OSError(
-                error.errno, f"can't listen on {self.address}, port {self.port} ({error.strerror}); give another port"
+                error.errno, f"can't listen on {self.address}, port {self.port} ({error.strerror}); choose another port"
             ) from error
 
     def record(self, step: int, values: Mapping[str, float]) -> None:

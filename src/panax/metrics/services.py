@@ -122,7 +122,7 @@ class CsvTracker(Tracker):
                 columns = list(reader.fieldnames or columns)
                 if columns[:2] != ["run", "step"]:
                     raise OSError(
-                        f"{self._file} is not a table of runs: it begins with {columns[:2]}; give another path"
+                        f"{self._file} is not a table of runs: it begins with {columns[:2]}; choose another path"
                     )
                 rows = [row for row in reader if (row["step"] or "").isdigit() and keep(row)]
         self._columns = [*columns, *(name for name in new if name not in columns)]
@@ -229,8 +229,8 @@ class MlflowTracker(Tracker):
     def about(self, run: RunFacts) -> None:
         mlflow = import_service("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri or None)
-        found = client.get_experiment_by_name(self.experiment)
-        place = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        experiment = client.get_experiment_by_name(self.experiment)
+        place = client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
         # The id consists of letters and digits: it needs no quoting.
         before = client.search_runs([place], f"tags.`panax.run_id` = '{run.run_id}'", max_results=1)
         if before:

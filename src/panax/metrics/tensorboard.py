@@ -137,13 +137,13 @@ class TensorBoardTracker(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-        found: defaultdict[str, list[Any]] = defaultdict(list)
+        scalars_by_run: defaultdict[str, list[Any]] = defaultdict(list)
         for name, value in values.items():
             if _is_its_whole(name, values):
                 continue
             run, tag = run_and_tag(name)
-            found[run].append(Summary.Value(tag=tag, simple_value=value))
-        for run, scalars in found.items():
+            scalars_by_run[run].append(Summary.Value(tag=tag, simple_value=value))
+        for run, scalars in scalars_by_run.items():
             self._files[run].write(step, Summary(value=scalars))
 
     def picture(self, step: int, name: str, image: Picture) -> None:

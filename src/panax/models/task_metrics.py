@@ -34,7 +34,7 @@ def check_names(metrics: Mapping[str, TokenMetric]) -> None:
     """Raise a RecipeError if a metric's name is already taken."""
     for name in metrics:
         if name in RESERVED_NAMES or name.startswith(("loss/", "experts/")):
-            raise RecipeError(f"task.metrics has {name!r}, which the task measures itself; give it another name")
+            raise RecipeError(f"task.metrics has {name!r}, which the task measures itself; rename it")
 
 
 def compute_token_metrics(
@@ -44,16 +44,16 @@ def compute_token_metrics(
     weights: Float[Array, "*row"],
 ) -> dict[str, Mean]:
     """Compute each metric as a weighted sum and its total weight."""
-    found = {}
+    means = {}
     for name, function in metrics.items():
         values = function(scores, targets, weights)
-        values, own = values if isinstance(values, tuple) else (values, weights)
-        for what, leaf in (("values", values), ("weights", own)):
+        values, metric_weights = values if isinstance(values, tuple) else (values, weights)
+        for what, leaf in (("values", values), ("weights", metric_weights)):
             if getattr(leaf, "shape", None) != targets.shape:
                 raise RecipeError(
                     f"task.metrics[{name!r}] gives {what} of the shape {getattr(leaf, 'shape', type(leaf).__name__)}; expected "
                     f"one for each target, {targets.shape}: leave the mean to the task"
                 )
-        values, own = values.astype(scores.dtype), own.astype(scores.dtype)
-        found[name] = Mean((values * own).sum(), own.sum())
-    return found
+        values, metric_weights = values.astype(scores.dtype), metric_weights.astype(scores.dtype)
+        means[name] = Mean((values * metric_weights).sum(), metric_weights.sum())
+    return means

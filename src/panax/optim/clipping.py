@@ -35,9 +35,9 @@ def clip_by_layer(
             limit.
         meanings: Parameter name to the logical axes that determine its role; None: `axes`.
     """
-    found, values = named_leaves(gradients), named_leaves(params)
+    leaves, values = named_leaves(gradients), named_leaves(params)
     kinds = axes if meanings is None else meanings
-    parameters = {name: Parameter.of(name, values[name], axes[name], kinds[name]) for name in found}
+    parameters = {name: Parameter.of(name, values[name], axes[name], kinds[name]) for name in leaves}
 
     def local(gradients: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -46,7 +46,7 @@ def clip_by_layer(
         }
 
     places = {name: partition_spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
-    result = shard_map_over_params(local, (places, places), places)(found, {name: values[name] for name in found})
+    result = shard_map_over_params(local, (places, places), places)(leaves, {name: values[name] for name in leaves})
     paths, structure = jax.tree_util.tree_flatten_with_path(gradients)
     return structure.unflatten([result[path_name(path)] for path, _ in paths])
 

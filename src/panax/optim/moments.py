@@ -23,19 +23,19 @@ class Moments(NamedTuple):
         return {MEAN: StateSpec.like(parameter), SQUARE: StateSpec.like(parameter, signed=False)}
 
     @classmethod
-    def update(cls, taken: UpdateInputs, b1: float, b2: float) -> "Moments":
+    def update(cls, inputs: UpdateInputs, b1: float, b2: float) -> "Moments":
         """Compute the moments after this step's gradient."""
-        mean, square = (taken.state[kind].astype(taken.gradient.dtype) for kind in (MEAN, SQUARE))
+        mean, square = (inputs.state[kind].astype(inputs.gradient.dtype) for kind in (MEAN, SQUARE))
         return cls(
-            b1 * mean + (1 - b1) * taken.gradient,
-            b2 * square + (1 - b2) * jnp.square(taken.gradient),
+            b1 * mean + (1 - b1) * inputs.gradient,
+            b2 * square + (1 - b2) * jnp.square(inputs.gradient),
         )
 
-    def direction(self, taken: UpdateInputs, b1: float, b2: float, epsilon: float) -> jax.Array:
+    def direction(self, inputs: UpdateInputs, b1: float, b2: float, epsilon: float) -> jax.Array:
         """Compute Adam's direction: the bias-corrected mean over the root of the bias-corrected squares
         (arXiv:1412.6980)."""
-        mean = self.mean / bias_correction(b1, taken.num_updates)
-        square = self.square / bias_correction(b2, taken.num_updates)
+        mean = self.mean / bias_correction(b1, inputs.num_updates)
+        square = self.square / bias_correction(b2, inputs.num_updates)
         return mean / (jnp.sqrt(square) + epsilon)
 
     @property
@@ -43,11 +43,11 @@ class Moments(NamedTuple):
         return {MEAN: self.mean, SQUARE: self.square}
 
 
-def adamw_step(taken: UpdateInputs, b1: float, b2: float, epsilon: float) -> tuple[jax.Array, dict[str, jax.Array]]:
+def adamw_step(inputs: UpdateInputs, b1: float, b2: float, epsilon: float) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Compute AdamW's update (arXiv:1711.05101): the change to add to a parameter, and its new state."""
-    moments = Moments.update(taken, b1, b2)
-    direction = moments.direction(taken, b1, b2, epsilon)
-    return -taken.rate * (direction + taken.decay * taken.value), moments.arrays
+    moments = Moments.update(inputs, b1, b2)
+    direction = moments.direction(inputs, b1, b2, epsilon)
+    return -inputs.rate * (direction + inputs.decay * inputs.value), moments.arrays
 
 
 def bias_correction(decay: float, before: jax.Array) -> jax.Array:

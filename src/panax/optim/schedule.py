@@ -190,8 +190,8 @@ class CustomSchedule(Validated):
                 return self.function(step)
 
         try:
-            found = jax.eval_shape(rate, jax.ShapeDtypeStruct((), jnp.int32))
-            shape, dtype = jnp.shape(found), jnp.result_type(found)
+            output = jax.eval_shape(rate, jax.ShapeDtypeStruct((), jnp.int32))
+            shape, dtype = jnp.shape(output), jnp.result_type(output)
         except Exception as error:
             first, _, _ = str(error).partition("\n")
             raise RecipeError(

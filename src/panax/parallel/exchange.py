@@ -143,11 +143,11 @@ class ExchangePlan:
         first = _before(counts, 1)
         expert = (first[source] + counts[source] <= place[:, None]).sum(axis=1, dtype=jnp.int32)
         expert = jnp.where(place < high[source], expert, experts)
-        # taken: [source, expert], rows of each expert inside this round's window.
-        taken = jnp.maximum(jnp.minimum(first + counts, high[:, None]) - jnp.maximum(first, low[:, None]), 0)
+        # window_counts: [source, expert], rows of each expert inside this round's window.
+        window_counts = jnp.maximum(jnp.minimum(first + counts, high[:, None]) - jnp.maximum(first, low[:, None]), 0)
         inside = jnp.minimum(expert, experts - 1)
-        rank = _before(taken, 0)[source, inside] + place - jnp.maximum(first[source, inside], low[source])
-        return Arrivals(taken.sum(axis=0), expert, rank)
+        rank = _before(window_counts, 0)[source, inside] + place - jnp.maximum(first[source, inside], low[source])
+        return Arrivals(window_counts.sum(axis=0), expert, rank)
 
     @property
     def _each(self) -> int:
@@ -159,10 +159,10 @@ class ExchangePlan:
         starts, sent, low, high = plan.starts[me], plan.sent[me], window.low[me], window.high[me]
         place = jnp.arange(self._each, dtype=jnp.int32)[None, :] + low[:, None]
         row = jnp.where(place < high[:, None], starts[:, None] + place, count).reshape(-1)
-        own = jnp.arange(count, dtype=jnp.int32)
-        target = (starts[None, :] + sent[None, :] <= own[:, None]).sum(axis=1, dtype=jnp.int32)
+        local_rows = jnp.arange(count, dtype=jnp.int32)
+        target = (starts[None, :] + sent[None, :] <= local_rows[:, None]).sum(axis=1, dtype=jnp.int32)
         inside = jnp.minimum(target, self.ways - 1)
-        place = own - starts[inside]
+        place = local_rows - starts[inside]
         travels = (target < self.ways) & (place >= low[inside]) & (place < high[inside])
         slot = jnp.where(travels, inside * self._each + place - low[inside], self.buffer)
         return RowMap(row, slot[:, None], count)

@@ -151,10 +151,10 @@ def _tick(
             of_layers = _counted(of_layers, row["forward"] == 1)
             if some("loss"):
                 micro_batch = _at(micro_batches, row["loss_micro_batch"])
-                found = _spread_loss(
+                loss_outputs = _spread_loss(
                     work, outer, output, micro_batch, row["loss"] == 1, gradients=outer_sum is not None
                 )
-                of_loss, d_outer, d_output = found
+                of_loss, d_outer, d_output = loss_outputs
                 of_loss = _counted(of_loss, row["loss"] == 1)
                 if outer_sum is not None:
                     outer_sum = _added(outer_sum, d_outer, row["loss"] == 1)

@@ -257,20 +257,20 @@ def _tour(step, carry, shifts: tuple[int, ...]):
     return carry
 
 
-def _merge(whole: tuple[Array, Array], part: tuple[Array, ...], start: int | Array) -> tuple[Array, Array]:
+def _merge(accumulated: tuple[Array, Array], part: tuple[Array, ...], start: int | Array) -> tuple[Array, Array]:
     """Merge two softmax attention results, each (output, logsumexp), into attention over the keys of both.
 
     `part` covers the queries from `start` on.
     """
     size = part[0].shape[1]
-    out, old = (lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in whole)
+    out, old = (lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in accumulated)
     part_out, new = part
     highest = jnp.maximum(old, new)
     weight, part_weight = jnp.exp(old - highest), jnp.exp(new - highest)
     total = weight + part_weight
     out = (weight / total)[..., None] * out + (part_weight / total)[..., None] * part_out
     merged = out, highest + jnp.log(total)
-    out, logsumexp = (lax.dynamic_update_slice_in_dim(x, y, start, axis=1) for x, y in zip(whole, merged))
+    out, logsumexp = (lax.dynamic_update_slice_in_dim(x, y, start, axis=1) for x, y in zip(accumulated, merged))
     return out, logsumexp
 
 

@@ -101,11 +101,11 @@ def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
     shifts = (shift,) if isinstance(shift, int) else active_shifts(n, ring.chunk, ring.mask, ring.order)
     distances: dict[int, set[int]] = {}
     for each in shifts:
-        for number, found in _pieces_at(n, ring.chunk, ring.mask, ring.order, each).items():
-            distances.setdefault(number, set()).update(found)
+        for number, of_meeting in _pieces_at(n, ring.chunk, ring.mask, ring.order, each).items():
+            distances.setdefault(number, set()).update(of_meeting)
     here = lax.axis_index(ring.axis_name)
     meetings = _meetings(here, (here - shift) % n, n, ring.order, causal=ring.mask.causal, at_home=shifts == (0,))
-    return [ChunkPair(*meetings[number], tuple(sorted(found))) for number, found in sorted(distances.items())]
+    return [ChunkPair(*meetings[number], tuple(sorted(of_meeting))) for number, of_meeting in sorted(distances.items())]
 
 
 def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
@@ -118,9 +118,9 @@ def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shif
         for number, (_, _, distance) in enumerate(meetings):
             distances.setdefault(number, set()).add(distance)
     return {
-        number: found
-        for number, found in distances.items()
-        if any(_mask_at(distance, chunk, mask) is not None for distance in found)
+        number: of_meeting
+        for number, of_meeting in distances.items()
+        if any(_mask_at(distance, chunk, mask) is not None for distance in of_meeting)
     }
 
 

@@ -20,49 +20,51 @@ arrays."""
 
 
 def sum_over_rounds(
-    run: RoundFunction, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, most: int
+    run: RoundFunction, rounds: Int[Array, ""], constants: Any, variables: Any, zeros_for: Any, *, max_rounds: int
 ) -> jax.Array:
     """Sum `run` over `rounds` rounds, at least one.
 
     Args:
-        most: Maximum number of rounds, declared to the planner; one is expected.
+        max_rounds: Maximum number of rounds, declared to the planner; one is expected.
         constants: Arguments that are not differentiated.
         variables: Arguments that are differentiated and saved for the backward pass.
         zeros_for: Zeros that `run` takes as the last of its variables and never reads: their gradients are
             float32 sums over all rounds. The zeros are created again where needed.
     """
-    return _in_rounds(run, most, rounds, constants, variables, zeros_for)
+    return _in_rounds(run, max_rounds, rounds, constants, variables, zeros_for)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _in_rounds(
-    run: RoundFunction, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
+    run: RoundFunction, max_rounds: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
 ) -> jax.Array:
     first = run(jnp.int32(0), constants, (variables, zeros_for))
-    return _later(run, most, rounds, constants, (variables, zeros_for), first)
+    return _later(run, max_rounds, rounds, constants, (variables, zeros_for), first)
 
 
 def _forward(
-    run: RoundFunction, most: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
+    run: RoundFunction, max_rounds: int, rounds: jax.Array, constants: Any, variables: Any, zeros_for: Any
 ) -> tuple[jax.Array, Any]:
     def first(variables: Any, zeros_for: Any) -> jax.Array:
         return run(jnp.int32(0), constants, (variables, zeros_for))
 
     y, pull = jax.vjp(first, variables, zeros_for)
-    return _later(run, most, rounds, constants, (variables, zeros_for), y), (pull, rounds, constants, variables)
+    return _later(run, max_rounds, rounds, constants, (variables, zeros_for), y), (pull, rounds, constants, variables)
 
 
-def _later(run: RoundFunction, most: int, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array) -> jax.Array:
+def _later(
+    run: RoundFunction, max_rounds: int, rounds: jax.Array, constants: Any, arguments: Any, y: jax.Array
+) -> jax.Array:
     def more(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         number, total = carry
         return number + 1, total + run(number, constants, arguments).astype(jnp.float32)
 
-    with declare_trip_count(0, most - 1):
+    with declare_trip_count(0, max_rounds - 1):
         total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), y.astype(jnp.float32)))[1]
     return total.astype(y.dtype)
 
 
-def _backward(run: RoundFunction, most: int, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
+def _backward(run: RoundFunction, max_rounds: int, saved: Any, gradient: jax.Array) -> tuple[None, None, Any, Any]:
     pull, rounds, constants, variables = saved
     first = pull(gradient)
     like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1])
@@ -73,7 +75,7 @@ def _backward(run: RoundFunction, most: int, saved: Any, gradient: jax.Array) ->
         return number + 1, jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(gradient))
 
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), first)
-    with declare_trip_count(0, most - 1):
+    with declare_trip_count(0, max_rounds - 1):
         total = jax.lax.while_loop(lambda carry: carry[0] < rounds, more, (jnp.int32(1), wide))[1]
     return None, None, *jax.tree.map(lambda t, leaf: t.astype(leaf.dtype), total, first)
 

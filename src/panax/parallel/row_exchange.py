@@ -113,9 +113,9 @@ class RowExchange:
         parts = _size(self.placement.request_axes)
         padded = jnp.pad(numbers, (0, self.asked * parts - numbers.shape[0]), constant_values=self.count)
         # Stride over the parts, so that each part has rows of all owners.
-        own = padded.reshape(self.asked, parts)[:, axis_index(self.placement.request_axes)]
-        own = assert_sharding(own, dict.fromkeys(self.placement.rows, ValueState.OWN))
-        asked = self._asked(own)
+        local_ids = padded.reshape(self.asked, parts)[:, axis_index(self.placement.request_axes)]
+        local_ids = assert_sharding(local_ids, dict.fromkeys(self.placement.rows, ValueState.OWN))
+        asked = self._asked(local_ids)
 
         def brought(round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
             with tag_comm("rows of tables"):
@@ -127,37 +127,37 @@ class RowExchange:
         part = assert_sharding(rows[:, None], dict.fromkeys(self.placement.request_axes, ValueState.SPLIT), 1)
         with tag_comm("rows of tables"):
             together = all_gather(part, self.placement.request_axes, 1).reshape(self.asked * parts, -1)
-            whole = all_gather(assert_split(together, ((), self.placement.columns)), self.placement.columns, 1)
-        return GatheredRows(numbers, whole[: numbers.shape[0]], self.count), asked
+            full_rows = all_gather(assert_split(together, ((), self.placement.columns)), self.placement.columns, 1)
+        return GatheredRows(numbers, full_rows[: numbers.shape[0]], self.count), asked
 
     def return_gradients(self, gradients: Float[Array, "distinct row_width"], asked: RowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it
         requested."""
         parts = _size(self.placement.request_axes)
         with tag_comm("gradients of tables"):
-            own = reduce_scatter(all_reduce(gradients, self.placement.sum_axes), self.placement.columns, 1)
-            own = jnp.pad(own, ((0, self.asked * parts - own.shape[0]), (0, 0)))
-            own = reduce_scatter(own.reshape(self.asked, parts, -1), self.placement.request_axes, 1)[:, 0]
-        own = assert_sharding(own, dict.fromkeys(self.placement.rows, ValueState.OWN))
-        numbers, values = self._summed(own, asked, asked.first, asked.arrived_row_ids)
+            shard = reduce_scatter(all_reduce(gradients, self.placement.sum_axes), self.placement.columns, 1)
+            shard = jnp.pad(shard, ((0, self.asked * parts - shard.shape[0]), (0, 0)))
+            shard = reduce_scatter(shard.reshape(self.asked, parts, -1), self.placement.request_axes, 1)[:, 0]
+        shard = assert_sharding(shard, dict.fromkeys(self.placement.rows, ValueState.OWN))
+        numbers, values = self._summed(shard, asked, asked.first, asked.arrived_row_ids)
 
         def square(total: jax.Array, round_: ExchangeRound, arrived: jax.Array) -> jax.Array:
-            return total + jnp.square(self._summed(own, asked, round_, arrived)[1]).sum()
+            return total + jnp.square(self._summed(shard, asked, round_, arrived)[1]).sum()
 
         later = self._later(asked, jnp.float32(0.0), square)
         later = jax.lax.psum(later, (*self.placement.rows, *self.placement.columns))
-        return RowGradients(numbers, values, (asked.row_ids, own), later)
+        return RowGradients(numbers, values, (asked.row_ids, shard), later)
 
     def update(
         self, table: jax.Array, kept: Any, gradients: RowGradients, change: Change, applied: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Update this device's shard and the state of its rows; nothing changes unless `applied`."""
         assert gradients.later is not None
-        numbers, own = gradients.later
+        numbers, shard = gradients.later
         done = update_rows(table, kept, gradients.row_ids, gradients.values, change, applied)
 
         def more(before: tuple[jax.Array, Any], round_: ExchangeRound, arrived: jax.Array) -> tuple[jax.Array, Any]:
-            return update_rows(*before, *self._summed(own, asked, round_, arrived), change, applied)
+            return update_rows(*before, *self._summed(shard, asked, round_, arrived), change, applied)
 
         asked = self._asked(numbers, arrives=False)
         return self._later(asked, done, more)
@@ -219,12 +219,12 @@ class RowExchange:
             return jnp.where(good, middle, below), jnp.where(good, above, middle)
 
         # Bisect each owner's bound in parallel; skip the loop if everything fits.
-        whole = jnp.full(ways, self.here, jnp.int32)
+        full_bound = jnp.full(ways, self.here, jnp.int32)
         all_fit = fits(plan.sent[me])
         halvings = jnp.where(all_fit.all(), 0, max(1, self.here).bit_length())
         with tag_comm("ranges of rows"), declare_trip_count(0, max(1, self.here).bit_length()):
-            bound = jax.lax.fori_loop(0, halvings, halved, (before.bound, whole))[0]
-        bound = jnp.where(all_fit, whole, bound)
+            bound = jax.lax.fori_loop(0, halvings, halved, (before.bound, full_bound))[0]
+        bound = jnp.where(all_fit, full_bound, bound)
         cut = jnp.searchsorted(numbers, first + bound).astype(jnp.int32) - starts
         with tag_comm("numbers of rows"):
             return ExchangeRound(low, all_gather(cut[None], self.placement.rows, 0), bound)

@@ -126,17 +126,17 @@ class RowCopies:
     def return_gradients(self, gradients: Float[Array, "distinct row_width"], wanted: LocalRowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it read."""
         with tag_comm("gradients of tables"):
-            own = reduce_scatter(gradients, self.placement.columns, 1)
+            shard = reduce_scatter(gradients, self.placement.columns, 1)
             if self.whole:
                 return RowGradients(
-                    wanted.row_ids, all_reduce(own, (*self.placement.sum_axes, *self.placement.reduce_axes))
+                    wanted.row_ids, all_reduce(shard, (*self.placement.sum_axes, *self.placement.reduce_axes))
                 )
-            own = all_reduce(own, self.placement.sum_axes)
+            shard = all_reduce(shard, self.placement.sum_axes)
             if not self.placement.reduce_axes:
-                return RowGradients(wanted.row_ids, own)
+                return RowGradients(wanted.row_ids, shard)
             numbers, values = (
                 all_gather(wanted.row_ids, self.placement.reduce_axes, 0),
-                all_gather(own, self.placement.reduce_axes, 0),
+                all_gather(shard, self.placement.reduce_axes, 0),
             )
         return RowGradients(*merge_rows(numbers, values, self.count))
 

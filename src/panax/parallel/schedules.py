@@ -236,7 +236,7 @@ def _allocated(
 ) -> tuple[dict[tuple[int, StageTask], int], int]:
     """Assign each (stage, unit) a slot that no other live unit uses; return the slots and their number."""
     slots: dict[tuple[int, StageTask], int] = {}
-    most = 0
+    num_slots = 0
     for stage, lives in intervals.items():
         free_at: list[int] = []
         for start, end, unit in sorted(lives, key=lambda life: life[:2]):
@@ -245,8 +245,8 @@ def _allocated(
                 free_at.append(end)
             free_at[slot] = end
             slots[stage, unit] = slot
-        most = max(most, len(free_at))
-    return slots, most
+        num_slots = max(num_slots, len(free_at))
+    return slots, num_slots
 
 
 def layers_by_stage(layers: int, *, stages: int, chunks: int) -> list[list[list[int]]]:

@@ -39,13 +39,13 @@ def scan_over_devices(
         axis_name: The mesh axis that shards rows.
         axis_size: Number of devices along it.
     """
-    own, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
+    per_device, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
     # A device's cotangents belong to its part of the row; they are not partial sums.
     x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=1)
     a = assert_cotangent_sharding(a, {axis_name: ValueState.PARTIAL})
-    found = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
-    state, decay = assert_sharding((found.state, found.decay), own)
-    y = assert_sharding(found.y, parts, dim=1)
+    scan = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
+    state, decay = assert_sharding((scan.state, scan.decay), per_device)
+    y = assert_sharding(scan.y, parts, dim=1)
     goes_on = None
     if segments is not None:
         last: Array = shift_right(segments[:, -1:], axis_name)  # pyright: ignore[reportAssignmentType]
@@ -56,7 +56,7 @@ def scan_over_devices(
     before = jnp.einsum("dbh,dbhpn->bhpn", _weights(decays, lax.axis_index(axis_name), axis_size), states)
     if goes_on is not None:
         before = jnp.where(goes_on[:, None, None, None], before, 0.0)
-    before = assert_cotangent_sharding(before, own)
+    before = assert_cotangent_sharding(before, per_device)
     carried = assert_sharding(initial_state_output(dt, a, c, before, segments), parts, dim=1)
     return (y.astype(carried.dtype) + carried).astype(y.dtype)
 

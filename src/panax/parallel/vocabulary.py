@@ -191,13 +191,13 @@ class VocabularyBlocks:
     def _asked(self, keys: UInt32[Array, "ids 2"]) -> "_Asked":
         ways = jax.lax.axis_size(self.placement.rows) if self.placement.rows else 1
         blocks, first = self.here * ways, axis_index(self.placement.rows) * self.here
-        own, place = distinct_keys(keys, assign_blocks(keys, blocks), blocks)
+        request, place = distinct_keys(keys, assign_blocks(keys, blocks), blocks)
         with tag_comm("keys of tables"):
-            everyone = all_gather(own.keys, token_axes(), 0)
+            everyone = all_gather(request.keys, token_axes(), 0)
         block = assign_blocks(everyone, blocks) - first
         is_mine = (block >= 0) & (block < self.here)
         mine, among = distinct_keys(everyone, jnp.where(is_mine, block, self.here), self.here)
-        return _Asked(self, mine, is_mine, among, place, own.keys.shape[0], first * self.ways)
+        return _Asked(self, mine, is_mine, among, place, request.keys.shape[0], first * self.ways)
 
     def _rows_of(self, vocabulary: ShardVocabulary, mine: BlockKeys) -> Int[Array, " keys"]:
         """Return the row of each key in this shard; -1 for a key without a row."""

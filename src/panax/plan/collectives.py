@@ -178,8 +178,8 @@ class _Reader:
                     continue
                 collective = _collective(instruction, frame.computation, scattered, self.mesh_shape)
                 if collective is not None:
-                    found = {"times": times, "exact": exact, "where": inside, "open_ended": open_ended}
-                    yield dataclasses.replace(collective, **found)
+                    fields = {"times": times, "exact": exact, "where": inside, "open_ended": open_ended}
+                    yield dataclasses.replace(collective, **fields)
             elif opcode == "while":
                 trips = frame.trip_count(instruction)
                 body = frame.enter(instruction.attribute("body"), instruction.operands, instruction)
@@ -226,17 +226,17 @@ def _collective(
         members, axes = len(groups[0]), group_axes(groups, mesh_shape)
     if not axes:
         return None
-    whole = sum(buffer.size_bytes for buffer in result) * (members if kind == "reduce-scatter" else 1)
+    buffer_bytes = sum(buffer.size_bytes for buffer in result) * (members if kind == "reduce-scatter" else 1)
     kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
-    sent = whole
+    sent = buffer_bytes
     if kind == "ragged-all-to-all":
-        source = _sizes(computation, instruction.operands[0]) or whole
-        whole, sent = max(whole, source), min(whole, source)
+        source = _sizes(computation, instruction.operands[0]) or buffer_bytes
+        buffer_bytes, sent = max(buffer_bytes, source), min(buffer_bytes, source)
     return Collective(
         kind=kind,
         axes=axes,
         dtype="+".join(dict.fromkeys(buffer.dtype for buffer in result)),
-        buffer_bytes=whole,
+        buffer_bytes=buffer_bytes,
         wire_bytes=_on_the_wire(kind, sent, members),
         times=1,
         exact=True,
@@ -283,8 +283,8 @@ _NOISE = re.compile(
 
 def _where(instruction: Instruction) -> str:
     """Return the named scopes of an operation, with jax's additions replaced by a word in parentheses."""
-    found = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    path = found.group(1).split("/") if found else []
+    match = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    path = match.group(1).split("/") if match else []
     scopes, backward = [], False
     # The last part is the operation itself.
     for part in path[:-1]:

@@ -68,11 +68,11 @@ def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
     # Each axis is divided at the bounds of its named parts; then the named pieces are moved to the end.
     chosen: list[_Piece] = []
     for part in filter(None, (part.strip() for part in over.split(","))):
-        found = _AXIS.fullmatch(part)
-        if found is None:
+        match = _AXIS.fullmatch(part)
+        if match is None:
             raise ValueError(f"a group of devices is written as {over!r}, which can't be read")
-        start = int(found.group(2) or 1)
-        chosen.append(_Piece(found.group(1), start, start * int(found.group(3) or sizes[found.group(1)])))
+        start = int(match.group(2) or 1)
+        chosen.append(_Piece(match.group(1), start, start * int(match.group(3) or sizes[match.group(1)])))
     pieces: list[_Piece] = []
     for name, size in sizes.items():
         borders = sorted({1, size, *(border for part in chosen if part.axis == name for border in part[1:])})

@@ -163,12 +163,12 @@ def elements(shape: str) -> list[str]:
     if not shape.startswith("("):
         return [shape]
     parts, depth, start = [], 0, 1
-    for found in re.finditer(r"[(){}\[\],]", shape):
-        sign = found.group()
+    for match in re.finditer(r"[(){}\[\],]", shape):
+        sign = match.group()
         depth += 1 if sign in "({[" else -1 if sign in ")}]" else 0
         if (sign == "," and depth == 1) or (sign == ")" and depth == 0):
-            parts.append(shape[start : found.start()].strip())
-            start = found.end()
+            parts.append(shape[start : match.start()].strip())
+            start = match.end()
     return [part for part in parts if part]
 
 
@@ -181,7 +181,7 @@ def buffers(shape: str) -> list[HloBuffer]:
     >>> buffers("(bf16[4,8]{1,0}, f32[])")
     [HloBuffer(dtype='bf16', size_bytes=64), HloBuffer(dtype='f32', size_bytes=4)]
     """
-    found = []
+    arrays = []
     for dtype, dims in _ARRAY.findall(re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", shape)):
         if dtype not in BITS:
             raise ValueError(
@@ -190,8 +190,8 @@ def buffers(shape: str) -> list[HloBuffer]:
         bits = BITS[dtype]
         for size in filter(None, dims.replace("<=", "").split(",")):
             bits *= int(size)
-        found.append(HloBuffer(dtype, bits // 8))
-    return found
+        arrays.append(HloBuffer(dtype, bits // 8))
+    return arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,20 +78,20 @@ class TableCost:
                 ledger[kind, axes] = ledger.get((kind, axes), 0) + each
 
         lies, columns = self.placement, self._size(self.placement.columns)
-        own = FLOAT32 * self.width // columns
+        row_bytes = FLOAT32 * self.width // columns
         if self.is_dense:
             add("all-reduce", lies.reduce_axes, INT32 * self.rows)
-            add("all-gather", lies.columns, own * columns * self.rows)
-            add("reduce-scatter", lies.columns, own * columns * self.rows)
-            add("all-reduce", _in_order((*lies.sum_axes, *lies.reduce_axes), self.sizes), own * self.rows)
+            add("all-gather", lies.columns, row_bytes * columns * self.rows)
+            add("reduce-scatter", lies.columns, row_bytes * columns * self.rows)
+            add("all-reduce", _in_order((*lies.sum_axes, *lies.reduce_axes), self.sizes), row_bytes * self.rows)
         elif lies.rows:
-            self._exchanged(add, own, columns)
+            self._exchanged(add, row_bytes, columns)
         else:
-            add("all-gather", lies.columns, own * columns * self.distinct_rows)
-            add("reduce-scatter", lies.columns, own * columns * self.distinct_rows)
-            add("all-reduce", lies.sum_axes, own * self.distinct_rows)
+            add("all-gather", lies.columns, row_bytes * columns * self.distinct_rows)
+            add("reduce-scatter", lies.columns, row_bytes * columns * self.distinct_rows)
+            add("all-reduce", lies.sum_axes, row_bytes * self.distinct_rows)
             met = self._size(lies.reduce_axes)
-            add("all-gather", lies.reduce_axes, met * self.distinct_rows * (own + INT32))
+            add("all-gather", lies.reduce_axes, met * self.distinct_rows * (row_bytes + INT32))
         if self.means:
             add("all-reduce", lies.columns, FLOAT32 * self.touched_rows)
         if self.told is not None:
@@ -111,17 +111,17 @@ class TableCost:
             -(-math.ceil(SPARE * self.requested_rows) // ways) * ways if self.placement.rows else self.distinct_rows
         )
 
-    def _exchanged(self, add: Any, own: int, columns: int) -> None:
+    def _exchanged(self, add: Any, row_bytes: int, columns: int) -> None:
         lies, ways, parts = self.placement, self._size(self.placement.rows), self._size(self.placement.request_axes)
         exchange = "ragged-all-to-all"
         add(exchange, lies.rows, INT32 * self.requested_rows)
-        add(exchange, lies.rows, 2 * own * self.requested_rows)
-        add("all-gather", lies.request_axes, own * parts * self.requested_rows)
-        add("reduce-scatter", lies.request_axes, own * parts * self.requested_rows)
-        add("all-gather", lies.columns, own * columns * parts * self.requested_rows)
-        add("all-reduce", lies.sum_axes, own * columns * self.distinct_rows)
-        add("reduce-scatter", lies.columns, own * columns * self.distinct_rows)
-        add("all-gather", lies.reduce_axes, self.touched_rows * (own + INT32))
+        add(exchange, lies.rows, 2 * row_bytes * self.requested_rows)
+        add("all-gather", lies.request_axes, row_bytes * parts * self.requested_rows)
+        add("reduce-scatter", lies.request_axes, row_bytes * parts * self.requested_rows)
+        add("all-gather", lies.columns, row_bytes * columns * parts * self.requested_rows)
+        add("all-reduce", lies.sum_axes, row_bytes * columns * self.distinct_rows)
+        add("reduce-scatter", lies.columns, row_bytes * columns * self.distinct_rows)
+        add("all-gather", lies.reduce_axes, self.touched_rows * (row_bytes + INT32))
         # The numbers of rows of each owner, and if all fit in one round: when rows are gathered, and when
         # they are changed.
         add("all-gather", lies.rows, 2 * 2 * INT32 * ways * ways)
@@ -156,7 +156,7 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
         asked = jax.eval_shape(program.task.row_ids, shapes)
         grows = {each.table for each in program.task.growing}
         numbers = program.task.row_ids({k: jnp.asarray(v) for k, v in batch.items()}) if real else {}
-        found = []
+        costs = []
         for name, axes in program.tables.axes.items():
             shape, one_device = named[name].shape, placement.devices.size == 1
             lies = TablePlacement((), (), (), ()) if one_device else TablePlacement.of(name, axes, placement)
@@ -164,12 +164,14 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
             kept_places = (step.shardings.tables or {}).get(name, {})
             held = [(named[name], places[name]), *((kept[kind], kept_places[kind]) for kind in kept)]
             each = sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, place in held)
-            most = _most_distinct(np.asarray(numbers[name]), ways) if real else None
+            max_distinct_rows = _most_distinct(np.asarray(numbers[name]), ways) if real else None
             means = program.tables.optimizer.takes_means and name in program.tables.trained
             ids = math.prod(asked[name].shape) // ways
             told = token_axes() if name in grows else None
-            found.append(TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, most, means, each, told))
-    return found
+            costs.append(
+                TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, max_distinct_rows, means, each, told)
+            )
+    return costs
 
 
 def _most_distinct(ids: np.ndarray, ways: int) -> int:

@@ -28,12 +28,12 @@ def record_passages() -> list[Passage]:
     client = coordination_client()
     if client is None:
         return []
-    check, found = next(_numbers), []
+    check, passages = next(_numbers), []
     for number in range(BARRIERS):
         entered = time.time()
         client.wait_at_barrier(f"panax-check-{check}-{number}", _SECONDS * 1000)
-        found.append((entered, time.time()))
-    return found
+        passages.append((entered, time.time()))
+    return passages
 
 
 def estimate_offset(passed: Sequence[Passage], reference: Sequence[Passage]) -> tuple[float, float]:

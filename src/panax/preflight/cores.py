@@ -71,7 +71,7 @@ def read_core_times() -> CoreTimes:
 
 
 def measure_usage(before: CoreTimes, after: CoreTimes) -> CoreUsage:
-    """Compute the use between two moments."""
+    """Compute the processor time used between two readings."""
     used = []
     for pid, (name, seconds) in after.programs.items():
         name_before, seconds_before = before.programs.get(pid, (name, 0.0))
@@ -107,8 +107,8 @@ def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
         return 0.0, ""
     # All measure at about the same time; the one that measured longest covers the others.
     widest = max(known, key=lambda each: each.seconds)
-    own = sum(each.own for each in here)
-    others = max(0.0, (widest.busy or 0.0) - own)
+    job_seconds = sum(each.own for each in here)
+    others = max(0.0, (widest.busy or 0.0) - job_seconds)
     jobs = {each.pid for each in here}
     names = [
         f"{name} (process {pid}): {seconds / widest.seconds:.1f}"

@@ -103,7 +103,7 @@ def typical(others: Iterable[float], *, best: Callable[..., float] = max) -> flo
 def find_slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find links that are slow compared with others of their kind; if all links of a host are slow, the host
     is reported instead."""
-    found = []
+    findings = []
     for between_hosts in (True, False):
         links = [
             link
@@ -111,8 +111,8 @@ def find_slow_links(profile: HardwareProfile) -> list[HardwareFinding]:
             if (profile.places[link.source].host != profile.places[link.target].host) is between_hosts
         ]
         slow = [link for link in links if _problem_of(profile, link, links)]
-        found += _named(profile, links, slow)
-    return found
+        findings += _named(profile, links, slow)
+    return findings
 
 
 def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkRates]) -> str:
@@ -138,7 +138,7 @@ def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkR
 
 
 def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[LinkRates]) -> list[HardwareFinding]:
-    found, rest = [], list(slow)
+    findings, rest = [], list(slow)
     processes = {each.process for each in profile.places}
     for process in sorted(processes):
         out = [link for link in links if profile.places[link.source].process == process]
@@ -150,7 +150,7 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
             if len(neighbours) >= 2 and all(link in rest for link in all_of):
                 worst = min(all_of, key=lambda link: link.bandwidth)
                 said = f"{does} {_problem_of(profile, worst, links)}"
-                found.append(
+                findings.append(
                     HardwareFinding("link", process_name(profile, process), f"{said} ({_axes(all_of)})", _NETWORK)
                 )
                 rest = [link for link in rest if link not in all_of]
@@ -164,8 +164,8 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
         worst = min(both, key=lambda each: each.bandwidth)
         where = f"{_end(profile, link.source)} {'and' if reverse else 'to'} {_end(profile, link.target)}"
         said = f"{_problem_of(profile, worst, links)} ({_axes(both)})"
-        found.append(HardwareFinding("link", where, said, _NETWORK))
-    return found
+        findings.append(HardwareFinding("link", where, said, _NETWORK))
+    return findings
 
 
 _NETWORK = (
@@ -191,7 +191,7 @@ def _end(profile: HardwareProfile, place: int) -> str:
 def find_slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find devices with multiplications or memory that are slow compared with others', or with a data
     sheet."""
-    found = []
+    findings = []
     ratio = CPU_RATIO if profile.platform == "cpu" else DEVICE_RATIO
     peak = next((chip.peak_flops for kind, chip in CHIPS.items() if kind in profile.device_kind.lower()), None)
     for device in profile.devices:
@@ -211,10 +211,10 @@ def find_slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
                 f"copies memory at {format_rate(device.memory_bandwidth)}, where others reach {format_rate(memory)}"
             )
         if said:
-            found.append(
+            findings.append(
                 HardwareFinding("device", _device(profile, device), ", and ".join(said), _device_advice(profile))
             )
-    return found
+    return findings
 
 
 def _device(profile: HardwareProfile, device: DeviceRates) -> str:
@@ -245,7 +245,7 @@ def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
 
 def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find locations to which one host, or all of them, write or read slowly."""
-    found = []
+    findings = []
     for disk in profile.disks:
         others = [each for each in profile.disks if each.place == disk.place and each is not disk]
         said = []
@@ -261,8 +261,8 @@ def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
                 )
         if said:
             advice = "see what else uses it (iostat -x), its quota and its mount, or keep checkpoints elsewhere"
-            found.append(HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
-    return found
+            findings.append(HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
+    return findings
 
 
 def _time_of(disk: DiskRates, bandwidth: float) -> str:
@@ -275,7 +275,7 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
     if len(offsets) < 2:
         return []
     middle = statistics.median(offsets.values())
-    found, seen = [], set()
+    findings, seen = [], set()
     advice = (
         "have NTP or chrony set it (timedatectl, chronyc tracking): logs and signed requests to stores depend on it"
     )
@@ -294,9 +294,9 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
             key = (each.host, round(off / CLOCK_SECONDS))
             if key not in seen:
                 said = f"its clock is {_ahead(off, each)} the others'"
-                found.append(HardwareFinding("clock", process_name(profile, each.index), said, advice))
+                findings.append(HardwareFinding("clock", process_name(profile, each.index), said, advice))
             seen.add(key)
-    return found
+    return findings
 
 
 def _ahead(offset: float, facts: ProcessFacts) -> str:
@@ -306,22 +306,22 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
 
 def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find versions and settings that are not the same everywhere."""
-    found = []
+    findings = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
     for name in names:
         values = {each.index: each.versions.get(name, "missing") for each in profile.processes}
         if len(set(values.values())) == 1:
             continue
-        most, odd = find_outliers(values)
+        majority, odd = find_outliers(values)
         advice = f"make {name} the same everywhere: results and speed may differ, or programs not fit each other"
-        if most is None:
+        if majority is None:
             said = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
-            found.append(HardwareFinding("version", name, said, advice))
-        for value, who in odd.items() if most is not None else ():
-            found.append(
-                HardwareFinding("version", _several(profile, who), f"{name} is {value}, elsewhere {most}", advice)
+            findings.append(HardwareFinding("version", name, said, advice))
+        for value, who in odd.items() if majority is not None else ():
+            findings.append(
+                HardwareFinding("version", _several(profile, who), f"{name} is {value}, elsewhere {majority}", advice)
             )
-    return found
+    return findings
 
 
 def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:

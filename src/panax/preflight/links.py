@@ -75,7 +75,7 @@ def neighbor_links(
     [(0, 1), (1, 2), (2, 0)]
     """
     places = np.arange(len(processes)).reshape([size for _, size in shape])
-    found: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], Link] = {}
     for dim, (axis, size) in enumerate(shape):
         if size == 1:
             continue
@@ -85,11 +85,11 @@ def neighbor_links(
             if ends[0] == ends[1]:
                 continue
             key = (min(ends), max(ends))
-            if key not in found:
-                found[key] = Link(source, target, (axis,))
-            elif axis not in found[key].axes:
-                found[key] = dataclasses.replace(found[key], axes=(*found[key].axes, axis))
-    return list(found.values())
+            if key not in links:
+                links[key] = Link(source, target, (axis,))
+            elif axis not in links[key].axes:
+                links[key] = dataclasses.replace(links[key], axes=(*links[key].axes, axis))
+    return list(links.values())
 
 
 def schedule_rounds(links: Sequence[Link], processes: Sequence[int]) -> list[list[Link]]:
@@ -100,15 +100,15 @@ def schedule_rounds(links: Sequence[Link], processes: Sequence[int]) -> list[lis
     [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
     """
     rounds: list[list[Link]] = []
-    taken: list[set[int]] = []
+    busy_processes: list[set[int]] = []
     for link in links:
         ends = {processes[link.source], processes[link.target]}
-        at = next((number for number, each in enumerate(taken) if not ends & each), len(rounds))
+        at = next((number for number, each in enumerate(busy_processes) if not ends & each), len(rounds))
         if at == len(rounds):
             rounds.append([])
-            taken.append(set())
+            busy_processes.append(set())
         rounds[at].append(link)
-        taken[at] |= ends
+        busy_processes[at] |= ends
     return rounds
 
 

@@ -53,17 +53,17 @@ class _Found:
 
     @classmethod
     def of(cls, text: str) -> "_Found":
-        found = json_reader.parse(text, constants=True)
+        content = json_reader.parse(text, constants=True)
         return cls(
-            host=found["host"],
-            passages=[tuple(each) for each in found["passages"]],
-            devices=[DeviceFigures(**each) for each in found["devices"]],
-            collectives=[CollectiveFigures(**each | {"axes": tuple(each["axes"])}) for each in found["collectives"]],
-            links=[LinkFigures(**each | {"axes": tuple(each["axes"])}) for each in found["links"]],
-            disks=[DiskFigures(**each) for each in found["disks"]],
-            unwritable=[tuple(each) for each in found["unwritable"]],
-            usage=CoreUsage(**found["usage"] | {"programs": [tuple(each) for each in found["usage"]["programs"]]}),
-            versions=found["versions"],
+            host=content["host"],
+            passages=[tuple(each) for each in content["passages"]],
+            devices=[DeviceFigures(**each) for each in content["devices"]],
+            collectives=[CollectiveFigures(**each | {"axes": tuple(each["axes"])}) for each in content["collectives"]],
+            links=[LinkFigures(**each | {"axes": tuple(each["axes"])}) for each in content["links"]],
+            disks=[DiskFigures(**each) for each in content["disks"]],
+            unwritable=[tuple(each) for each in content["unwritable"]],
+            usage=CoreUsage(**content["usage"] | {"programs": [tuple(each) for each in content["usage"]["programs"]]}),
+            versions=content["versions"],
         )
 
 
@@ -111,19 +111,19 @@ def measure(
             # The others wait for this process's figures: an error here is a finding, too.
             unwritable.append((place, str(error)))
     mine = _Found(host, passed, devices, collectives, links, disks, unwritable, used, versions)
-    found = [_Found.of(text) for text in gather_texts(mine.text())]
-    profile = _profile(mesh, found, time.perf_counter() - start)
+    by_process = [_Found.of(text) for text in gather_texts(mine.text())]
+    profile = _profile(mesh, by_process, time.perf_counter() - start)
     broken = [
         HardwareFinding(
             "disk", f"{place} on host {each.host}", text, "the run could not save there; correct that first"
         )
-        for each in found
+        for each in by_process
         for place, text in each.unwritable
     ]
     return profile, broken
 
 
-def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwareProfile:
+def _profile(mesh: Mesh, by_process: Sequence[_Found], seconds: float) -> HardwareProfile:
     first = mesh.devices.flat[0]
     return HardwareProfile(
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -132,7 +132,7 @@ def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwarePro
         matrix_dtype=size_for(first.platform).dtype,
         mesh=dict(mesh.shape.items()),
         places=tuple(
-            DeviceLocation(process=each.process_index, host=found[each.process_index].host)
+            DeviceLocation(process=each.process_index, host=by_process[each.process_index].host)
             for each in mesh.devices.flat
         ),
         devices=tuple(
@@ -144,10 +144,10 @@ def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwarePro
                 memory_bandwidth=device.memory_bandwidth,
                 slowest_ratio=device.slowest_ratio,
             )
-            for process, each in enumerate(found)
+            for process, each in enumerate(by_process)
             for device in each.devices
         ),
-        collectives=tuple(_collective(each) for each in slowest_figures([each.collectives for each in found])),
+        collectives=tuple(_collective(each) for each in slowest_figures([each.collectives for each in by_process])),
         links=tuple(
             LinkRates(
                 axes=link.axes,
@@ -157,11 +157,13 @@ def _profile(mesh: Mesh, found: Sequence[_Found], seconds: float) -> HardwarePro
                 latency_seconds=link.small_seconds,
                 bandwidth=link.sent_bytes / _beyond(link.large_seconds, 2 * link.small_seconds),
             )
-            for each in found
+            for each in by_process
             for link in each.links
         ),
-        disks=tuple(DiskRates(host=each.host, **dataclasses.asdict(disk)) for each in found for disk in each.disks),
-        processes=tuple(_facts(found, index) for index in range(len(found))),
+        disks=tuple(
+            DiskRates(host=each.host, **dataclasses.asdict(disk)) for each in by_process for disk in each.disks
+        ),
+        processes=tuple(_facts(by_process, index) for index in range(len(by_process))),
         seconds=round(seconds, 2),
     )
 
@@ -182,10 +184,10 @@ def _beyond(large: float, small: float) -> float:
     return max(large - small, large / 2)
 
 
-def _facts(found: Sequence[_Found], index: int) -> ProcessFacts:
-    mine = found[index]
-    offset, error = estimate_offset(mine.passages, found[0].passages) if index else (0.0, 0.0)
-    cores, by = busy_cores([each.usage for each in found if each.usage.machine == mine.usage.machine])
+def _facts(by_process: Sequence[_Found], index: int) -> ProcessFacts:
+    mine = by_process[index]
+    offset, error = estimate_offset(mine.passages, by_process[0].passages) if index else (0.0, 0.0)
+    cores, by = busy_cores([each.usage for each in by_process if each.usage.machine == mine.usage.machine])
     return ProcessFacts(
         index=index,
         host=mine.host,

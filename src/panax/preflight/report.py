@@ -159,9 +159,9 @@ def _rest(profile: HardwareProfile) -> Iterator[str]:
         )
         yield f"clocks         {known}"
     by_host = {each.host: each for each in profile.processes}
-    most = max(by_host.values(), key=lambda each: each.stolen_cores)
-    on = f" on {most.host}" if len(by_host) > 1 else ""
-    yield f"others         {most.stolen_cores:.2f} of {most.cores} cores are used by other programs{on}"
+    busiest = max(by_host.values(), key=lambda each: each.stolen_cores)
+    on = f" on {busiest.host}" if len(by_host) > 1 else ""
+    yield f"others         {busiest.stolen_cores:.2f} of {busiest.cores} cores are used by other programs{on}"
     versions = next(iter(profile.processes)).versions
     named = ("python", "panax", "jax", "jaxlib", "numpy", "driver")
     said = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)

@@ -32,21 +32,21 @@ def local_versions(panax_version: str, device: Any) -> dict[str, str]:
     Args:
         device: A JAX device.
     """
-    found = {"panax": panax_version, "python": platform.python_version()}
-    found |= {name: _version_of(name) for name in LIBRARIES}
+    versions = {"panax": panax_version, "python": platform.python_version()}
+    versions |= {name: _version_of(name) for name in LIBRARIES}
     for each in importlib.metadata.distributions():
         name = str(each.metadata["Name"] or "").lower()
         if PLUGINS.fullmatch(name):
             # Of two with one name the first is imported.
-            found.setdefault(name, each.version)
-    found["device"] = str(device.device_kind)
-    found["backend"] = " ".join(str(device.client.platform_version).split())[:120]
+            versions.setdefault(name, each.version)
+    versions["device"] = str(device.device_kind)
+    versions["backend"] = " ".join(str(device.client.platform_version).split())[:120]
     if driver := _driver():
-        found["driver"] = driver
-    found["kernel"] = platform.release()
-    found["processor"] = describe_processor().partition(";")[0]
-    found |= {name: value for name in SETTINGS if (value := os.environ.get(name))}
-    return found
+        versions["driver"] = driver
+    versions["kernel"] = platform.release()
+    versions["processor"] = describe_processor().partition(";")[0]
+    versions |= {name: value for name in SETTINGS if (value := os.environ.get(name))}
+    return versions
 
 
 def _version_of(name: str) -> str:

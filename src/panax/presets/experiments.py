@@ -73,7 +73,7 @@ def preset(
         DataError: A path can't be read.
     """
     if name not in PARAMETERS:
-        raise RecipeError(f"there is no preset {name!r}; {suggest_name(name, PARAMETERS)}")
+        raise RecipeError(f"unknown preset {name!r}; {suggest_name(name, PARAMETERS)}")
     defaults: dict[str, Any] = {
         "name": name,
         "init": init,

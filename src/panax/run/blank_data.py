@@ -38,7 +38,7 @@ class NoData(Validated):
     def missing_data_error(self) -> DataError:
         """Return the error to raise when data is needed."""
         return DataError(
-            f"the preset {self.preset} comes without data; give {self.kind}: --data PATH, or "
+            f"the preset {self.preset} comes without data; pass {self.kind}: --data PATH, or "
             f"panax.preset({self.preset!r}, data=PATH)"
         )
 

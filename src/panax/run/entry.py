@@ -70,10 +70,10 @@ def fit(
     """
     check_experiment(experiment, "fit")
     if fresh and accept_changes:
-        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: pass one of them")
     if fast_dev_run:
         if fresh or accept_changes or jax.process_count() > 1:
-            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; give it alone")
+            raise RecipeError("fast_dev_run neither resumes nor starts over, and takes one process; pass it alone")
         with tempfile.TemporaryDirectory(prefix="panax-dev-") as folder, warnings.catch_warnings():
             # Two steps are too few for any schedule.
             warnings.filterwarnings("ignore", message="optimizer.schedule.warmup_steps")
@@ -119,9 +119,9 @@ def open_run(
     """  # fmt: skip
     check_experiment(experiment, "open_run")
     if fresh and accept_changes:
-        raise RecipeError("fresh starts from step 0, accept_changes resumes: give one of them")
+        raise RecipeError("fresh starts from step 0, accept_changes resumes: pass one of them")
     if quiet and say is not None:
-        raise RecipeError("quiet shows nothing, and say receives each line: give one of them")
+        raise RecipeError("quiet shows nothing, and say receives each line: pass one of them")
     if isinstance(trackers, Tracker):
         raise RecipeError(f"trackers is {describe_type(trackers)}; expected a tuple: trackers=(tracker,)")
     if say is None and quiet:

@@ -34,7 +34,7 @@ def prefetch_to_device(
     step: Sender,
     position: Position | None = None,
     *,
-    most: int | None = None,
+    max_batches: int | None = None,
     drawn: int = 0,
     left_out: Collection[int] = (),
     evaluates: bool = False,
@@ -45,7 +45,7 @@ def prefetch_to_device(
 
     Args:
         position: Where to resume; None: from the beginning.
-        most: Maximum number of batches; None: all.
+        max_batches: Maximum number of batches; None: all.
         drawn: Number of batches before `position`.
         left_out: Numbers of batches that are read but skipped.
         evaluates: The data is finite and its last batch may be short: one that the mesh can't hold is skipped
@@ -65,8 +65,8 @@ def prefetch_to_device(
         batches = _of_size(source, step, position)
     # Other sources may reuse the same memory, so that the step has to copy.
     put = functools.partial(step.put, owned=True) if getattr(source, "owns_memory", False) else step.put
-    taken = islice(batches, most)
-    sent = _sent_to_evaluate(taken, put) if evaluates else _sent(taken, put, drawn, left_out)
+    limited_batches = islice(batches, max_batches)
+    sent = _sent_to_evaluate(limited_batches, put) if evaluates else _sent(limited_batches, put, drawn, left_out)
     return PrefetchIterator(sent, PREFETCH_BATCHES)
 
 

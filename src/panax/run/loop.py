@@ -383,9 +383,9 @@ def evaluate_held_out(
     if prepared.data.held_out is None:
         return {}
     heartbeat().phase("evaluate")
-    most = prepared.experiment.evaluate.batches or None
+    max_batches = prepared.experiment.evaluate.batches or None
     with contextlib.closing(
-        prefetch_to_device(prepared.data.held_out, prepared.step, most=most, evaluates=True)
+        prefetch_to_device(prepared.data.held_out, prepared.step, max_batches=max_batches, evaluates=True)
     ) as batches:
         try:
             evaluation = prepared.data.add_bits_per_byte(evaluate_sent(prepared.step, state, _followed(batches, stops)))

@@ -110,8 +110,8 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
         if data.held_out:
             say("held_out is given: data.held_out is not used, and all of data is trained on")
             data = dataclasses.replace(data, held_out=0)
-        own = _opened(dataclasses.replace(experiment, data=data, held_out=None), say)
-        return _with_held_out(own, experiment, say)
+        training_data = _opened(dataclasses.replace(experiment, data=data, held_out=None), say)
+        return _with_held_out(training_data, experiment, say)
     if isinstance(data, TextData):
 
         def progress(what: str, documents: int, tokens: int) -> None:
@@ -150,13 +150,13 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> Op
             say(note)
         return dataclasses.replace(opened, held_out=held_out)
     say("held-out data:")
-    found = open_full(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
+    held_out_data = open_full(data, experiment.data, opened.tokenizer, source=opened.train, say=say)
     return dataclasses.replace(
         opened,
-        held_out=found.held_out,
-        shapes=max(opened.shapes, found.shapes),
+        held_out=held_out_data.held_out,
+        shapes=max(opened.shapes, held_out_data.shapes),
         unigram_entropy=None,
-        bytes_per_target=found.bytes_per_target,
+        bytes_per_target=held_out_data.bytes_per_target,
     )
 
 

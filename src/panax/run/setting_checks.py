@@ -98,7 +98,7 @@ def _first_batch(source: Source) -> Mapping[str, np.ndarray]:
     with contextlib.closing(batches) if hasattr(batches, "close") else contextlib.nullcontext():
         drawn = next(batches, None)
     if drawn is None:
-        raise DataError("the held-out data gives no batch; give it more, or remove held_out")
+        raise DataError("the held-out data gives no batch; provide more, or remove held_out")
     if not isinstance(source, RowSource):
         return drawn.batch
     rows = source.batch_size

@@ -93,9 +93,9 @@ def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: L
         if is_process_zero() and not fresh:
             # An invalid record is reported and rewritten when the location is claimed.
             with contextlib.suppress(CheckpointError):
-                found = read_record(open_store(checkpoint_location(experiment)))
-                if found is not None:
-                    recorded = {"kernels": found.kernels, "compute_dtype": found.compute_dtype}
+                record = read_record(open_store(checkpoint_location(experiment)))
+                if record is not None:
+                    recorded = {"kernels": record.kernels, "compute_dtype": record.compute_dtype}
 
     def told(chosen: TimedKernels) -> None:
         for line in chosen.details():
@@ -236,8 +236,10 @@ def find_start(
             checkpoints are damaged.
     """
     rollbacks = read_rollbacks(checkpointer.store)
-    found = restore_newest(prepared, checkpointer, memory, say, rollbacks=rollbacks, accept_changes=accept_changes)
-    start = found or start_fresh(prepared, checkpointer, say, rollbacks or ())
+    newest_start = restore_newest(
+        prepared, checkpointer, memory, say, rollbacks=rollbacks, accept_changes=accept_changes
+    )
+    start = newest_start or start_fresh(prepared, checkpointer, say, rollbacks or ())
     if start.progress.rollbacks:
         _finish_rollback(prepared, checkpointer, start.progress, say)
     return start

@@ -68,21 +68,23 @@ def open_full(
         opened = align_ids(dataclasses.replace(data, held_out=0, split="hash", augmentation=None), like).open()
         for line in opened.account:
             say(line)
-        found: Source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
+        full_source: Source = ExampleSource(opened.examples, batch_size=data.batch_size, epochs=1)
         facts = DataFacts(num_classes=opened.num_classes, num_ids=opened.num_ids)
     else:
-        found, facts = to_source(data, epochs=1), DataFacts()
-    examples = find_examples(found)
+        full_source, facts = to_source(data, epochs=1), DataFacts()
+    examples = find_examples(full_source)
     if source is not None:
-        found, notes = align_held_out(found, source)
+        full_source, notes = align_held_out(full_source, source)
         for note in notes:
             say(note)
-    elif classes and isinstance(examples, Images) and isinstance(found, ExampleSource):
-        found = replace_examples(found, examples.with_classes(classes, "those that the model was trained on"))
+    elif classes and isinstance(examples, Images) and isinstance(full_source, ExampleSource):
+        full_source = replace_examples(
+            full_source, examples.with_classes(classes, "those that the model was trained on")
+        )
     if facts.num_classes is not None:
-        facts = facts._replace(num_classes=getattr(find_examples(found), "num_classes", None))
-    shapes = 1 if isinstance(data, ExampleData) else max(MAX_SHAPES, len(getattr(found, "buckets", ())))
-    return OpenedData(found, found, facts, shapes=shapes)
+        facts = facts._replace(num_classes=getattr(find_examples(full_source), "num_classes", None))
+    shapes = 1 if isinstance(data, ExampleData) else max(MAX_SHAPES, len(getattr(full_source, "buckets", ())))
+    return OpenedData(full_source, full_source, facts, shapes=shapes)
 
 
 def _of_paths(
@@ -93,9 +95,9 @@ def _of_paths(
         raise RecipeError(f"{', '.join(fields)}: names a field of records of text, and this run has other data")
     if isinstance(like, TextData):
         corpus: Any = make_corpus(*names, **(fields or {}))
-        own = _fields_of(like.corpus)
-        if own and not fields and hasattr(corpus, "answer"):
-            corpus = dataclasses.replace(corpus, **own)
+        run_fields = _fields_of(like.corpus)
+        if run_fields and not fields and hasattr(corpus, "answer"):
+            corpus = dataclasses.replace(corpus, **run_fields)
         # Stands in for the run's tokenizer until the corpus is opened.
         stand_in = None if tokenizer is None or isinstance(corpus, TokenFile) else BytePairTokenizer()
         return dataclasses.replace(like, corpus=corpus, tokenizer=stand_in)
@@ -110,7 +112,7 @@ def _of_paths(
     of = f" of {type(like.examples).__name__}" if isinstance(like, ExampleData) else ""
     raise RecipeError(
         f"paths are read as the run's own data is, text or one folder of images; this run has {kind}{of}, and records and "
-        f"tables are read by a run's own fields and columns: in Python, give a source or batches"
+        f"tables are read by a run's own fields and columns: in Python, pass a source or batches"
     )
 
 

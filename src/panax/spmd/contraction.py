@@ -236,22 +236,22 @@ class _Contractions(WeightOp):
     def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[list[jax.Array], Any]:
         values = [w.value for w in weights]
         products = [one.of(w) for one, w in zip(self.each, values)]
-        whole, outs = gather_matmul(inputs, self.each[0].partial, products)
-        return outs, (checkpoint_name(whole, GATHERED_SEQUENCE), values)
+        gathered, outs = gather_matmul(inputs, self.each[0].partial, products)
+        return outs, (checkpoint_name(gathered, GATHERED_SEQUENCE), values)
 
     def backward(self, saved: Any, gradient: list[jax.Array], *dtypes: Any) -> tuple[jax.Array, list[jax.Array]]:
-        whole, values = saved
-        gradients = [part.astype(whole.dtype) for part in gradient]
+        gathered, values = saved
+        gradients = [part.astype(gathered.dtype) for part in gradient]
         axes = self.each[0].partial
-        rows = whole.shape[1] // jax.lax.axis_size(axes)
-        backs = [one.back(w, whole.dtype) for one, w in zip(self.each, values)]
+        rows = gathered.shape[1] // jax.lax.axis_size(axes)
+        backs = [one.back(w, gathered.dtype) for one, w in zip(self.each, values)]
 
         def share(start: jax.Array) -> jax.Array:
             """Compute this device's partial sum of dx for the rows from `start`, over all weights."""
             return functools.reduce(jnp.add, (back(slice_rows(d, start, rows)) for back, d in zip(backs, gradients)))
 
         dx = matmul_scatter(share, axes, rows)
-        return dx, [one.outer(whole, d, dtype) for one, d, dtype in zip(self.each, gradients, dtypes)]
+        return dx, [one.outer(gathered, d, dtype) for one, d, dtype in zip(self.each, gradients, dtypes)]
 
 
 @dataclasses.dataclass(frozen=True)

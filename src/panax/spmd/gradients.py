@@ -97,13 +97,15 @@ def _with_sums(
 
     # Layer scans read their parameters as separate variables (`scanned`) from the rest of the loss (`free`):
     # gradients of the former are sums over devices, gradients of the latter are partial sums of this device.
-    found = jax.grad(followed, (0, 1, 2), has_aux=True)(free, summing.scan_params(free), summing.owed, state, batch)
-    (gradients, sums, owed), result = found
+    grad_outputs = jax.grad(followed, (0, 1, 2), has_aux=True)(
+        free, summing.scan_params(free), summing.owed, state, batch
+    )
+    (gradients, sums, owed), result = grad_outputs
     summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}
     leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
     before = [None] * len(leaves) if added is None else jax.tree.leaves(added)
-    whole = [
+    totals = [
         summing.total(parameter_name(path), gradient, sums, former)
         for (path, gradient), former in zip(leaves, before, strict=True)
     ]
-    return structure.unflatten(whole), result
+    return structure.unflatten(totals), result

@@ -30,9 +30,9 @@ def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any
     def lying(specs: Any) -> Any:
         return jax.tree.map(lambda spec: PartitionSpec(front, *spec), specs, is_leaf=_is_spec)
 
-    def of_one(*given: Any) -> Any:
-        own = function(*jax.tree.map(lambda x: x[0], given))
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], own)
+    def of_one(*inputs: Any) -> Any:
+        outputs = function(*jax.tree.map(lambda x: x[0], inputs))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], outputs)
 
     together = jax.shard_map(
         of_one, mesh=layout.mesh, in_specs=lying(arguments), out_specs=lying(results), check_vma=False
@@ -41,13 +41,15 @@ def map_over_shards(function: Callable[..., Any], layout: Layout, arguments: Any
     called = custom_vmap(alone)
 
     @called.def_vmap
-    def of_all(count: int, batched: Any, *given: Any) -> tuple[Any, Any]:
+    def of_all(count: int, batched: Any, *inputs: Any) -> tuple[Any, Any]:
         # Python scalars in the program are not arrays, so they have no `shape`.
-        whole = jax.tree.map(
-            lambda x, own: x if own else jnp.broadcast_to(x, (count, *jnp.shape(x))), list(given), batched
+        broadcast_inputs = jax.tree.map(
+            lambda x, is_batched: x if is_batched else jnp.broadcast_to(x, (count, *jnp.shape(x))),
+            list(inputs),
+            batched,
         )
-        found = together(*whole)
-        return found, jax.tree.map(lambda _: True, found)
+        outputs = together(*broadcast_inputs)
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
     return called
 

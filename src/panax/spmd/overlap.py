@@ -41,22 +41,26 @@ def gather_matmul(x: jax.Array, axes: MeshAxes, products: Products) -> tuple[jax
     """
     size, me = jax.lax.axis_size(axes), jax.lax.axis_index(axes)
     rows = x.shape[1]
-    part, whole, outs = x, None, None
+    part, gathered, outs = x, None, None
     for step in range(size):
         # Send before multiplying, so that the two overlap.
         following = _sent(part, axes) if step < size - 1 else part
         # After `step` sends, this device holds the part of the device `step` places before it in the ring.
         at = (me - step) % size * rows
         # Every device ends up with the product of every part, so the results are whole.
-        found = [part, *(product(assert_sharding(part, dict.fromkeys(axes, ValueState.WHOLE))) for product in products)]
-        if whole is None or outs is None:
-            whole, *outs = [jnp.zeros((y.shape[0], y.shape[1] * size, *y.shape[2:]), y.dtype) for y in found]
-        whole, *outs = [
-            jax.lax.dynamic_update_slice_in_dim(target, y, at, axis=1) for target, y in zip([whole, *outs], found)
+        block_results = [
+            part,
+            *(product(assert_sharding(part, dict.fromkeys(axes, ValueState.WHOLE))) for product in products),
+        ]
+        if gathered is None or outs is None:
+            gathered, *outs = [jnp.zeros((y.shape[0], y.shape[1] * size, *y.shape[2:]), y.dtype) for y in block_results]
+        gathered, *outs = [
+            jax.lax.dynamic_update_slice_in_dim(target, y, at, axis=1)
+            for target, y in zip([gathered, *outs], block_results)
         ]
         part = following
-    assert whole is not None and outs is not None
-    return assert_sharding(whole, dict.fromkeys(axes, ValueState.WHOLE)), outs
+    assert gathered is not None and outs is not None
+    return assert_sharding(gathered, dict.fromkeys(axes, ValueState.WHOLE)), outs
 
 
 def matmul_scatter(product: Callable[[jax.Array], jax.Array], axes: MeshAxes, rows: int) -> jax.Array:

@@ -128,8 +128,8 @@ class GradReduceOverlap:
         over.
         """
         leaves, structure = jax.tree.flatten(layers)
-        found = {place: self._known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in self._known}
-        if not found:
+        tracked_names = {place: self._known[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in self._known}
+        if not tracked_names:
             return function, layers
         # A parameter scanned a second time has two gradients, each reduced over devices; the accumulated
         # gradient and the residual are added only the first time.
@@ -138,19 +138,19 @@ class GradReduceOverlap:
                 None if name in self.met else self._added.get(name),
                 None if name in self.met else self._owed.get(name),
             )
-            for place, name in found.items()
+            for place, name in tracked_names.items()
         }
-        self.met |= set(found.values())
+        self.met |= set(tracked_names.values())
 
         def with_sums(x: Any, scanned: tuple[Any, Mapping[int, Any]]) -> Any:
-            own, more = scanned
-            leaves = jax.tree.leaves(own)
-            for place, name in found.items():
+            scanned_layers, more = scanned
+            leaves = jax.tree.leaves(scanned_layers)
+            for place, name in tracked_names.items():
                 added, owed = more[place]
                 leaves[place] = _summed_back((self.reduce, name), leaves[place], added, owed)
             return function(x, structure.unflatten(leaves))
 
-        for place, name in found.items():
+        for place, name in tracked_names.items():
             leaves[place] = self._scanned[name]
         return with_sums, (structure.unflatten(leaves), more)
 

@@ -88,7 +88,7 @@ def update_rows(
     after, kept_after = change(rows, before, gradients)
     place = jnp.where(applied, numbers, table.shape[0])
 
-    def put(whole: jax.Array, part: jax.Array) -> jax.Array:
-        return whole.at[place].set(part.astype(whole.dtype), mode="drop", unique_indices=True)
+    def put(target: jax.Array, part: jax.Array) -> jax.Array:
+        return target.at[place].set(part.astype(target.dtype), mode="drop", unique_indices=True)
 
     return put(table, after), {name: put(leaf, kept_after[name]) for name, leaf in kept.items()}

@@ -89,9 +89,9 @@ class LocalStore:
             except OSError as error:
                 raise _unreadable(file, error) from error
         _check_range(path, start, stop)
-        found = bytearray(stop - start)
-        self.read_into(path, start, memoryview(found))
-        return bytes(found)
+        buffer = bytearray(stop - start)
+        self.read_into(path, start, memoryview(buffer))
+        return bytes(buffer)
 
     def read_into(self, path: str, start: int, target: memoryview) -> None:
         file, stop = self._path(path), start + len(target)
@@ -117,19 +117,19 @@ class LocalStore:
             raise _unreadable(file, error) from error
 
     def list(self, prefix: str = "") -> Sequence[Entry]:
-        root, found = self._within(prefix), []
+        root, entries = self._within(prefix), []
         try:
             for folder, _, names in os.walk(root, onerror=_raise):
                 for name in names:
                     if not _is_partial(name):
                         file = Path(folder, name)
                         with contextlib.suppress(FileNotFoundError):
-                            found.append(Entry(file.relative_to(self._root).as_posix(), file.stat().st_size))
+                            entries.append(Entry(file.relative_to(self._root).as_posix(), file.stat().st_size))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise _unreadable(root, error) from error
-        return sorted(found)
+        return sorted(entries)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         root = self._within(prefix)

@@ -241,9 +241,9 @@ class ObjectStore:
             size, first = self._retried(request, "read", path, _FIRST_READ_BYTES)
         if size - start == len(first):
             return first
-        found = bytearray(size - start)
-        self._fill(path, start, memoryview(found))
-        return bytes(found)
+        buffer = bytearray(size - start)
+        self._fill(path, start, memoryview(buffer))
+        return bytes(buffer)
 
     def _fill(self, path: str, start: int, target: memoryview) -> None:
         """Fill `target`; a body that breaks off is continued at its end, if the object is still the same."""

@@ -147,8 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, action: object) -> None:
         assert isinstance(self.server, _Server)
-        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
-        nonce, _, proof = given.partition(" ")
+        scheme, _, credentials = self.headers.get("Authorization", "").partition(" ")
+        nonce, _, proof = credentials.partition(" ")
         about = (self.command, self.path, self.headers.get("Content-Length", "0"), nonce)
         known = hmac.compare_digest(proof.encode(), _proof(self.secret, *about).encode())
         if scheme != _SCHEME or not known or not self.server.is_new(nonce):
@@ -166,8 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = parse_qs(address.query, keep_blank_values=True)
         if "list" in query:
-            found: Sequence[object] = self.served.list(query["list"][0])
-            self._send(200, json.dumps(found).encode())
+            entries: Sequence[object] = self.served.list(query["list"][0])
+            self._send(200, json.dumps(entries).encode())
         elif "folders" in query:
             self._send(200, json.dumps(self.served.folders(query["folders"][0])).encode())
         else:
@@ -223,8 +223,8 @@ class PeerStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         end = "" if stop is None else f"&stop={stop}"
-        most = MAX_REQUEST_BYTES if stop is None else max(stop - start, MAX_ERROR_CHARACTERS)
-        return self._ask("GET", f"/{quote(check_path(path))}?start={start}{end}", most=most)
+        max_bytes = MAX_REQUEST_BYTES if stop is None else max(stop - start, MAX_ERROR_CHARACTERS)
+        return self._ask("GET", f"/{quote(check_path(path))}?start={start}{end}", max_bytes=max_bytes)
 
     def read_into(self, path: str, start: int, target: memoryview) -> None:
         found = self.read(path, start, start + len(target))
@@ -239,24 +239,24 @@ class PeerStore:
         try:
             return [Entry(check_path(path), int(size)) for path, size in self._listed("list", prefix)]
         except (TypeError, ValueError) as error:
-            raise StoreError(f"{self.url} gave no list of paths and sizes: {error}") from error
+            raise StoreError(f"{self.url} sent no valid list of paths and sizes: {error}") from error
 
     def _listed(self, what: str, prefix: str) -> Sequence[Any]:
         try:
             return json_reader.parse_as(list, self._ask("GET", f"/?{what}={quote(prefix, safe='')}"))
         except JsonError as error:
-            raise StoreError(f"{self.url} gave no list: {error}") from error
+            raise StoreError(f"{self.url} sent no valid list: {error}") from error
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             self._ask("DELETE", f"/{quote(check_path(path))}")
 
     def _ask(
-        self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, most: int = MAX_REQUEST_BYTES
+        self, method: str, target: str, parts: Sequence[Buffer] = (), size: int = 0, max_bytes: int = MAX_REQUEST_BYTES
     ) -> bytes:
         for last in (False, True):
             try:
-                return self._ask_once(method, target, parts, size, most)
+                return self._ask_once(method, target, parts, size, max_bytes)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, StoreError):
                     raise
@@ -264,7 +264,7 @@ class PeerStore:
                     raise StoreError(f"{self.url} can't be reached: {error!r}; is the process there gone?") from error
         raise AssertionError("unreachable")
 
-    def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int, most: int) -> bytes:
+    def _ask_once(self, method: str, target: str, parts: Sequence[Buffer], size: int, max_bytes: int) -> bytes:
         with contextlib.closing(http.client.HTTPConnection(self._address, timeout=_SECONDS)) as connection:
             connection.putrequest(method, target)
             connection.putheader("Authorization", sign_request(self._token, method, target, size))
@@ -275,9 +275,9 @@ class PeerStore:
                 for begin in range(0, len(view), _BLOCK):
                     connection.send(view[begin : begin + _BLOCK])
             response = connection.getresponse()
-            body = response.read(most + 1)
-        if len(body) > most:
-            raise StoreError(f"{self.url} answered with more than {most:,} bytes, which were not asked for")
+            body = response.read(max_bytes + 1)
+        if len(body) > max_bytes:
+            raise StoreError(f"{self.url} answered with more than {max_bytes:,} bytes, which were not asked for")
         if response.status == 404:
             raise ObjectNotFoundError(body.decode(errors="replace"))
         if response.status != 200:

@@ -160,7 +160,7 @@ def join_url(url: str, *parts: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """Return a path unchanged, if it stays inside the store: relative, normalised, without `..`.
+    """Return a path unchanged, if it stays inside the store: relative, normalized, without `..`.
 
     Raises:
         StoreError: It does not.

@@ -200,7 +200,7 @@ class CompletedCommand(NamedTuple):
 
 
 def run_command(
-    command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, given: str = ""
+    command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, input_text: str = ""
 ) -> CompletedCommand:
     """Run a command to its end, in a separate process group that is killed when the command ends or its time
     is up.
@@ -211,14 +211,14 @@ def run_command(
     Args:
         seconds: Maximum time.
         environment: All environment variables; None for those of this process.
-        given: Text for its standard input.
+        input_text: Text for its standard input.
 
     Raises:
         OSError: It can't be run.
         TimeoutError: It took longer; it and the processes that it started were killed.
     """
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        source.write(given.encode())
+        source.write(input_text.encode())
         source.seek(0)
         process = subprocess.Popen(
             command, stdin=source, stdout=output, stderr=errors, env=environment, start_new_session=True

@@ -49,11 +49,11 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
     """Yield (bytes allowed, bytes used) for each cgroup with a limit, from this process's cgroup up to the
     root."""
     for kind, path in _own_cgroups():
-        most, used, given_back = _FILES[kind]
+        limit_file, used, given_back = _FILES[kind]
         root = CGROUPS / kind
         folder = root / path
         while True:
-            limit = _number(folder / most)
+            limit = _number(folder / limit_file)
             if limit is not None:
                 usage = (_number(folder / used) or 0) - _counted(folder / "memory.stat", given_back)
                 yield limit, max(0, usage)

@@ -113,14 +113,14 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> byt
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if stat.S_ISDIR(found.st_mode):
+        file_stat = os.fstat(file.fileno())
+        if stat.S_ISDIR(file_stat.st_mode):
             raise IsADirectoryError(f"{path} is a folder")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(file_stat.st_mode):
             raise JsonError("it is not a regular file")
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise JsonError(f"it is {max(found.st_size, len(data)):,} bytes long; at most {most_bytes:,} are read")
+        raise JsonError(f"it is {max(file_stat.st_size, len(data)):,} bytes long; at most {most_bytes:,} are read")
     return data
 
 

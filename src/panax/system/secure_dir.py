@@ -24,11 +24,11 @@ def make_private_folder(path: str | Path) -> Path:
     if path.is_symlink():
         raise PermissionError(f"{path} is a link to {os.readlink(path)}; expected a folder of this user's own")
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.resolve()
-    _check(found, owners=(os.geteuid(),), sticky=False)
-    for parent in found.parents:
+    folder = path.resolve()
+    _check(folder, owners=(os.geteuid(),), sticky=False)
+    for parent in folder.parents:
         _check(parent, owners=(os.geteuid(), 0), sticky=True)
-    return found
+    return folder
 
 
 def is_own_file(path: str | Path) -> bool:

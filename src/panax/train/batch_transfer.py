@@ -61,7 +61,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     missing = sorted(task.required_leaves - set(names))
     strange = sorted(set(names) - known)
     absent = sorted(known - set(names))
-    likely = {own: name for own in absent if (name := _meant_as(own, strange, task.leaf_aliases)) is not None}
+    likely = {leaf: name for leaf in absent if (name := _meant_as(leaf, strange, task.leaf_aliases)) is not None}
     if not missing and not (task.required_leaves and likely):
         return
     kind = type(task).__name__
@@ -70,9 +70,11 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
         f" and, if there is one, {', '.join(optional)}" if optional else ""
     )
     named = {
-        own: likely.get(own, own) for own in sorted({*task.required_leaves, *likely}) if own in likely or own in names
+        leaf: likely.get(leaf, leaf)
+        for leaf in sorted({*task.required_leaves, *likely})
+        if leaf in likely or leaf in names
     }
-    line = ", ".join(f'"{own}": batch["{name}"]' for own, name in named.items())
+    line = ", ".join(f'"{leaf}": batch["{name}"]' for leaf, name in named.items())
     how = f"; write {{{line}}}" if likely else ""
     what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
     raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {what}; {kind} takes {takes}{how}")

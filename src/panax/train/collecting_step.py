@@ -86,18 +86,20 @@ def take_collecting_step(
     step, key = state.step, state.step_key
 
     def collection(state: TrainState, number: jax.Array) -> tuple[TrainState, Any]:
-        own = jax.random.fold_in(key, number)
-        collected = collect(program, state, numbered, own)
+        collection_key = jax.random.fold_in(key, number)
+        collected = collect(program, state, numbered, collection_key)
         first = (step * task.rollouts_per_step + number) * task.updates
-        state, scalars = _updates(program, state, collected, own, first)
+        state, scalars = _updates(program, state, collected, collection_key, first)
         return dataclasses.replace(state, step=step), (scalars, collected.metrics)
 
     state, (scalars, metrics) = jax.lax.scan(collection, state, jnp.arange(task.rollouts_per_step))
     merged = merge_stacked(metrics, task.rollouts_per_step)
-    own = {name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in merged.items()}
+    metric_values = {
+        name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in merged.items()
+    }
     check_names(merged)
     norm = {PARAMETER_NORM: parameter_norm(eqx.filter(state.params, program.trainable))}
-    return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | own | norm
+    return dataclasses.replace(state, step=step + 1), _over_updates(scalars) | metric_values | norm
 
 
 def collect(program: "Program", state: TrainState, batch: Batch, key: jax.Array) -> CollectionResult:
@@ -157,7 +159,7 @@ def _updates(
 
 def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun: TrainState) -> Any:
     """Run the updates; if a fault was found, return the initial state and scalars of no weight."""
-    found = functools.reduce(jnp.logical_or, faults)
+    has_fault = functools.reduce(jnp.logical_or, faults)
     shapes = jax.eval_shape(updates, begun)[1]
 
     def none(made: Any) -> Any:
@@ -167,8 +169,8 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
 
     nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, DataChecks))
     if current_target().traits.cheap_branches:
-        return jax.lax.cond(found, lambda: (begun, nothing), lambda: updates(begun))
-    return jax.tree.map(lambda new, old: jnp.where(found, old, new), updates(begun), (begun, nothing))
+        return jax.lax.cond(has_fault, lambda: (begun, nothing), lambda: updates(begun))
+    return jax.tree.map(lambda new, old: jnp.where(has_fault, old, new), updates(begun), (begun, nothing))
 
 
 def _over_updates(made: UpdateOutcome) -> dict[str, Any]:
@@ -187,8 +189,8 @@ def _over_updates(made: UpdateOutcome) -> dict[str, Any]:
         mask = counted.reshape(counted.shape + (1,) * (value.ndim - counted.ndim))
         return jnp.where(mask, value, 0).sum(axis=(0, 1)) / weight
 
-    found = {name: one(name, value) for name, value in scalars.items()}
-    return found | {"updates": counted.sum().astype(jnp.float32)}
+    reduced = {name: one(name, value) for name, value in scalars.items()}
+    return reduced | {"updates": counted.sum().astype(jnp.float32)}
 
 
 def _task_of(program: "Program") -> CollectingTask:

@@ -370,10 +370,10 @@ class CompiledStep:
         replicated = self.placement.sharding()
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=self._donated, out_shardings=(self.shardings, replicated))
-        with self.placement.activate(), use_kernels(self.program.kernels.names) as taken:
+        with self.placement.activate(), use_kernels(self.program.kernels.names) as selections:
             traced = step.trace(self._abstract_state(), self._abstract_batch(batch))
-        self.program.kernels.check_effect(taken.values())
-        self.kernels_taken += [line for line in taken if line not in self.kernels_taken]
+        self.program.kernels.check_effect(selections.values())
+        self.kernels_taken += [line for line in selections if line not in self.kernels_taken]
         return self._checked_program(traced)
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:
@@ -430,14 +430,14 @@ class CompiledStep:
         programs: dict[Signature, Any],
         batch: Mapping[str, Any],
         compile_: Callable[[Mapping[str, Any]], Any],
-        most: int | None = None,
+        max_shapes: int | None = None,
     ) -> Any:
         signature = _signature(batch)
         if signature in programs:
             return programs[signature]
-        most = self.shapes_allowed if most is None else most
-        if len(programs) >= most:
-            raise TrainingError(_shape_change(next(reversed(programs)), signature, most))
+        max_shapes = self.shapes_allowed if max_shapes is None else max_shapes
+        if len(programs) >= max_shapes:
+            raise TrainingError(_shape_change(next(reversed(programs)), signature, max_shapes))
         start = time.perf_counter()
         programs[signature] = compile_(batch)
         self.compile_seconds += time.perf_counter() - start
@@ -472,16 +472,16 @@ def mesh_requirements(program: Program) -> MeshRequirements:
 
 
 def _shape_change(old: Signature, new: Signature, allowed: int) -> str:
-    was = {name: (shape, dtype) for name, shape, dtype in old}
-    now = {name: (shape, dtype) for name, shape, dtype in new}
+    old_leaves = {name: (shape, dtype) for name, shape, dtype in old}
+    new_leaves = {name: (shape, dtype) for name, shape, dtype in new}
 
     def show(value: tuple[tuple[int, ...], str] | None) -> str:
         return "absent" if value is None else f"{value[1]}{list(value[0])}"
 
     changes = [
-        f"batch[{name!r}] was {show(was.get(name))} and is now {show(now.get(name))}"
-        for name in sorted({*was, *now})
-        if was.get(name) != now.get(name)
+        f"batch[{name!r}] was {show(old_leaves.get(name))} and is now {show(new_leaves.get(name))}"
+        for name in sorted({*old_leaves, *new_leaves})
+        if old_leaves.get(name) != new_leaves.get(name)
     ]
     return (
         f"{'; '.join(changes)}. Each new shape costs a compilation, and {allowed} "

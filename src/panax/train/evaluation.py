@@ -27,7 +27,7 @@ def evaluate_sent(
         measures = step.evaluate(state, batch)
         merged = measures if merged is None else merge_measures(merged, measures)
     if merged is None:
-        raise TrainingError("the held-out source yielded no batch; give it more data, or set evaluate.every to 0")
+        raise TrainingError("the held-out source yielded no batch; provide more data, or set evaluate.every to 0")
     for metric in merged["metrics"].values():
         if isinstance(metric, DataChecks):
             metric.raise_if_failed("the held-out data")

@@ -31,21 +31,21 @@ def freeze(
         RecipeError: A prefix matches nothing, or nothing is left to train.
     """
     leaves = named_leaves(params)
-    whole = {name for name in leaves if name in fixed}
+    frozen_names = {name for name in leaves if name in fixed}
     rows: dict[str, set[int]] = {}
     for prefix in frozen:
         for name, chosen in select_params(prefix, leaves, layers, "frozen").items():
             if chosen is None:
-                whole.add(name)
+                frozen_names.add(name)
             else:
                 rows.setdefault(name, set()).update(chosen)
-    for name, found in rows.items():
-        if len(found) == leaves[name].shape[0]:
-            whole.add(name)
-    if len(whole) == len(leaves):
+    for name, indices in rows.items():
+        if len(indices) == leaves[name].shape[0]:
+            frozen_names.add(name)
+    if len(frozen_names) == len(leaves):
         raise RecipeError("every parameter is frozen, so there is nothing to train; unfreeze some")
-    resting = {name: frozenset(found) for name, found in rows.items() if name not in whole}
-    free = [name not in whole for name in leaves]
+    resting = {name: frozenset(indices) for name, indices in rows.items() if name not in frozen_names}
+    free = [name not in frozen_names for name in leaves]
     return jax.tree.unflatten(jax.tree.structure(params), free), resting or None
 
 

@@ -85,10 +85,10 @@ def compute_mesh_gradients(
     if layout is None or not task.names_axes:
         with use_global_arrays(), use_loss_scale(scale):
             opened = None if tables is None else tables.gather_rows(task, params, batch)
-            given = params if opened is None else opened.params
-            found = compute_grads(task, given, model_state, split_rows(batch, parts), key, trainable)
-            found = _with_rows(found, opened, scale)
-        return found._replace(gradients=unscale_gradients(found.gradients, scale)), None, None
+            gathered = params if opened is None else opened.params
+            gradients = compute_grads(task, gathered, model_state, split_rows(batch, parts), key, trainable)
+            gradients = _with_rows(gradients, opened, scale)
+        return gradients._replace(gradients=unscale_gradients(gradients.gradients, scale)), None, None
     parameter_axes = task.parameter_axes(params)
 
     def local(
@@ -127,8 +127,8 @@ def compute_mesh_gradients(
 
     lies = of_replicas(owed), of_replicas(late)
     specs = (*specs, PartitionSpec(), lies[0], PartitionSpec(), lies[1])
-    given = (params, model_state, dict(batch), key, scale, owed, count, late)
-    return map_over_shards(local, layout, specs, (out, *lies))(*given)
+    arguments = (params, model_state, dict(batch), key, scale, owed, count, late)
+    return map_over_shards(local, layout, specs, (out, *lies))(*arguments)
 
 
 def _with_rows(found: Gradients, opened: GatheredTables | None, scale: jax.Array | None) -> Gradients:
@@ -225,9 +225,9 @@ def _summed(
             terms = {}
             for name, slow in rest.items():
                 fast = tuple(axis for axis in slow if axis not in comms.over)
-                own = assert_sharding(all_reduce(sums[name], fast), dict.fromkeys(comms.over, ValueState.OWN))
-                terms[name] = own.reshape(late[name].shape)
-                before = late[name].reshape(own.shape)
+                partial_sum = assert_sharding(all_reduce(sums[name], fast), dict.fromkeys(comms.over, ValueState.OWN))
+                terms[name] = partial_sum.reshape(late[name].shape)
+                before = late[name].reshape(partial_sum.shape)
                 rest[name] = tuple(axis for axis in slow if axis in comms.over)
                 sums[name] = assert_sharding(before, dict.fromkeys(rest[name], ValueState.PARTIAL))
         if comms is not None and comms.compress and count is not None:
@@ -236,10 +236,10 @@ def _summed(
                 # Reduce over the fast network first, so that the slow one carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
             left = None if owed is None else {name: owed[name] for name in ways}
-            found, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
+            reduced, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
             if owed is not None and left is not None:
                 owed = {name: left[name] if name in left else early_residuals(early, name, owed[name]) for name in owed}
-            sums, rest = {**sums, **found}, {name: axes for name, axes in rest.items() if name not in ways}
+            sums, rest = {**sums, **reduced}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
     if terms is not None:
         # Tie both together: the sums travel while this batch is processed, and are used only after it, in place.

@@ -49,10 +49,10 @@ class WidthFactors:
                 f"task.base has a rule for optimizers with updates of Adam's size, and none for {type(optimizer).__name__}; "
                 f"use AdamW, ScheduleFreeAdamW, Lion, Soap or Shampoo, or remove task.base"
             )
-        given = [name for name in ("lr_multipliers", "decay_multipliers") if getattr(optimizer, name)]
-        if given:
+        conflicts = [name for name in ("lr_multipliers", "decay_multipliers") if getattr(optimizer, name)]
+        if conflicts:
             raise RecipeError(
-                f"optimizer.{given[0]} and task.base both set factors of single parameters; remove one of them"
+                f"optimizer.{conflicts[0]} and task.base both set factors of single parameters; remove one of them"
             )
         rates = {name: rate for name, rate in self.rates.items() if name in trained}
         decays = {name: 1 / rate for name, rate in rates.items()} if optimizer.weight_decay else {}

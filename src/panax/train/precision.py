@@ -31,11 +31,11 @@ def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *
         why = "as this run began" + (f", although {slow}" if recorded == "bfloat16" and slow else "")
         dtype = recorded
     else:
-        found = gather_texts(default_dtype(target))
-        dtype = "bfloat16" if set(found) == {"bfloat16"} else "float32"
+        dtypes = gather_texts(default_dtype(target))
+        dtype = "bfloat16" if set(dtypes) == {"bfloat16"} else "float32"
         why = slow or f"{'this processor' if target.platform == 'cpu' else target} has instructions for it"
         if dtype == "float32" and not slow:
-            why = f"process {found.index('float32')} of this job has no instructions for bfloat16"
+            why = f"process {dtypes.index('float32')} of this job has no instructions for bfloat16"
     say(f"compute dtype  {dtype} (auto: {why})")
     return task.with_compute_dtype(dtype)
 

@@ -161,15 +161,24 @@ class Program:
         """
         return place_program(self, layout)
 
-    def initial_state(self, key: jax.Array, given: tuple[Any, Any] | None = None) -> TrainState:
-        """Initialize the whole state, or the rest of it for `given` parameters and model state.
+    def initial_state(self, key: jax.Array, initial_values: tuple[Any, Any] | None = None) -> TrainState:
+        """Initialize the whole state, or the rest of it for the parameters and model state in
+        `initial_values`.
 
         Must be jitted, since eager initialization rounds differently.
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
         guard = partial(StepGuard.create, scale)
         state = _initial_state(
-            self.task, self.transformation, self.dense, self.has_average, guard, self.widths, self.tables, key, given
+            self.task,
+            self.transformation,
+            self.dense,
+            self.has_average,
+            guard,
+            self.widths,
+            self.tables,
+            key,
+            initial_values,
         )
         return initial_replicas(self, state)
 
@@ -203,10 +212,10 @@ class Program:
         measures: bool = False,
     ) -> tuple[TrainState, Scalars]:
         """Take one step with parameters shared by all devices; `measures` as in `train_step`."""
-        given = None
+        assignment = None
         if self.growing is not None:
-            given = self.growing.assign_rows(state, batch, batch_axes or batch_row_axes(batch))
-            state, batch, batch_axes = given.state, given.batch, given.axes
+            assignment = self.growing.assign_rows(state, batch, batch_axes or batch_row_axes(batch))
+            state, batch, batch_axes = assignment.state, assignment.batch, assignment.axes
         after, scalars = train_step(
             state,
             batch,
@@ -221,11 +230,11 @@ class Program:
             tables=self.tables,
             measures=measures,
         )
-        if self.growing is None or given is None:
+        if self.growing is None or assignment is None:
             return after, scalars
         skipped = after.guard.skipped > state.guard.skipped
-        counts = {name: jnp.where(skipped, 0, count) for name, count in given.counts.items()}
-        return self.growing.roll_back(after, given.before, skipped), {**scalars, **counts}
+        counts = {name: jnp.where(skipped, 0, count) for name, count in assignment.counts.items()}
+        return self.growing.roll_back(after, assignment.before, skipped), {**scalars, **counts}
 
     @property
     def has_custom_reduction(self) -> bool:
@@ -273,7 +282,7 @@ class Program:
             state, batch = first_batch(self, state, batch)
             batch_axes = None
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
-        found, *_ = gradient_step(
+        result, *_ = gradient_step(
             state,
             batch,
             task=self.task,
@@ -282,7 +291,7 @@ class Program:
             batch_axes=batch_axes,
             tables=self.tables,
         )
-        return mask_frozen_layers(found.gradients, self.frozen_rows)
+        return mask_frozen_layers(result.gradients, self.frozen_rows)
 
     def evaluate(
         self, state: TrainState, batch: Mapping[str, Any], batch_axes: Mapping[str, Axes] | None = None
@@ -360,11 +369,11 @@ def _initial_state(
     widths: WidthFactors | None,
     tables: TableUpdates | None,
     key: jax.Array,
-    given: tuple[Any, Any] | None = None,
+    initial_values: tuple[Any, Any] | None = None,
 ) -> TrainState:
     init_key, run_key = jax.random.split(key)
-    params, model_state = task.init(init_key) if given is None else given
-    if widths is not None and given is None:
+    params, model_state = task.init(init_key) if initial_values is None else initial_values
+    if widths is not None and initial_values is None:
         params = widths.scale_params(params)
     free = jax.tree.map(lambda p, keep: p if keep else None, params, dense)
     return TrainState(

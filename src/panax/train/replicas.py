@@ -78,9 +78,9 @@ def place_program(program: "Program", layout: Layout) -> "Program":
     if comms.delayed:
         abstract, axes = _with_delayed(program, abstract, axes, layout)
     if comms.compress:
-        found = residual_specs(comms, free, layout)
-        abstract = _replaced(abstract, owed={name: shape for name, (shape, _) in found.items()} or None)
-        axes = _replaced(axes, owed={name: lies for name, (_, lies) in found.items()} or None)
+        residuals = residual_specs(comms, free, layout)
+        abstract = _replaced(abstract, owed={name: shape for name, (shape, _) in residuals.items()} or None)
+        axes = _replaced(axes, owed={name: lies for name, (_, lies) in residuals.items()} or None)
     return dataclasses.replace(program, abstract=abstract, axes=axes)
 
 
@@ -126,10 +126,10 @@ def take_local_step(
     rows = {name: leaf.reshape(count, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
 
     def one(params: Any, optimizer_state: Any, guard: Any, rows: Mapping[str, Any]) -> tuple[Any, ...]:
-        own = dataclasses.replace(
+        replica_state = dataclasses.replace(
             state, params=params, optimizer_state=optimizer_state, guard=guard, replicas=None, owed=None
         )
-        after, scalars = program.one_step(own, rows, axes, measures=True)
+        after, scalars = program.one_step(replica_state, rows, axes, measures=True)
         return after.params, after.optimizer_state, after.guard, scalars
 
     with use_layout(layout.with_local_axis(REPLICA)):
@@ -154,7 +154,7 @@ def average_params(program: "Program", state: TrainState, meeting: OuterSync) ->
     """Synchronize the replicas, and return the resulting state."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
-    found: OuterUpdate = sync_replicas(
+    update: OuterUpdate = sync_replicas(
         program.comms,
         state.params,
         program.axes.params,
@@ -165,7 +165,7 @@ def average_params(program: "Program", state: TrainState, meeting: OuterSync) ->
         layout,
         meeting,
     )
-    return dataclasses.replace(state, params=found.params, replicas=found.replicas, owed=found.owed)
+    return dataclasses.replace(state, params=update.params, replicas=update.replicas, owed=update.owed)
 
 
 def _alike(program: "Program", state: TrainState, count: int) -> Replicas:

@@ -87,7 +87,7 @@ class GrowingTables:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise RecipeError(
-                f"two tables of {type(task).__name__} have the vocabulary {twice!r}; give one of the tables another name"
+                f"two tables of {type(task).__name__} have the vocabulary {twice!r}; rename one of the tables"
             )
         for each in task.growing:
             if each.table not in known:
@@ -121,7 +121,7 @@ class GrowingTables:
                 enough = -(-blocks // devices) * devices * each.ways
                 raise LayoutError(
                     f"the table {each.vocabulary!r} has {blocks} blocks of ways={each.ways} rows, which don't divide over "
-                    f'{devices} devices; give it rows={enough:,}, smaller blocks, or placement="everywhere"'
+                    f'{devices} devices; set rows={enough:,}, smaller blocks, or placement="everywhere"'
                 )
 
     def assign_rows(self, state: TrainState, batch: Batch, axes: BatchAxes) -> "AssignedBatch":
@@ -141,16 +141,16 @@ class GrowingTables:
             layout = current_layout()
             if layout is not None:
                 lies, held, rows, ids = self._specs(each, layout, kept, leaves, axes)
-                whole = PartitionSpec()
+                replicated = PartitionSpec()
                 function = map_over_shards(
                     function,
                     layout,
-                    (lies, held, rows, {leaf: ids[leaf][0] for leaf in leaves}, whole, whole),
-                    (lies, held, rows, {leaf: ids[leaf][1] for leaf in leaves}, [whole] * 3, _before(rows, kept)),
+                    (lies, held, rows, {leaf: ids[leaf][0] for leaf in leaves}, replicated, replicated),
+                    (lies, held, rows, {leaf: ids[leaf][1] for leaf in leaves}, [replicated] * 3, _before(rows, kept)),
                 )
-            table, kept, vocabulary, numbers, found, before[each.table] = function(*arguments)
+            table, kept, vocabulary, numbers, num_keys, before[each.table] = function(*arguments)
             counts |= {
-                f"vocabulary/{each.vocabulary}/{name}": n for name, n in zip(("given", "taken", "crowded"), found)
+                f"vocabulary/{each.vocabulary}/{name}": n for name, n in zip(("given", "taken", "crowded"), num_keys)
             }
             batch, axes = _with_numbers(batch, axes, numbers)
             state = _with(state, each, table, kept, vocabulary)
@@ -206,15 +206,15 @@ class GrowingTables:
 
     def _check(self, each: GrowingVocab, batch: Batch) -> None:
         for leaf in each.leaves:
-            found = batch.get(leaf)
-            if found is None:
+            keys = batch.get(leaf)
+            if keys is None:
                 raise RecipeError(
                     f"the vocabulary {each.vocabulary!r} is of the batch leaf {leaf!r}, and the batch has "
                     f"{', '.join(sorted(batch))}; add it to the data"
                 )
-            if found.ndim != 3 or found.shape[-1] != WORDS or found.dtype != jnp.uint32:
+            if keys.ndim != 3 or keys.shape[-1] != WORDS or keys.dtype != jnp.uint32:
                 raise RecipeError(
-                    f"the batch leaf {leaf!r} is {found.dtype} of shape {list(found.shape)}; expected keys for the vocabulary "
+                    f"the batch leaf {leaf!r} is {keys.dtype} of shape {list(keys.shape)}; expected keys for the vocabulary "
                     f"{each.vocabulary!r}: uint32 (batch, ids, {WORDS}), as Bag(ids=HashedIds()) gives them"
                 )
 
@@ -227,14 +227,16 @@ class GrowingTables:
         def spec(dims: Any) -> PartitionSpec:
             return PartitionSpec(*partition_entries(dims))
 
-        own = self.tables.axes[each.table]
+        table_axes = self.tables.axes[each.table]
         kinds = self.tables.state_axes()[each.table]
         held = {kind: spec(layout.storage(kinds[kind])) for kind in kept}
-        rows = ShardVocabulary._make([spec(layout.storage((own[0], None))), spec(layout.storage(own[:1]))])
+        rows = ShardVocabulary._make(
+            [spec(layout.storage((table_axes[0], None))), spec(layout.storage(table_axes[:1]))]
+        )
         ids = {
             leaf: [spec(layout.compute(axes[leaf])), spec(layout.compute(tuple(axes[leaf])[:-1]))] for leaf in leaves
         }
-        return spec(layout.storage(own)), held, rows, ids
+        return spec(layout.storage(table_axes)), held, rows, ids
 
     def _blocks(self, each: GrowingVocab, vocabulary: ShardVocabulary) -> VocabularyBlocks:
         """Describe a table's vocabulary on this device.

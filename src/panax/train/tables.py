@@ -163,7 +163,7 @@ class TableUpdates:
         tables: dict[str, jax.Array] = {}
         after: dict[str, Mapping[str, jax.Array]] = {}
         for name in sorted(self.trained):
-            given = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
+            arguments = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
             function = self._one(name)
             if layout is not None:
                 lies = PartitionSpec(*partition_entries(layout.storage(self.axes[name])))
@@ -172,9 +172,11 @@ class TableUpdates:
                     for kind, axes in self.optimizer.state_axes(self.axes[name]).items()
                 }
                 rows = _specs(TablePlacement.of(name, self.axes[name], layout))
-                whole = PartitionSpec()
-                function = map_over_shards(function, layout, (lies, held, rows, whole, whole, whole), (lies, held))
-            tables[name], after[name] = function(*given)
+                replicated = PartitionSpec()
+                function = map_over_shards(
+                    function, layout, (lies, held, rows, replicated, replicated, replicated), (lies, held)
+                )
+            tables[name], after[name] = function(*arguments)
         return tables, after
 
     def _one(self, name: str) -> Callable[..., tuple[jax.Array, Any]]:
@@ -220,7 +222,7 @@ class GatheredTables:
     def split_gradients(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
         """Split gradients with respect to `params` into (gradients with None for tables, row gradients by
         table)."""
-        found = {}
+        row_gradients = {}
 
         def one(path: Any, node: Any) -> Any:
             if not is_rows(node):
@@ -228,11 +230,11 @@ class GatheredTables:
             if node.values is None:
                 return None
             name = path_name(path)
-            found[name] = self.ways[name].return_gradients(node.values, self.asked[name])
+            row_gradients[name] = self.ways[name].return_gradients(node.values, self.asked[name])
             return None
 
         rest = jax.tree_util.tree_map_with_path(one, gradients, is_leaf=is_rows)
-        return rest, found
+        return rest, row_gradients
 
 
 def _specs(lies: TablePlacement) -> RowGradients:

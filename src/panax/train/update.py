@@ -125,7 +125,7 @@ def gradient_step(
     batch, axes = prepared.batch, prepared.axes
     late = state.delayed if comms is not None else None
     with use_matmul_precision(task, current_target()):
-        found, left, terms = gradients_on_mesh(
+        gradients, left, terms = gradients_on_mesh(
             task,
             state.params if late is None else late.extrapolate(state.params, trainable),
             state.model_state,
@@ -141,7 +141,7 @@ def gradient_step(
             None if late is None else late.terms,
             tables,
         )
-    return found._replace(metrics={**found.metrics, **prepared.faults}), left, terms
+    return gradients._replace(metrics={**gradients.metrics, **prepared.faults}), left, terms
 
 
 PARAMETER_NORM = "parameter_norm"
@@ -289,7 +289,7 @@ def check_names(metrics: Metrics) -> None:
     for name in metrics:
         if is_reserved(name):
             raise RecipeError(
-                f"the task reports a metric {name!r}, a name that the step itself reports; give it another name, "
+                f"the task reports a metric {name!r}, a name that the step itself reports; rename it, "
                 f"such as {'my_' + name.replace('/', '_')!r}"
             )
 

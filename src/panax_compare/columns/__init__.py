@@ -272,7 +272,7 @@ def find_column(name: str) -> Column:
         if column.name == name:
             return column
     names = [column.name for column in EVERY]
-    raise RecipeError(f"there is no column {name!r}; {suggest_name(name, names)}; columns are {', '.join(names)}")
+    raise RecipeError(f"unknown column {name!r}; {suggest_name(name, names)}; columns are {', '.join(names)}")
 
 
 def select_columns(names: Sequence[str]) -> list[Column]:

@@ -45,14 +45,14 @@ class WorkerGroup:
         folder: Path,
         processes: int = 1,
         devices: int = 1,
-        own: bool = False,
+        is_panax: bool = False,
         python: str = sys.executable,
     ):
         """Start the processes.
 
         Args:
             folder: Folder for the output of the processes.
-            own: True if Panax runs the step: the process sets its allocator as `panax train` does.
+            is_panax: True if Panax runs the step: the process sets its allocator as `panax train` does.
             python: The interpreter.
         """
         self.name = name
@@ -68,8 +68,8 @@ class WorkerGroup:
                 # Several columns share an accelerator: none may allocate all of its memory at start.
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                 "HF_HUB_OFFLINE": "1",
-                "PANAX_COMPARE_OWN": "1" if own else "",
-                **(huge_page_environment() if own else {}),
+                "PANAX_COMPARE_OWN": "1" if is_panax else "",
+                **(huge_page_environment() if is_panax else {}),
                 **ColumnJob.environment(rank, processes, port, devices),
             }
             if python != sys.executable:
@@ -173,17 +173,17 @@ def link_packages(folder: Path) -> Path:
 def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the answers of several processes: each returns the mean loss of its equal share of the rows, or
     of all rows."""
-    found: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     if "losses" in answers[0]:
-        found["losses"] = [statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers))]
-        found["first_at"] = max_finite(answer["first_at"] for answer in answers)
+        combined["losses"] = [statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers))]
+        combined["first_at"] = max_finite(answer["first_at"] for answer in answers)
     if "cpu_seconds" in answers[0]:
-        found["loss"] = statistics.fmean(answer["loss"] for answer in answers)
-        found["seconds"] = max_finite(answer["seconds"] for answer in answers)
-        found["cpu_seconds"] = sum(answer["cpu_seconds"] for answer in answers)
+        combined["loss"] = statistics.fmean(answer["loss"] for answer in answers)
+        combined["seconds"] = max_finite(answer["seconds"] for answer in answers)
+        combined["cpu_seconds"] = sum(answer["cpu_seconds"] for answer in answers)
     if "held_out" in answers[0]:
-        found["held_out"] = statistics.fmean(answer["held_out"] for answer in answers)
-        found["seconds"] = max_finite(answer["seconds"] for answer in answers)
+        combined["held_out"] = statistics.fmean(answer["held_out"] for answer in answers)
+        combined["seconds"] = max_finite(answer["seconds"] for answer in answers)
     if "resident_bytes" in answers[0]:
-        found["resident_bytes"] = max_finite(answer["resident_bytes"] for answer in answers)
-    return found
+        combined["resident_bytes"] = max_finite(answer["resident_bytes"] for answer in answers)
+    return combined

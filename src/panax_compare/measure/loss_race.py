@@ -87,7 +87,7 @@ class Race(Measurement):
     def __init__(self, settings: Settings, until: StopCondition, folder: Path, command: str, say: LogFn):
         if settings.kind == "vit":
             raise RecipeError(
-                "--until-loss trains on data, and 'vit' has images of noise, which can't be learned from; give a recipe of "
+                "--until-loss trains on data, and 'vit' has images of noise, which can't be learned from; pass a recipe of "
                 "images, such as recipe:vit_digits, or folders of runs"
             )
         if settings.kind == "dlrm":
@@ -127,15 +127,15 @@ class Race(Measurement):
             return []
         reference = self.comparison.columns[self.comparison.reference].losses
         allowed = tolerances(reference, self.comparison.nudged or None, self.settings.precision)
-        found = []
+        columns = []
         for column in checked:
             judgement = compare_losses(self.result(column).losses, reference, allowed)
             if judgement.is_equal:
-                found.append(column)
+                columns.append(column)
             else:
                 self.result(column).state, self.result(column).reason = "failed", judgement.reason
                 self.say(f"{column.title}: does other work: {judgement.reason}")
-        return found
+        return columns
 
     def _train(self, columns: Sequence[Column], arrivals: dict[str, RaceEntry]) -> None:
         """Train in turns, so that all experience the same load of the machine."""
@@ -159,13 +159,13 @@ class Race(Measurement):
                         self._alive.pop(column.name).close()
 
     def _crew(self, column: Column, arrival: RaceEntry) -> WorkerGroup:
-        """Return its processes, after the steps that were checked."""
+        """Return a column's processes, started and past the checked steps, unless they run already."""
         checked = self.settings.checked_steps
         if column.name not in self._alive:
             crew = self._alive[column.name] = self._start(column)
             entry = self.result(column)
-            found = crew.ask("losses", steps=checked)
-            entry.first_step_seconds, entry.checked_seconds = found["first_at"] - crew.started_at, found["seconds"]
+            reply = crew.ask("losses", steps=checked)
+            entry.first_step_seconds, entry.checked_seconds = reply["first_at"] - crew.started_at, reply["seconds"]
         if arrival.steps == 0:
             entry = self.result(column)
             arrival.steps, arrival.start_seconds = checked, entry.first_step_seconds or 0.0
@@ -178,9 +178,9 @@ class Race(Measurement):
         if steps > 0:
             arrival.train_seconds += crew.ask("advance", steps=steps)["seconds"]
             arrival.steps += steps
-        found = crew.ask("held_out")
-        arrival.evaluate_seconds += found["seconds"]
-        loss = arrival.losses[arrival.steps] = found["held_out"]
+        reply = crew.ask("held_out")
+        arrival.evaluate_seconds += reply["seconds"]
+        loss = arrival.losses[arrival.steps] = reply["held_out"]
         self.say(f"{arrival.title}: step {arrival.steps}, held-out loss {loss:.4f}, {format_duration(arrival.seconds)}")
         arrival.reached = loss <= self.until.loss
         if not arrival.reached and not math.isfinite(loss):

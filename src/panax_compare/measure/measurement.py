@@ -155,11 +155,11 @@ class Measurement:
         entry = self.result(column)
         crew = self._start(column)
         self._alive[column.name] = crew
-        found = crew.ask("losses", steps=self.settings.checked_steps)
-        entry.losses, entry.checked_seconds = found["losses"], found["seconds"]
-        entry.first_step_seconds = found["first_at"] - crew.started_at
-        usual = statistics.median(found["seconds"][1:] or found["seconds"])
-        entry.compile_seconds = crew.tracing_seconds + max(0.0, found["seconds"][0] - usual)
+        reply = crew.ask("losses", steps=self.settings.checked_steps)
+        entry.losses, entry.checked_seconds = reply["losses"], reply["seconds"]
+        entry.first_step_seconds = reply["first_at"] - crew.started_at
+        usual = statistics.median(reply["seconds"][1:] or reply["seconds"])
+        entry.compile_seconds = crew.tracing_seconds + max(0.0, reply["seconds"][0] - usual)
         memory = crew.ask("memory")
         entry.peak_of = "process" if memory["device_bytes"] is None else "device"
         entry.peak_bytes = memory["device_bytes"] or memory["resident_bytes"]
@@ -232,13 +232,13 @@ class Measurement:
             if len(entry.turns) > number:
                 continue
             with self._recorded(column), self._running(column) as crew:
-                load, own = MachineLoad(), crew.cpu_seconds()
-                found = crew.ask("turn", steps=self.settings.steps)
-                others = load.others(crew.cpu_seconds() - own)
-                turn = {name: found[name] for name in ("seconds", "cpu_seconds", "loss")}
+                load, cpu_before = MachineLoad(), crew.cpu_seconds()
+                reply = crew.ask("turn", steps=self.settings.steps)
+                others = load.others(crew.cpu_seconds() - cpu_before)
+                turn = {name: reply[name] for name in ("seconds", "cpu_seconds", "loss")}
                 entry.turns.append({**turn, "others": others, "load": os.getloadavg()[0], "round": number})
-                if "sent_bytes" in found:
-                    each = found.get("all", [found])
+                if "sent_bytes" in reply:
+                    each = reply.get("all", [reply])
                     entry.sent_bytes = [answer["sent_bytes"] for answer in each]
         seconds = ", ".join(
             f"{column.title} {self.result(column).turns[-1]['seconds']:.3f}"

@@ -38,11 +38,11 @@ def peak_rate(
         if name in device.replace("-", " ").split():
             kind = precision.removesuffix("-mixed")
             return PeakRate(rates[kind], f"{rates[kind] / 1e12:.0f} TFLOP/s, {kind} data sheet of {name}")
-    most = max_finite((rate for rate in registers if rate), default=None)
-    if most is not None:
+    register_rate = max_finite((rate for rate in registers if rate), default=None)
+    if register_rate is not None:
         return PeakRate(
-            most,
-            f"{most / 1e9:,.0f} GFLOP/s, the most that this processor's threads multiply and add on registers alone",
+            register_rate,
+            f"{register_rate / 1e9:,.0f} GFLOP/s, the most that this processor's threads multiply and add on registers alone",
         )
     measured = max_finite((rate for rate in products if rate), default=None)
     if measured is None:

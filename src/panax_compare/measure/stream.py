@@ -69,13 +69,11 @@ def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: in
         DataError: It can't be read, or is smaller than one batch.
     """
     if opened.held_out is None:
-        raise RecipeError(
-            f"{work!r} has no held-out data, so there is no held-out loss to reach; give it held_out= data"
-        )
+        raise RecipeError(f"{work!r} has no held-out data, so there is no held-out loss to reach; pass held_out= data")
     leaves: list[str] = []
-    for part, source, most in ((TRAIN, opened.train, steps), (HELD_OUT, opened.held_out, MOST_HELD_OUT)):
-        rows = _rows(work, (found.batch for found in source.batches()), length)
-        leaves = _written(folder, part, rows, most * batch_size)
+    for part, source, max_batches in ((TRAIN, opened.train, steps), (HELD_OUT, opened.held_out, MOST_HELD_OUT)):
+        rows = _rows(work, (loaded.batch for loaded in source.batches()), length)
+        leaves = _written(folder, part, rows, max_batches * batch_size)
         count = len(map_npy(folder / f"{part}.{leaves[0]}.npy", leaves[0]))
         if count < batch_size:
             raise DataError(
@@ -112,18 +110,18 @@ def _rows(name: str, batches: Iterator[Any], length: int) -> Iterator[Batch]:
             )
 
 
-def _written(folder: Path, part: str, blocks: Iterator[Batch], most: int) -> list[str]:
-    """Write at most `most` rows, an array for each leaf; return the leaves' names."""
+def _written(folder: Path, part: str, blocks: Iterator[Batch], max_rows: int) -> list[str]:
+    """Write at most `max_rows` rows, an array for each leaf; return the leaves' names."""
     collected: dict[str, list[np.ndarray]] = {}
     rows = 0
     for block in blocks:
         for name, leaf in block.items():
             collected.setdefault(name, []).append(leaf)
         rows += len(next(iter(block.values())))
-        if rows >= most:
+        if rows >= max_rows:
             break
     if not collected:
-        raise DataError(f"the source has no row for {part.replace('_', '-')}; give it more data")
+        raise DataError(f"the source has no row for {part.replace('_', '-')}; provide more data")
     for name, leaves in collected.items():
-        np.save(folder / f"{part}.{name}.npy", np.concatenate(leaves)[:most], allow_pickle=False)
+        np.save(folder / f"{part}.{name}.npy", np.concatenate(leaves)[:max_rows], allow_pickle=False)
     return sorted(collected)

@@ -193,12 +193,12 @@ class PreparedColumn:
             return {"seconds": time.perf_counter() - start, "finite": finite}
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
-            own = any("/columns/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+            names_own_file = any("/columns/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
             return {
                 "seconds": time.perf_counter() - start,
                 "error": f"{type(error).__name__}: {message[0]}"[:400],
                 "frames": len(traceback.extract_tb(error.__traceback__)),
-                "names_own_file": own,
+                "names_own_file": names_own_file,
             }
 
 

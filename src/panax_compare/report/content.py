@@ -149,7 +149,7 @@ def _of_what(comparison: Comparison) -> str:
 
 
 def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
-    found: list[Block] = []
+    plots: list[Block] = []
     timed = [row for row in rows if row.seconds is not None]
     if timed:
         steps = [
@@ -164,7 +164,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
             )
             for row in timed
         ]
-        found.append(
+        plots.append(
             Picture(
                 "steps",
                 bars(steps, "seconds a step"),
@@ -174,7 +174,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
     known = {name: entry for name, entry in comparison.columns.items() if entry.losses}
     if known:
         series = {name: (entry.title, entry.losses) for name, entry in known.items()}
-        found.append(
+        plots.append(
             Picture(
                 "losses",
                 lines(series, "step"),
@@ -193,7 +193,7 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
         caption = (
             f"How far the losses are from those of {reference.title}; below the dotted line, rounding explains it."
         )
-        found.append(Picture("apart", lines(apart, "step", logarithmic=True), caption))
+        plots.append(Picture("apart", lines(apart, "step", logarithmic=True), caption))
     held = [row for row in rows if row.peak_bytes]
     if held:
         memory = [
@@ -202,8 +202,8 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
             )
             for row in held
         ]
-        found.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))
-    return tuple(found)
+        plots.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))
+    return tuple(plots)
 
 
 def _questions(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
@@ -263,15 +263,15 @@ def _equality(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block,
 
 
 def _environment(comparison: Comparison) -> tuple[Block, ...]:
-    found = comparison.environment
+    facts = comparison.environment
     rows = [
         ("what", "here"),
-        ("processor", f"{found['processor']}, {found['cores']} cores"),
-        ("memory", format_size(found["memory_bytes"])),
-        ("accelerators", ", ".join(found["accelerators"]) or "none"),
-        ("system", f"{found['system']}, Python {found['python']}"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
-        ("variables", ", ".join(f"{name}={value}" for name, value in found["variables"].items()) or "none that matter"),
+        ("processor", f"{facts['processor']}, {facts['cores']} cores"),
+        ("memory", format_size(facts["memory_bytes"])),
+        ("accelerators", ", ".join(facts["accelerators"]) or "none"),
+        ("system", f"{facts['system']}, Python {facts['python']}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
+        ("variables", ", ".join(f"{name}={value}" for name, value in facts["variables"].items()) or "none that matter"),
         ("begun", comparison.started),
     ]
     return (

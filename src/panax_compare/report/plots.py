@@ -1,4 +1,4 @@
-"""The comparison's plots: each column has the same colour in all of them."""
+"""The comparison's plots: each column has the same color in all of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from panax.metrics.page.lines import Line, line_chart
 WIDTH = 560
 """Of a chart in pixels: a phone shows it at two thirds of its size."""
 
-COLOURS = {
+COLORS = {
     "torch_eager": "#e4572e",
     "torch_compile": "#b23a1a",
     "torch_xla": "#f2a48a",
@@ -37,11 +37,11 @@ class ColumnBar(NamedTuple):
 
 def bars(found: Sequence[ColumnBar], axis: str) -> str:
     """Draw horizontal bars from zero, with a line from the minimum to the maximum."""
-    coloured = [
-        page_bars.Bar(bar.title, bar.value, bar.low, bar.high, bar.text, COLOURS.get(bar.name, OTHER), bar.faint)
+    colored = [
+        page_bars.Bar(bar.title, bar.value, bar.low, bar.high, bar.text, COLORS.get(bar.name, OTHER), bar.faint)
         for bar in found
     ]
-    return page_bars.bar_chart(coloured, axis)
+    return page_bars.bar_chart(colored, axis)
 
 
 def lines(series: Mapping[str, tuple[str, Sequence[float]]], axis: str, *, logarithmic: bool = False) -> str:
@@ -53,7 +53,7 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], axis: str, *, logar
     drawn = []
     for row, (name, (title, found)) in enumerate(series.items()):
         limit = name.endswith("limit")
-        colour = "currentColor" if limit else COLOURS.get(name, OTHER)
+        color = "currentColor" if limit else COLORS.get(name, OTHER)
         dashes = "2 5" if limit else "9 4" if row % 2 else ""
-        drawn.append(Line(title, range(1, len(found) + 1), found, colour, dashes, marked=not limit))
+        drawn.append(Line(title, range(1, len(found) + 1), found, color, dashes, marked=not limit))
     return line_chart(drawn, axis, logarithmic=logarithmic, width=WIDTH, titles_above=True).svg

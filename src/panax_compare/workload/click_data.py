@@ -33,11 +33,11 @@ def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> 
     """Write the files of a DLRM (arXiv:1906.00091): a bottom of 512, 256 and the width, a top of 1024, 1024,
     512, 256 and 1."""
     size = settings.size or DEFAULT_SIZES["dlrm"]
-    most, width, bags = SHAPES[size]
+    max_rows, width, bags = SHAPES[size]
     tiny = size == "tiny"
     bottom = (16, width) if tiny else (512, 256, width)
     top = (16, 1) if tiny else (1024, 1024, 512, 256, 1)
-    rows = tuple(min(each, most) for each in MLPERF_ROWS)
+    rows = tuple(min(each, max_rows) for each in MLPERF_ROWS)
     capacities = MLPERF_BAGS if bags else (1,) * len(rows)
     vectors = len(rows) + 1
     inputs = width + vectors * (vectors - 1) // 2
@@ -57,7 +57,7 @@ def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> 
     dense = sum(t.size for name, t in tensors.items() if name.endswith("weight") and not name.startswith("tables"))
     return ComparedWork(
         title=(
-            f"DLRM: {len(rows)} tables of MLPerf's shape, at most {most:,} rows of {width}, {sum(rows):,} in all, "
+            f"DLRM: {len(rows)} tables of MLPerf's shape, at most {max_rows:,} rows of {width}, {sum(rows):,} in all, "
             f"{parameters / 1e6:,.1f} M parameters, {settings.batch_size} examples of {sum(capacities)} ids"
         ),
         folder=str(folder),

@@ -59,13 +59,13 @@ def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed:
             False, float("inf"), f"{len(losses)} losses were recorded, the reference has {len(reference)}"
         )
     apart = 0.0
-    for step, (loss, wanted, most) in enumerate(zip(losses, reference, allowed), 1):
+    for step, (loss, wanted, limit) in enumerate(zip(losses, reference, allowed), 1):
         # Not `>`: a NaN loss does not agree.
-        if not abs(loss - wanted) <= most:
+        if not abs(loss - wanted) <= limit:
             return LossComparison(
                 False,
-                abs(loss - wanted) / most if most else float("inf"),
-                f"the loss of step {step} is {loss:.6g}, the reference's {wanted:.6g}; rounding explains {most:.1g}",
+                abs(loss - wanted) / limit if limit else float("inf"),
+                f"the loss of step {step} is {loss:.6g}, the reference's {wanted:.6g}; rounding explains {limit:.1g}",
             )
-        apart = max(apart, abs(loss - wanted) / most if most else 0.0)
+        apart = max(apart, abs(loss - wanted) / limit if limit else 0.0)
     return LossComparison(True, apart)

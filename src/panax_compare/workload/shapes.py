@@ -1,4 +1,4 @@
-"""Shapes of the named works."""
+"""Model shapes of the built-in workloads."""
 
 import dataclasses
 from typing import Any

@@ -139,7 +139,7 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
     moe = config.feed_forward
     if moe is not None:
         mixtures = {
-            "normalised weights": {"normalize_topk": not moe.normalize_topk},
+            "normalized weights": {"normalize_topk": not moe.normalize_topk},
             "scale of weights": {"scale": 1.0},
             "scores": {"scores": "softmax"},
             "groups": {"groups": 1, "active_groups": 1},

@@ -68,7 +68,7 @@ def test_parameters_that_share_memory_are_refused():
     assert "encoder.weight and decoder.weight share memory" in message and "second.weight = first.weight" in message
     with torch.device("meta"):
         hollow = Autoencoder()
-    message = refused(hollow, lambda m, b: m(b["x"]).mean(), initialise=lambda m: m.apply(_initialise), check=False)
+    message = refused(hollow, lambda m, b: m(b["x"]).mean(), initialize=lambda m: m.apply(_initialize), check=False)
     assert "share memory" in message
 
     def assigned(self):
@@ -85,7 +85,7 @@ def test_parameters_that_share_memory_are_refused():
     assert "share memory" in refused(Net(lambda self, h, x: h + self.more.sum(), of_numpy))
 
 
-def _initialise(part):
+def _initialize(part):
     if isinstance(part, nn.Linear):
         part.reset_parameters()
 

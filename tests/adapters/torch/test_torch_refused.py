@@ -155,7 +155,7 @@ def test_a_criterion_on_three_leaves():
 def test_modules_that_can_not_be_used():
     with pytest.raises(RecipeError, match=r"module is a type; expected a torch.nn.Module instance: call Linear\(...\)"):
         task(nn.Linear, mean, BATCH)
-    with pytest.raises(RecipeError, match=r"weight is not initialised yet .a lazy module.; run the module once"):
+    with pytest.raises(RecipeError, match=r"weight is not initialized yet .a lazy module.; run the module once"):
         task(nn.LazyLinear(4), mean, BATCH)
     with FakeTensorMode():
         on_gpu = nn.Linear(WIDTH, WIDTH)
@@ -163,7 +163,7 @@ def test_modules_that_can_not_be_used():
     with pytest.raises(RecipeError, match=r"weight is on cuda:0; adapt it on the CPU \(module.cpu\(\)\)"):
         task(on_gpu, mean, BATCH)
     with pytest.raises(
-        RecipeError, match="weight is on the meta device, which holds no values; give initialise=, or weights="
+        RecipeError, match="weight is on the meta device, which holds no values; pass initialize=, or weights="
     ):
         task(nn.Linear(WIDTH, WIDTH, device="meta"), mean, BATCH)
     with pytest.raises(RecipeError, match="weights= has no effect"):
@@ -174,7 +174,7 @@ def test_modules_that_can_not_be_used():
 
 def test_examples_that_can_not_be_used():
     module = nn.Linear(WIDTH, WIDTH)
-    with pytest.raises(RecipeError, match="example=None; give a batch"):
+    with pytest.raises(RecipeError, match="example=None; pass a batch"):
         task(module, mean)
     with pytest.raises(RecipeError, match="is a scalar"):
         task(module, mean, {"x": torch.tensor(1.0)})

@@ -312,7 +312,7 @@ def test_a_hollow_modules_own_initialisation_is_drawn_in_shards():
             self.norm = nn.BatchNorm1d(32)
             self.scale = nn.Parameter(torch.empty(64))
 
-        def initialise(self):
+        def initialize(self):
             nn.init.trunc_normal_(self.embed.weight, std=0.5, a=-1, b=1)
             self.norm.reset_parameters()
             self.scale.data[:32] = 2.0
@@ -325,7 +325,7 @@ def test_a_hollow_modules_own_initialisation_is_drawn_in_shards():
         hollow = Tied()
     batch = (torch.arange(64) % 64, (torch.arange(64) + 1) % 64)
     with pytest.warns(UserWarning, match="was not compared with PyTorch: its parameters are on the meta device"):
-        adapted = task(hollow, nn.CrossEntropyLoss(), batch, initialise=Tied.initialise)
+        adapted = task(hollow, nn.CrossEntropyLoss(), batch, initialize=Tied.initialize)
     one, sharded = step_of(adapted, batch), step_of(adapted, batch, MeshShape(fsdp=4, tensor=2))
     states = one.init(7), sharded.init(7)
     for a, b in zip(jax.tree.leaves(states[0].params), jax.tree.leaves(states[1].params)):
@@ -341,12 +341,12 @@ def test_a_hollow_modules_own_initialisation_is_drawn_in_shards():
     assert filled.head.weight is filled.embed.weight and not filled.embed.weight.is_meta
     with torch.device("meta"):
         hollow = Tied()
-    with pytest.raises(RecipeError, match="initialise= leaves scale as it is, empty"):
+    with pytest.raises(RecipeError, match="initialize= leaves scale as it is, empty"):
         task(
             hollow,
             nn.CrossEntropyLoss(),
             batch,
-            initialise=lambda m: (m.norm.reset_parameters(), m.embed.reset_parameters()),
+            initialize=lambda m: (m.norm.reset_parameters(), m.embed.reset_parameters()),
         )
 
 

@@ -74,7 +74,7 @@ def test_files_that_contradict_or_are_damaged(tmp_path):
     refused(
         {"emb.weight": EMBEDDING, **STEPS},
         tmp_path,
-        "emb.weight is in model.safetensors and in other.safetensors; give one file",
+        "emb.weight is in model.safetensors and in other.safetensors; pass one file",
     )
     (tmp_path / "other.safetensors").write_bytes(b"no tensors")
     refused({"emb.weight": EMBEDDING, **STEPS}, tmp_path, "other.safetensors can't be read: .*fetch or save it again")

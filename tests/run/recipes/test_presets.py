@@ -53,7 +53,7 @@ def test_every_preset_is_an_experiment_that_lacks_data():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(RecipeError, match="there is no preset 'llama3-8b'; did you mean 'llama3_8b'"):
+    with pytest.raises(RecipeError, match="unknown preset 'llama3-8b'; did you mean 'llama3_8b'"):
         panax.preset("llama3-8b")
 
 
@@ -63,10 +63,10 @@ def test_without_data_it_is_not_trained(here, monkeypatch):
 
     monkeypatch.setattr("panax.run.entry.choose_kernels", timed)
     with pytest.raises(
-        DataError, match=r"the preset tiny_llama comes without data; give texts: --data PATH, or panax.preset\("
+        DataError, match=r"the preset tiny_llama comes without data; pass texts: --data PATH, or panax.preset\("
     ):
         panax.fit(panax.preset("tiny_llama"), quiet=True)
-    with pytest.raises(DataError, match="the preset vit_b16 comes without data; give a folder of images"):
+    with pytest.raises(DataError, match="the preset vit_b16 comes without data; pass a folder of images"):
         panax.fit(panax.preset("vit_b16"), fast_dev_run=True)
 
 

@@ -104,7 +104,7 @@ def test_sources_and_batches(ran):
     assert every["tokens"] == sum(batch["loss_mask"].sum() for batch, _ in held_out.batches())
     endless = PackedSource(held_out.rows, batch_size=8)
     for source in (endless, IterableSource(two)):
-        with pytest.raises(RecipeError, match="the data has no end; give the number of batches"):
+        with pytest.raises(RecipeError, match="the data has no end; pass the number of batches"):
             panax.evaluate(ran, source)
     assert panax.evaluate(ran, endless, batches=1)["loss"] == one["loss"]
 
@@ -185,5 +185,5 @@ def test_an_adapted_model_is_evaluated_as_a_result_and_its_folder_says_so(tmp_pa
 
 def test_a_run_that_held_nothing_out_needs_data(ran):
     prepared = dataclasses.replace(ran.prepared, data=dataclasses.replace(ran.prepared.data, held_out=None))
-    with pytest.raises(RecipeError, match="the run held nothing out; give data"):
+    with pytest.raises(RecipeError, match="the run held nothing out; pass data"):
         panax.evaluate(dataclasses.replace(ran, prepared=prepared))

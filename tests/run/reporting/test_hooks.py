@@ -229,7 +229,9 @@ def test_a_metric_that_does_not_exist_or_is_never_measured_is_refused(short):
         RecipeError, match=r"hook EarlyStopping: EarlyStopping compares 'loss' after each evaluation.*none between"
     ):
         fit(dataclasses.replace(short, hooks=(EarlyStopping(),), evaluate=EvaluateConfig(every=0)), quiet=True)
-    with pytest.raises(HookError, match=r"hook TargetReached raised.*no metric 'accurac': did you mean 'accuracy'"):
+    with pytest.raises(
+        HookError, match=r"hook TargetReached raised.*unknown metric 'accurac': did you mean 'accuracy'"
+    ):
         fit(
             dataclasses.replace(
                 short, hooks=(TargetReached(target=1.0, metric="accurac"),), evaluate=EvaluateConfig(every=2, batches=1)

@@ -53,7 +53,7 @@ def test_a_run_shows_its_losses_and_nothing_by_choice(experiment, capsys):
     lines: list[str] = []
     fit(dataclasses.replace(short, num_steps=4), say=lines.append)
     assert not capsys.readouterr().out and any("resuming from step 3 of 4" in line for line in lines)
-    with pytest.raises(RecipeError, match="quiet shows nothing, and say receives each line: give one"):
+    with pytest.raises(RecipeError, match="quiet shows nothing, and say receives each line: pass one"):
         fit(short, quiet=True, say=lines.append)
 
 
@@ -130,7 +130,7 @@ def test_a_model_learns_its_first_batches_by_heart(experiment, tmp_path, monkeyp
     assert evaluate(heart.folder)["loss"] == pytest.approx(result.evaluation["loss"], rel=1e-5)
     # What is evaluated is what was trained on.
     assert result.evaluation["loss"] < 2.0 and result.evaluation["loss"] < result.history["train/loss"].iloc[-1] + 0.05
-    with pytest.raises(DataError, match="overfit_batches=5, and the data has 2 batches; give less"):
+    with pytest.raises(DataError, match="overfit_batches=5, and the data has 2 batches; lower it"):
         list(FirstBatches(IterableSource([np.zeros((2, 2))] * 2, epochs=1), 5).batches())
     with pytest.raises(RecipeError, match=r"overfit_batches=-1; expected 0 or more"):
         dataclasses.replace(heart, overfit_batches=-1)

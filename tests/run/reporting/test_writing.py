@@ -54,7 +54,7 @@ def test_a_task_of_ones_own_continues_a_text():
     ("task", "tokenizer", "prompt", "settings", "message"),
     [
         (Counting(), None, "a", {}, "Counting has no tokenizer; a text model with its tokenizer continues a text"),
-        (Counting(), Letters(), "", {}, "the prompt is empty; give at least one character"),
+        (Counting(), Letters(), "", {}, "the prompt is empty; pass at least one character"),
         (Counting(), Letters(), "a", {"tokens": 0}, "tokens=0; expected 1 or more"),
         (Counting(), Letters(), "a", {"temperature": -1.0}, "temperature=-1.0"),
     ],

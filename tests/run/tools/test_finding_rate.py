@@ -56,10 +56,10 @@ def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
 @pytest.mark.parametrize(
     ("losses", "why"),
     [
-        ([4.0] * 121, "the loss did not fall: give a higher --highest"),
-        ([4.0 - 0.01 * n for n in range(121)], "still falls at the highest rate: give a higher --highest"),
-        ([4.0, 5.0, 7.0], "the loss rose before it had fallen: give a lower --lowest"),
-        ([math.nan], "not finite almost from the beginning: give a lower --lowest"),
+        ([4.0] * 121, "the loss did not fall: use a higher --highest"),
+        ([4.0 - 0.01 * n for n in range(121)], "still falls at the highest rate: use a higher --highest"),
+        ([4.0, 5.0, 7.0], "the loss rose before it had fallen: use a lower --lowest"),
+        ([math.nan], "not finite almost from the beginning: use a lower --lowest"),
         ([4.0 + (-1) ** n * 0.05 for n in range(121)], "the loss did not fall"),
     ],
     ids=["flat", "falling", "rising", "nan", "noise"],

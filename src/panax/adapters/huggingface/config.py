@@ -121,7 +121,7 @@ class _Reader:
             full = [i % 2 == 1 for i in range(num_layers)]
         kinds = self.raw.get("layer_types")
         if kinds is None:
-            kinds = ["full_attention" if whole else "sliding_attention" for whole in full]
+            kinds = ["full_attention" if is_full else "sliding_attention" for is_full in full]
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             self.refuse("layer_types", f"expected a list of {num_layers}, one for each layer")
         for kind in kinds:
@@ -158,8 +158,8 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
     try:
         fields |= {} if latent is None else {"latent": Latent(**latent)}
         fields |= {} if moe is None else {"feed_forward": MoE(**moe)}
-        own = {} if family.read is None else family.read(read.raw, read.refuse)
-        return family.config(**fields | own)
+        family_fields = {} if family.read is None else family.read(read.raw, read.refuse)
+        return family.config(**fields | family_fields)
     except RecipeError as error:
         raise RecipeError(f"{read.where}: {error}") from error
 

@@ -67,19 +67,19 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
     family, config = read_config(folder)
     _check_model(config, task, folder)
     with _open(folder, family) as tensors:
-        found = list(match_parameters(family, params, state))
-        kept = _kept_head(found, params, config, tensors, folder) if isinstance(params, Vit) else []
+        matches = list(match_parameters(family, params, state))
+        kept = _kept_head(matches, params, config, tensors, folder) if isinstance(params, Vit) else []
         names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
-        _check_names(family, [match for match in found if match not in kept], names, config, folder)
+        _check_names(family, [match for match in matches if match not in kept], names, config, folder)
         if isinstance(params, Decoder) and params.config.tied and HEAD_NAME in names:
-            _check_tied(tensors, next(match for match in found if match.name == "embedding.table"), folder)
-        for match in found:
+            _check_tied(tensors, next(match for match in matches if match.name == "embedding.table"), folder)
+        for match in matches:
             for place in () if match in kept else match.places:
                 _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
-        leaves = [match.leaf if match in kept else _array(match, tensors) for match in found]
-    own = jax.tree.structure(params)
-    loaded = dict(zip([match.name for match in found[own.num_leaves :]], leaves[own.num_leaves :]))
-    return own.unflatten(leaves[: own.num_leaves]), {**state, **loaded}
+        leaves = [match.leaf if match in kept else _array(match, tensors) for match in matches]
+    structure = jax.tree.structure(params)
+    loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
+    return structure.unflatten(leaves[: structure.num_leaves]), {**state, **loaded}
 
 
 def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask, folder: Path) -> None:
@@ -93,14 +93,14 @@ def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask,
 
 
 def _kept_head(
-    found: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
+    matches: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
 ) -> list[ParameterMatch]:
     """Return the parameters that the files don't have: the head, if there is none for these classes."""
     classes = params.config.num_classes
     have = f"{HEAD_WEIGHTS}weight" in tensors
     if have and config.num_classes == classes:
         return []
-    kept = [match for match in found if match.name.startswith("head.")]
+    kept = [match for match in matches if match.name.startswith("head.")]
     if any(isinstance(match.leaf, jax.ShapeDtypeStruct) for match in kept):
         raise RecipeError(
             f"{folder} has no head for {classes} classes, and the parameters given are abstract; draw them first"
@@ -144,9 +144,9 @@ def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
 
 
 def _check_names(
-    family: Family, found: list[ParameterMatch], names: set[str], config: DecoderConfig | VitConfig, folder: Path
+    family: Family, matches: list[ParameterMatch], names: set[str], config: DecoderConfig | VitConfig, folder: Path
 ) -> None:
-    wanted = {match.tensor(place) for match in found for place in match.places}
+    wanted = {match.tensor(place) for match in matches for place in match.places}
     missing = sorted(wanted - names)
     left = {name for name in names - wanted if not family.buffers.search(name)}
     if family.predicts_more and isinstance(config, DecoderConfig):

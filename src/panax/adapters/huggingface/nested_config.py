@@ -124,16 +124,16 @@ def read_rotary(family: Family, raw: Mapping[str, Any], max_length: int, refuse:
     outer = {"rope_theta": theta, ORIGINAL_LENGTH: max_length, **raw}
     # Of two original lengths `transformers` 5 takes the outer one; of all other values the inner one.
     values = {**outer, **values, **({ORIGINAL_LENGTH: raw[ORIGINAL_LENGTH]} if ORIGINAL_LENGTH in raw else {})}
-    own = None if family.theta is None else raw.get(family.theta)
-    if family.theta is not None and own is not None:
-        said = (raw.get(key) or {}).get("rope_theta", raw.get("rope_theta", own))
-        if said != own:
+    family_theta = None if family.theta is None else raw.get(family.theta)
+    if family.theta is not None and family_theta is not None:
+        said = (raw.get(key) or {}).get("rope_theta", raw.get("rope_theta", family_theta))
+        if said != family_theta:
             refuse(
                 family.theta,
                 f"but the model's positions have rope_theta={said!r}. The release was trained with the first, and "
                 f"`transformers` 5 computes with the second; make them equal",
             )
-        values["rope_theta"] = own
+        values["rope_theta"] = family_theta
     partial = family.absent.get(PARTIAL_ROTARY_KEY)
     if partial is not None:
         # Such a family has it in this place only.

@@ -69,41 +69,41 @@ class Pattern:
             shape += block
             inside += within
         block = tensor[tuple(spans)].reshape(shape)[tuple(inside)]
-        own = self._own_axes(part)
-        block = block[tuple(0 if axis.isdigit() else slice(None) for axis in own)]
-        return np.transpose(block, _order(own, axes, part))
+        part_axes = self._own_axes(part)
+        block = block[tuple(0 if axis.isdigit() else slice(None) for axis in part_axes)]
+        return np.transpose(block, _order(part_axes, axes, part))
 
     def write(
         self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int
     ) -> None:
         """Write a whole parameter into its region of `tensor`, which is contiguous and has this shape."""
-        groups, own = self._own_groups(sizes, part), self._own_axes(part)
+        groups, part_axes = self._own_groups(sizes, part), self._own_axes(part)
         region = tensor[tuple(slice(before, before + _length(group, sizes)) for group, before in groups)]
         at = tuple(
             _range(axis, sizes, {}, part)[0]
             if axis.isdigit()
             else slice(*_range(axis, sizes, {name: (0, sizes[name]) for name in axes}, part))
-            for axis in own
+            for axis in part_axes
         )
         # A copy if the region is not contiguous: written back whole.
-        whole = np.array(region).reshape([_size(axis, sizes) for axis in own])
-        whole[at] = np.transpose(array, np.argsort(_order(own, axes, part)))
-        region[...] = whole.reshape(region.shape)
+        block = np.array(region).reshape([_size(axis, sizes) for axis in part_axes])
+        block[at] = np.transpose(array, np.argsort(_order(part_axes, axes, part)))
+        region[...] = block.reshape(region.shape)
 
     def _own_groups(self, sizes: Mapping[str, int], part: int) -> list[tuple[tuple[str, ...], int]]:
         """Return, for each dimension, the axes of a part, and the length of the parts before it."""
-        found = []
+        groups = []
         for parts in self._groups:
             place = part if len(parts) > 1 else 0
-            found.append((parts[place], sum(_length(before, sizes) for before in parts[:place])))
-        return found
+            groups.append((parts[place], sum(_length(before, sizes) for before in parts[:place])))
+        return groups
 
     def _own_axes(self, part: int) -> tuple[str, ...]:
         return tuple(axis for parts in self._groups for axis in parts[part if len(parts) > 1 else 0])
 
 
-def _order(own: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
-    named = [_own(axis, part) for axis in own if not axis.isdigit()]
+def _order(part_axes: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
+    named = [_own(axis, part) for axis in part_axes if not axis.isdigit()]
     return [named.index(axis) for axis in axes]
 
 

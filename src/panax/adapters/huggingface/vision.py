@@ -140,14 +140,16 @@ def _statistics(folder: Path) -> dict[str, tuple[float, ...]]:
         return {}
     try:
         raw = json_reader.read(path, constants=True)
-        found = {ours: raw[theirs] for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))}
+        statistics = {ours: raw[theirs] for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))}
         rescaled = abs(float(raw.get("rescale_factor", 1 / 255)) * 255 - 1) < 1e-6
         if not raw.get("do_normalize", True):
-            found = {"mean": [0.0], "std": [1.0]}
+            statistics = {"mean": [0.0], "std": [1.0]}
         if not (raw.get("do_rescale", True) and rescaled):
             raise RecipeError(f"{path}: the model takes images with bytes divided by 255, and these are not")
         # Equal channels are stored as one number.
-        return {name: tuple(map(float, values if len({*values}) > 1 else values[:1])) for name, values in found.items()}
+        return {
+            name: tuple(map(float, values if len({*values}) > 1 else values[:1])) for name, values in statistics.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} can't be read: {error!r}; expected image_mean and image_std") from error
 
@@ -167,8 +169,8 @@ def check_same_vit(theirs: VitConfig, ours: VitConfig, folder: Path) -> None:
 
 def _effective(config: VitConfig) -> dict[str, Any]:
     fields = {name: value for name, value in vars(config).items() if name not in ("dropout", "num_classes")}
-    whole = {name: fields[name] * (config.channels // len(fields[name])) for name in ("mean", "std")}
-    return fields | whole
+    statistics = {name: fields[name] * (config.channels // len(fields[name])) for name in ("mean", "std")}
+    return fields | statistics
 
 
 def vit_json(config: VitConfig, classes: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,7 +200,7 @@ def vit_json(config: VitConfig, classes: Sequence[str] = ()) -> tuple[dict[str, 
         _DROPOUT[0]: config.dropout,
         _DROPOUT[1]: 0.0,
     }
-    whole = _effective(config)
+    effective_fields = _effective(config)
     processor = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -207,7 +209,7 @@ def vit_json(config: VitConfig, classes: Sequence[str] = ()) -> tuple[dict[str, 
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(whole["mean"]),
-        "image_std": list(whole["std"]),
+        "image_mean": list(effective_fields["mean"]),
+        "image_std": list(effective_fields["std"]),
     }
     return raw, processor

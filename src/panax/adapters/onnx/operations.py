@@ -100,8 +100,8 @@ class InstanceNormalization(Handler):
         def normalize(x: Any, scale: Any, shift: Any) -> Any:
             axes = tuple(range(2, x.ndim))
             across = (1, -1, *(1,) * (x.ndim - 2))
-            centred = x - x.mean(axes, keepdims=True)
-            normal = centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + epsilon)
+            centered = x - x.mean(axes, keepdims=True)
+            normal = centered * jax.lax.rsqrt(jnp.square(centered).mean(axes, keepdims=True) + epsilon)
             return normal * scale.reshape(across) + shift.reshape(across)
 
         return normalize

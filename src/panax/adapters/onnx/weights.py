@@ -108,7 +108,7 @@ def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[
     if unclear:
         raise RecipeError(
             f"the graph does not show whether {', '.join(unclear[:8])} ({len(unclear)} in all) are weights or "
-            f"constants of the model: the exporter has dropped their names; give task(..., weights=[...], "
+            f"constants of the model: the exporter has dropped their names; pass task(..., weights=[...], "
             f"constants=[...]), as names or patterns such as {unclear[0]!r} or 'val_*'"
         )
     return trained, kept
@@ -163,7 +163,7 @@ def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: W
     if unclear:
         raise RecipeError(
             f"{len(unclear)} initializers are each used by several nodes: {'; '.join(unclear[:5])}. Exporters merge weights that "
-            f"happen to be equal when they export (two fresh LayerNorms), and would train as one; give task(..., untied=...) "
+            f"happen to be equal when they export (two fresh LayerNorms), and would train as one; pass task(..., untied=...) "
             f"for those that are several weights in the model, and tied=... for those that are one there too, by name or pattern"
         )
 

@@ -134,8 +134,8 @@ class TensorflowGraph:
             RecipeError: tf2jax does not have an operation.
         """
         refs = dict.fromkeys(variable.ref() for variable in self.variables)
-        own = {names[ref]: _shadow(f"v{i}", ref.deref()) for i, ref in enumerate(refs)}
-        handles = {inside: own[names[variable.ref()]] for inside, variable in self._captured.items()}
+        shadow_variables = {names[ref]: _shadow(f"v{i}", ref.deref()) for i, ref in enumerate(refs)}
+        handles = {inside: shadow_variables[names[variable.ref()]] for inside, variable in self._captured.items()}
 
         def again(*inputs: Any) -> Any:
             bound = dict(zip([*self._inputs, *(draw.tensor for draw in self.draws)], inputs))
@@ -157,8 +157,8 @@ class TensorflowGraph:
                 )
         except (ValueError, NotImplementedError, KeyError) as error:
             raise RecipeError(self._why_not(error)) from error
-        columns = {variable.name.split(":")[0]: name for name, variable in own.items()}
-        return ConvertedGraph(self, function, translated, own, columns)
+        columns = {variable.name.split(":")[0]: name for name, variable in shadow_variables.items()}
+        return ConvertedGraph(self, function, translated, shadow_variables, columns)
 
     def describe_line(self, *types: str) -> str:
         """Return the source line of an operation of one of these types, as a clause for a message."""

@@ -76,7 +76,7 @@ class _Adapter:
         if type(model).__module__.split(".")[0] in ("keras", "tf_keras"):
             raise RecipeError("the model is Keras's; use panax.adapters.keras.task")
         if not callable(model) and loss is None:
-            raise RecipeError(f"the model is {describe_type(model)}, which can't be called; give a loss(model, batch)")
+            raise RecipeError(f"the model is {describe_type(model)}, which can't be called; pass a loss(model, batch)")
         self.user_model, self.loss = model, loss
         self.example = as_batch(example)
         self.restored = _form_of(example)
@@ -123,15 +123,15 @@ class _Adapter:
         specs = self.restored({name: tf.TensorSpec(leaf.shape, leaf.dtype) for name, leaf in batch.items()})
         offered = {"train": train, "training": train}
         if self.loss is None:
-            function, given = self.user_model, (specs,)
+            function, arguments = self.user_model, (specs,)
         else:
-            function, given = self.loss, (self.user_model, specs)
-        keywords = select_keywords(_signature_of(function), len(given), offered)
+            function, arguments = self.loss, (self.user_model, specs)
+        keywords = select_keywords(_signature_of(function), len(arguments), offered)
         # The function inside a tf.function: its conditions and loops then become operations of the one graph.
         function = getattr(function, "python_function", function)
 
         def of_batch(batch: Any) -> Any:
-            return function(*given[:-1], batch, **keywords)
+            return function(*arguments[:-1], batch, **keywords)
 
         return TensorflowGraph(of_batch, specs)
 
@@ -280,20 +280,20 @@ def _values(variables: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
 def _by_name(model: Any, used: list[Any], variables: Any) -> dict[str, Any]:
     """Return every variable of the model and its loss by a unique name: the user's, its path in the module,
     or TensorFlow's."""
-    found: dict[Any, str] = {}
+    names: dict[Any, str] = {}
     if isinstance(variables, Mapping):
-        found.update({variable.ref(): str(name) for name, variable in variables.items()})
+        names.update({variable.ref(): str(name) for name, variable in variables.items()})
     for path, variable in _paths(model, "", set()):
-        found.setdefault(variable.ref(), path)
+        names.setdefault(variable.ref(), path)
     for variable in [*used, *(_values(variables) if variables is not None else ())]:
-        if variable.ref() not in found:
+        if variable.ref() not in names:
             name = plain = variable.name.split(":")[0]
             number = 0
-            while name in found.values():
+            while name in names.values():
                 number += 1
                 name = f"{plain}_{number}"
-            found[variable.ref()] = name
-    return {name: ref.deref() for ref, name in found.items()}
+            names[variable.ref()] = name
+    return {name: ref.deref() for ref, name in names.items()}
 
 
 def _paths(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -99,18 +99,18 @@ def check_gradients(
             _, again, _ = _in_torch(module, objective, leaves, program, key, autocast)
             with _nudged(module):
                 _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
-        itself, own = _apart(again, their_gradients), _apart(nudged, their_gradients)
+        repeated_distances, nudged_distances = _apart(again, their_gradients), _apart(nudged, their_gradients)
         for name, distance in apart.items():
-            stateful = not itself[name] <= tolerance / ROUNDING_MARGIN
-            if not distance <= (tolerance if stateful else max(tolerance, ROUNDING_MARGIN * own[name])):
+            stateful = not repeated_distances[name] <= tolerance / ROUNDING_MARGIN
+            if not distance <= (tolerance if stateful else max(tolerance, ROUNDING_MARGIN * nudged_distances[name])):
                 a, b = (float(np.linalg.norm(g[name])) for g in (their_gradients, our_gradients))
                 raise RecipeError(_disagree(f"the norm of the gradient of {name}", a, b, distance, hint))
     for name, buffer in their_buffers.items():
-        found = our_buffers[name]
+        our_buffer = our_buffers[name]
         scale = max(float(np.abs(_finite(buffer)).max(initial=0)), 1e-3)
-        difference = _difference(buffer, found)
+        difference = _difference(buffer, our_buffer)
         if not np.abs(difference).max(initial=0) <= tolerance * scale:
-            a, b = (np.abs(values).max(initial=0) for values in (buffer, found))
+            a, b = (np.abs(values).max(initial=0) for values in (buffer, our_buffer))
             raise RecipeError(_disagree(f"buffer {name} after the step", a, b, hint=hint))
 
 
@@ -242,11 +242,11 @@ def _in_torch(
         total = sum(total for total, _ in terms.losses.values() if total.requires_grad)
         assert isinstance(total, torch.Tensor)
         gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-        found = apply_accumulation_hooks(module, named, dict(zip(named, gradients)))
+        hooked_gradients = apply_accumulation_hooks(module, named, dict(zip(named, gradients)))
         buffers = {name: as_numpy(buffer) for name, buffer in module.named_buffers()}
     return (
         [float(total.detach()) for total, _ in terms.losses.values()],
-        {name: as_numpy(gradient) for name, gradient in zip(named, found) if gradient is not None},
+        {name: as_numpy(gradient) for name, gradient in zip(named, hooked_gradients) if gradient is not None},
         buffers,
     )
 

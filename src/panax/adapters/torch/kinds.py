@@ -17,16 +17,16 @@ _BY_TYPE: tuple[tuple[type, Kind], ...] = (
 
 def classify_parameters(module: nn.Module) -> dict[str, Kind]:
     """Return the kind of each parameter for which it is known, by name."""
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     for path, part in module.named_modules():
         kind: Kind | None = next((kind for cls, kind in _BY_TYPE if isinstance(part, cls)), None)
         for name, parameter in part.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             if kind is not None and parameter.ndim > 1:
-                found[full] = kind
+                kinds[full] = kind
             elif parameter.ndim == 3 and "expert" in (path + type(part).__name__).lower():
                 # Stacked as in transformers: (expert, output, input).
-                found[full] = "members_out_in"
+                kinds[full] = "members_out_in"
             elif parameter.ndim == 2 and type(part).__name__ != "Conv1D":
-                found[full] = "out_in"
-    return found
+                kinds[full] = "out_in"
+    return kinds

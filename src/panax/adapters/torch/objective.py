@@ -102,7 +102,7 @@ def _own_loss(module: nn.Module, batch: Any) -> Any:
     if isinstance(output, torch.Tensor) and output.ndim == 0:
         return output
     raise RecipeError(
-        f"{type(module).__name__} returned {describe_type(output)} without a loss, and no loss= is given; give one, or a "
+        f"{type(module).__name__} returned {describe_type(output)} without a loss, and no loss= is given; pass one, or a "
         "batch with "
         f"the labels that the model computes its loss from"
     )

@@ -83,7 +83,7 @@ def from_torch(
                 f"which is never called here; remove it, or do its work in a custom loop with panax.compile_step"
             )
     if optimizer.state:
-        raise RecipeError(f"the {kind.__name__} has taken steps already, and its moments would be lost; give a new one")
+        raise RecipeError(f"the {kind.__name__} has taken steps already, and its moments would be lost; pass a new one")
     named = dict(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)
     names = {id(parameter): name for name, parameter in named.items()}
     tables = _tabulated(optimizer, scheduler, num_steps, steps_per_update)
@@ -200,11 +200,11 @@ class TorchOptimizer(Chained):
                 if group is None:
                     changes.append(jnp.zeros_like(gradient))
                     continue
-                own = {moment: state.moments[moment][name] for moment in group.moments}
+                moments = {moment: state.moments[moment][name] for moment in group.moments}
                 step = _sgd if group.rule == "sgd" else _adam
-                change, own = step(group, state.steps, gradient, weights[name], own)
+                change, moments = step(group, state.steps, gradient, weights[name], moments)
                 changes.append(change.astype(gradient.dtype))
-                for moment, value in own.items():
+                for moment, value in moments.items():
                     after[moment][name] = value.astype(state.moments[moment][name].dtype)
             return jax.tree.structure(updates).unflatten(changes), TorchState(state.steps + 1, after)
 
@@ -256,9 +256,9 @@ def _adam(
     if group.amsgrad:
         after["largest"] = square = jnp.maximum(moments["largest"], square)
     # 1 - beta^t loses its digits in float32 if beta^t is near 1.
-    taken = (count + 1).astype(jnp.float32)
-    first = -jnp.expm1(taken * group.beta1.log_at(count))
-    second = -jnp.expm1(taken * group.beta2.log_at(count))
+    step_number = (count + 1).astype(jnp.float32)
+    first = -jnp.expm1(step_number * group.beta1.log_at(count))
+    second = -jnp.expm1(step_number * group.beta2.log_at(count))
     return -(shrink + rate / first * mean / (jnp.sqrt(square) / jnp.sqrt(second) + group.eps)), after
 
 
@@ -340,7 +340,7 @@ def _check_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, num_steps
                 f"a custom loop with panax.compile_step"
             )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise RecipeError(f"the {type(scheduler).__name__} is of another optimizer; give both of one")
+        raise RecipeError(f"the {type(scheduler).__name__} is of another optimizer; pass both of one")
     if num_steps is None or num_steps < 1:
         raise RecipeError(f"num_steps={num_steps}; a scheduler needs the number of steps of the run")
     if every < 1:
@@ -364,14 +364,14 @@ def _others(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group[name] for name in _FIXED if name in group} | {"params": [id(p) for p in group["params"]]}
 
 
-def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], now: list[dict[str, Any]], step: int) -> None:
-    if len(before) != len(now):
+def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], after: list[dict[str, Any]], step: int) -> None:
+    if len(before) != len(after):
         raise RecipeError(
-            f"the {type(scheduler).__name__} makes {len(now)} groups of parameters of {len(before)} at step {step}; "
+            f"the {type(scheduler).__name__} makes {len(after)} groups of parameters of {len(before)} at step {step}; "
             "groups are fixed "
-            f"here: give all of them from the beginning, with a learning rate of 0 until then"
+            f"here: pass all of them from the beginning, with a learning rate of 0 until then"
         )
-    for index, (was, has) in enumerate(zip(before, now)):
+    for index, (was, has) in enumerate(zip(before, after)):
         moved = [name for name in {**was, **has} if was.get(name) != has.get(name)]
         if moved:
             raise RecipeError(
@@ -404,13 +404,15 @@ def _table(values: list[float]) -> StepTable:
 
 def _refusal(optimizer: Any) -> str:
     name = type(optimizer).__name__
-    own = [
+    bases = [
         base.__name__
         for base in type(optimizer).__mro__[1:]
         if base in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
     ]
-    if own:
-        return f"{name} is a custom {own[0]} with an unknown update; pass {own[0]} itself, or an optax transformation"
+    if bases:
+        return (
+            f"{name} is a custom {bases[0]} with an unknown update; pass {bases[0]} itself, or an optax transformation"
+        )
     instead = _INSTEAD.get(name)
     how = f"the nearest is {instead}" if instead else "write it as an optax transformation"
     return (

@@ -164,9 +164,9 @@ _OF_VALUES = {
 
 def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
     """Raise if a parameter, or a buffer that the forward writes, shares memory with another tensor."""
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     moving = written | {name for name, p in module.named_parameters() if p.requires_grad}
-    for a, b in find_overlaps(own):
+    for a, b in find_overlaps(tensors):
         if a in moving or b in moving:
             raise RecipeError(
                 f"{a} and {b} share memory, as one that is made of the other does (nn.Parameter(x.t()), y.data = x.data, "
@@ -177,10 +177,10 @@ def refuse_shared_memory(module: nn.Module, written: set[str]) -> None:
 
 def refuse_changes(before: PythonState, after: PythonState, located: ModuleTracker) -> None:
     """Raise if a further forward has changed a Python value again."""
-    for place, was, now in after.diff(before):
+    for place, old_value, new_value in after.diff(before):
         if place.owner == GENERATORS_OWNER:
             raise RecipeError(f"{located.drew or 'the forward'} draws numbers from {place.trail}, {INSTEAD}")
-        change = "" if was == now else f" (from {was} to {now})"
+        change = "" if old_value == new_value else f" (from {old_value} to {new_value})"
         if _A_BUFFER.search(place.trail):
             raise RecipeError(
                 f"{place.owner} changes {place.display_name} in each forward, a buffer of a module that is not the adapted "

@@ -42,7 +42,7 @@ def task(
     sharding: Mapping[str, Axes] | None = None,
     compute_dtype: str = "float32",
     weights: str | None = None,
-    initialise: Callable[[Any], Any] | None = None,
+    initialize: Callable[[Any], Any] | None = None,
     check: bool = True,
 ) -> AdaptedTask:
     """Adapt a PyTorch module, unchanged, as a task.
@@ -52,7 +52,7 @@ def task(
     module with its trained weights.
 
     Args:
-        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialise`. In
+        module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialize`. In
             `eval()` it is trained in `train()`; modules set to `eval()` by the user inside a module in
             `train()` stay so.
         loss: `loss(module, batch)`; or a criterion such as `nn.CrossEntropyLoss()`, for batches of inputs and
@@ -68,7 +68,7 @@ def task(
             float32.
         weights: Safetensors (a file or a folder) with the values of tensors on the meta device; each device
             reads its slices.
-        initialise: `initialise(module)` writes every parameter and buffer of a module on the meta device, for
+        initialize: `initialize(module)` writes every parameter and buffer of a module on the meta device, for
             example `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's
             seed.
         check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse the
@@ -83,17 +83,17 @@ def task(
     if loss is not None and is_criterion(loss) and len(leaves) != 2:
         raise RecipeError(
             f"loss is a criterion, called as criterion(module(inputs), targets), and the example has {len(leaves)} leaves "
-            f"({', '.join(leaves)}); give a function loss(module, batch) instead"
+            f"({', '.join(leaves)}); pass a function loss(module, batch) instead"
         )
     compute_dtype = resolve_dtype(compute_dtype)
     if compute_dtype not in AUTOCAST:
         raise RecipeError(f"compute_dtype={compute_dtype!r}; {suggest_name(compute_dtype, (*AUTOCAST, AUTO))}")
-    if initialise is not None and weights is not None:
-        raise RecipeError("initialise= and weights= are both given; give only one of them, the source of the weights")
+    if initialize is not None and weights is not None:
+        raise RecipeError("initialize= and weights= are both given; pass only one of them, the source of the weights")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with restore_after(module, loss, unless_successful=True):
-        drawn = None if initialise is None else make_initializer(module, initialise)
-        given = None if drawn is not None else host_arrays(module, weights)
+        drawn = None if initialize is None else make_initializer(module, initialize)
+        initial = None if drawn is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
         notes = _notes(module, program)
         unchecked = "check=False"
@@ -113,14 +113,14 @@ def task(
         if programs.watches:
             programs.refuse_moved()
         # Another run of this task starts from the same values as the first one.
-        for array in () if given is None else (*given[0].values(), *given[1].values()):
+        for array in () if initial is None else (*initial[0].values(), *initial[1].values()):
             if isinstance(array, TensorArray):
                 array.copy_values()
         return write_back(module, params, state)
 
     model = Model(
         name=type(module).__name__,
-        initial=given,
+        initial=initial,
         create=drawn,
         evaluate=programs.evaluate,
         rebuild=rebuild,
@@ -197,7 +197,7 @@ class _Programs:
         missing = self.dtypes.keys() ^ batch.keys()
         if missing:
             raise RecipeError(
-                f"the batch has the leaves {sorted(batch)}, the module was adapted to {sorted(self.dtypes)}; give batches "
+                f"the batch has the leaves {sorted(batch)}, the module was adapted to {sorted(self.dtypes)}; pass batches "
                 "like the example"
             )
         for name, leaf in batch.items():
@@ -261,7 +261,7 @@ def _refuse_module(module: Any) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise RecipeError(
-                f"{name} is not initialised yet (a lazy module); run the module once on a batch, then adapt it: module(example)"
+                f"{name} is not initialized yet (a lazy module); run the module once on a batch, then adapt it: module(example)"
             )
         if tensor.layout != torch.strided:
             raise RecipeError(
@@ -290,7 +290,7 @@ def _refuse_sparse_gradients(module: nn.Module) -> None:
 def _example(example: Any) -> tuple[dict[str, torch.Tensor], Form]:
     if example is None:
         raise RecipeError(
-            "example=None; give a batch like those of the data: the module is traced for its shapes and dtypes"
+            "example=None; pass a batch like those of the data: the module is traced for its shapes and dtypes"
         )
     form = Form.of(example)
     leaves = {}

@@ -60,15 +60,15 @@ class DecoderPolicy(Policy):
 
     def _check(self, observations: Space) -> None:
         if isinstance(observations, Discrete):
-            length, most = 1, observations.count - 1
+            length, max_token = 1, observations.count - 1
         elif isinstance(observations, Box) and observations.dtype in ("int32", "uint8") and observations.is_bounded:
-            length, most = observations.size, int(observations.upper.max())
+            length, max_token = observations.size, int(observations.upper.max())
             if observations.lower.min() < 0:
                 raise RecipeError(f"DecoderPolicy reads tokens from 0 on, and observations are {observations}")
         else:
             raise RecipeError(f"DecoderPolicy reads whole numbers between finite bounds, not {observations}")
-        if most >= self.model.vocab_size or length > self.model.max_length:
+        if max_token >= self.model.vocab_size or length > self.model.max_length:
             raise RecipeError(
-                f"an observation is {length} numbers up to {most}; the decoder takes {self.model.max_length} up to "
+                f"an observation is {length} numbers up to {max_token}; the decoder takes {self.model.max_length} up to "
                 f"{self.model.vocab_size - 1}: raise policy.model.max_length or vocab_size"
             )

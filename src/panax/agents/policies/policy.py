@@ -72,14 +72,14 @@ class Policy(Validated, abc.ABC):
         rows, steps = begins.shape
         if not self.recurrent:
             flat = observations.reshape(rows * steps, *observations.shape[2:])
-            _, found = self.act(params, (), flat)
-            return jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), found)
+            _, outputs = self.act(params, (), flat)
+            return jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), outputs)
 
         def step(carry: Carry, seen: tuple[jax.Array, jax.Array]) -> tuple[Carry, PolicyOutput]:
             return self.act(params, self.reset_carry(carry, seen[1]), seen[0])
 
-        _, found = jax.lax.scan(step, carry, (observations.swapaxes(0, 1), begins.T))
-        return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), found)
+        _, outputs = jax.lax.scan(step, carry, (observations.swapaxes(0, 1), begins.T))
+        return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), outputs)
 
     def reset_carry(self, carry: Carry, begins: Bool[Array, " batch"]) -> Carry:
         """Reset the memory to `initial_carry` in rows that begin an episode."""

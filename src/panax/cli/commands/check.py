@@ -50,28 +50,34 @@ def check_hardware(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    own, rest = split_flags(arguments)
+    options, rest = split_flags(arguments)
     experiment: Experiment | None = None
     mesh: MeshShape | None = None
     if rest and not rest[0].startswith("-"):
         experiment = experiment_from(rest, "check")
     else:
         mesh = _mesh(rest)
-    with _own_output() if own.json else contextlib.nullcontext():
+    with _own_output() if options.json else contextlib.nullcontext():
         join()
         start_jax()
         console = plain_console()
         console.quiet = not is_process_zero()
-        with _saying(console, quiet=own.json) as say:
+        with _saying(console, quiet=options.json) as say:
             result = check(
-                experiment, mesh=mesh, places=own.place, save=own.save, full=own.full, output=own.output, say=say
+                experiment,
+                mesh=mesh,
+                places=options.place,
+                save=options.save,
+                full=options.full,
+                output=options.output,
+                say=say,
             )
     if is_process_zero():
-        if own.json:
+        if options.json:
             print(result.to_json())
         else:
             show(result, console)
-    if own.strict and result.findings:
+    if options.strict and result.findings:
         return CheckError.exit_code
     return 1 if result.full is not None and result.full.failed else 0
 
@@ -97,14 +103,14 @@ def _mesh(flags: Sequence[str]) -> MeshShape:
     for axis in MESH_AXES:
         parser.add_argument(f"--mesh.{axis}", dest=axis, type=int, default=getattr(usual, axis))
     try:
-        found, strange = parser.parse_known_args(list(flags))
+        options, strange = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:
         raise RecipeError(f"{error}; `panax check --help` lists the flags") from error
     if strange:
         raise RecipeError(
             f"{strange[0]} is not a flag of `panax check` without a recipe; put the recipe first: panax check RECIPE {strange[0]}"
         )
-    return MeshShape(**vars(found))
+    return MeshShape(**vars(options))
 
 
 @contextlib.contextmanager

@@ -124,9 +124,9 @@ def _of_arrays(found: Checkpoint) -> list[str]:
 
 def verify(where: str) -> int:
     """Read a checkpoint, or all checkpoints of a run; return 4 if one is not complete."""
-    found = [open_checkpoint(where)] if _is_checkpoint(where) else _all(_checkpointer(where))
+    checkpoints = [open_checkpoint(where)] if _is_checkpoint(where) else _all(_checkpointer(where))
     failed = False
-    for each in found:
+    for each in checkpoints:
         if isinstance(each, CheckpointError):
             print(wrap_line(f"DAMAGED  {each}", 9))
             failed = True
@@ -148,19 +148,19 @@ def verify(where: str) -> int:
 
 
 def _all(checkpointer: Checkpointer) -> list[Checkpoint | CheckpointError]:
-    found: list[Checkpoint | CheckpointError] = []
+    checkpoints: list[Checkpoint | CheckpointError] = []
     for name in checkpointer.store.folders():
         step = parse_step(name)
         if step is not None and any(e.path == f"{name}/{MANIFEST_FILE}" for e in checkpointer.store.list(name)):
             try:
-                found.append(checkpointer.open(step))
+                checkpoints.append(checkpointer.open(step))
             except CheckpointError as error:
-                found.append(error)
-    if not found:
+                checkpoints.append(error)
+    if not checkpoints:
         raise CheckpointError(
             f"{checkpointer.store.url} holds no checkpoint; name a run's folder, like runs/quickstart"
         )
-    return found
+    return checkpoints
 
 
 def diff(first: str, second: str) -> int:
@@ -193,8 +193,8 @@ def _compared(one: Checkpoint, two: Checkpoint, name: str) -> str | None:
     x, y = left.astype(np.float64), right.astype(np.float64)
     changed = np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))
     both = np.isfinite(x) & np.isfinite(y)
-    most, largest = (np.max(np.abs(values), initial=0.0) for values in (x[both] - y[both], x[both]))
-    said = f"{name}: {changed:,} of {left.size:,} values differ, by at most {most:.3g} (of at most {largest:.3g})"
+    max_change, largest = (np.max(np.abs(values), initial=0.0) for values in (x[both] - y[both], x[both]))
+    said = f"{name}: {changed:,} of {left.size:,} values differ, by at most {max_change:.3g} (of at most {largest:.3g})"
     # NaN and infinities have no distance; if only one side has them, they are the difference.
     bad = [np.count_nonzero(~np.isfinite(values)) for values in (x, y)]
     return said if not any(bad) else f"{said}; {bad[0]:,} -> {bad[1]:,} are not finite"
@@ -214,16 +214,16 @@ def convert(source: str, target: str, format: str | None, prefix: str | None) ->
         manifest = import_tensors(source, open_store(target))
         print(f"{len(manifest.arrays)} arrays of {source} written to {target}")
         return 0
-    found = _one(source)
+    source_checkpoint = _one(source)
     if to == "panax":
-        count = len(copy_checkpoint(found, open_store(target), prefix=prefix or "").arrays)
+        count = len(copy_checkpoint(source_checkpoint, open_store(target), prefix=prefix or "").arrays)
     elif is_remote(target):
         raise CheckpointError(
             f"safetensors are written to a folder of this machine, not to {target}; copy them from there"
         )
     else:
-        count = len(export_tensors(found, target, prefix="params." if prefix is None else prefix))
-    print(f"{count} arrays of {found.url} written to {target}")
+        count = len(export_tensors(source_checkpoint, target, prefix="params." if prefix is None else prefix))
+    print(f"{count} arrays of {source_checkpoint.url} written to {target}")
     return 0
 
 
@@ -239,7 +239,7 @@ def rm(where: str, force: bool) -> int:
         )
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:
-        raise CheckpointError(f"{where} is the last checkpoint of its run; give --force to remove it nevertheless")
+        raise CheckpointError(f"{where} is the last checkpoint of its run; pass --force to remove it nevertheless")
     target = os.readlink(where.rstrip("/")) if is_link(store, name) else ""
     remove(store, name)
     print(f"{where} removed: a link to {target}; {target} stays" if target else f"{where} removed")

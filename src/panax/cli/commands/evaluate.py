@@ -24,10 +24,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
     if fields and not options.data:
         raise RecipeError(
-            f"{', '.join(f'--{name}' for name in fields)} names a field of the data in --data; give that too"
+            f"{', '.join(f'--{name}' for name in fields)} names a field of the data in --data; pass that too"
         )
     console = plain_console()
-    found = evaluate_loaded_model(
+    results = evaluate_loaded_model(
         trained,
         options.data,
         options.batches,
@@ -35,10 +35,10 @@ def evaluate(arguments: Sequence[str]) -> int:
         say=lambda line: console.print(Text(wrap_line(line), style="dim")),
     )
     print(f"checkpoint  {trained.url}")
-    averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & found.keys() else ""
+    averaged = " (averaged parameters)" if {"ema_decay", "averaged"} & results.keys() else ""
     print(f"data        {' '.join(options.data) if options.data else 'held out by the run'}{averaged}")
-    width = max(map(len, found))
-    for name, value in found.items():
+    width = max(map(len, results))
+    for name, value in results.items():
         if name not in ("ema_decay", "averaged"):
             print(f"{name:{width}}  {value:.6g}")
     return 0

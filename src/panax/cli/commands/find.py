@@ -30,16 +30,18 @@ def find(arguments: Sequence[str]) -> int:
 
 
 def _find_rate(options: argparse.Namespace, rest: list[str]) -> int:
-    given = {name: getattr(options, name) for name in ("lowest", "highest", "steps", "smoothing")}
-    RateRange(**given)
+    range_settings = {name: getattr(options, name) for name in ("lowest", "highest", "steps", "smoothing")}
+    RateRange(**range_settings)
     experiment = experiment_from([options.recipe, *rest], "train")
     start_jax()
     console = plain_console()
     output = options.output or f"{experiment.folder}-rate.html"
-    found = find_lr(experiment, **given, output=output, say=lambda line: console.print(wrap_line(line), style="dim"))
-    print("\n".join(map(wrap_line, lines_of_rate(found))))
+    result = find_lr(
+        experiment, **range_settings, output=output, say=lambda line: console.print(wrap_line(line), style="dim")
+    )
+    print("\n".join(map(wrap_line, lines_of_rate(result))))
     print(f"page           {output}")
-    return 0 if found.recommended is not None else 1
+    return 0 if result.recommended is not None else 1
 
 
 def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
@@ -55,13 +57,13 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
     if target is None:
         start_jax()
     console = plain_console()
-    found = find_batch(
+    result = find_batch(
         experiment,
         memory_gib=memory,
         devices=devices,
         say=lambda line: console.print(wrap_line(line), style="dim"),
     )
-    print("\n".join(map(wrap_line, lines_of_batch(found))))
+    print("\n".join(map(wrap_line, lines_of_batch(result))))
     return 0
 
 

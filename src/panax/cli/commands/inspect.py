@@ -106,7 +106,7 @@ def inspect(arguments: Sequence[str]) -> int:
     warnings.showwarning = lambda message, *_: _warn(console, str(message))
     with_settings = SETTINGS in arguments
     rest, target, compiles, profile = split_flags([each for each in arguments if each != SETTINGS])
-    given = None if profile is None else (read_profile(profile), Path(profile))
+    measurements = None if profile is None else (read_profile(profile), Path(profile))
     if target is None:
         experiment = experiment_from(rest, "inspect")
         start_jax()
@@ -115,14 +115,14 @@ def inspect(arguments: Sequence[str]) -> int:
         with suppress_plugin_warnings():
             devices = target_devices(target)
         subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
-    if given is not None:
-        _check_profile(subject, *given)
+    if measurements is not None:
+        _check_profile(subject, *measurements)
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
         for line in table_lines(table_costs(subject.step, batch)):
             console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
-        print_walk(subject, batch, console, given)
+        print_walk(subject, batch, console, measurements)
         if compiles:
             print_step(subject, batch, console)
     if with_settings:
@@ -193,15 +193,15 @@ def print_parameters(subject: Subject, console: Console) -> None:
         ("parameters", program.abstract.params, step.shardings.params),
         ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
     ):
-        whole, each = _bytes(tree, shardings)
-        console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
+        total_bytes, each = _bytes(tree, shardings)
+        console.print(f"{name:14} {size(total_bytes)}, {size(each)} on each device")
     for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
         console.print(line, highlight=False)
     for name in ("owed", "delayed"):
         kept, lies = getattr(program.abstract, name), getattr(step.shardings, name)
         if kept is not None:
-            whole, each = _bytes(kept, lies)
-            console.print(f"{name:14} {size(whole)}, {size(each)} on each device")
+            total_bytes, each = _bytes(kept, lies)
+            console.print(f"{name:14} {size(total_bytes)}, {size(each)} on each device")
     words = program.comms.describe()
     if words is not None:
         console.print(words)
@@ -240,20 +240,20 @@ def print_walk(
         console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def _times(subject: Subject, cost: StepCost, given: tuple[HardwareProfile, Path] | None) -> list[str]:
+def _times(subject: Subject, cost: StepCost, measurements: tuple[HardwareProfile, Path] | None) -> list[str]:
     """Format a step's time by the devices' measurements, else by their data sheets; empty without either."""
     placement, target = subject.step.placement, subject.target
-    if given is None and target is None:
+    if measurements is None and target is None:
         folders = [profile_in(subject.experiment.folder), *sorted(profiles_folder().glob("*.json"))]
-        given = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
-    if given is not None:
-        profile, path = given
+        measurements = newest_profile(placement.devices.devices.flat[0].device_kind, placement.sizes, folders)
+    if measurements is not None:
+        profile, path = measurements
         source = f"measurements of {profile.made[:10]} on {len(profile.places)} x {profile.device_kind}: {path}"
         return time_lines(step_time(cost, ProfileFigures(profile, placement.sizes)), source)
     if target is None:
         return []
     source = (
-        f"the data sheet of {target.kind}, which no program reaches; give --hardware FILE, which `panax check` makes"
+        f"the data sheet of {target.kind}, which no program reaches; pass --hardware FILE, which `panax check` makes"
     )
     return time_lines(step_time(cost, DataSheet(target, placement.sizes)), source)
 
@@ -333,8 +333,8 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
             f"{axis or '-'} {length}" + (f" ({'·'.join((part,) if isinstance(part, str) else part)})" if part else "")
             for axis, length, part in zip(leaf_axes, leaf.shape, spec)
         ]
-        whole, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
-        lines += _row(name if free else f"{name} (frozen)", size(whole), size(each)).splitlines()
+        total_bytes, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
+        lines += _row(name if free else f"{name} (frozen)", size(total_bytes), size(each)).splitlines()
         lines += wrap_line(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
     return lines
 

@@ -38,9 +38,9 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
         raise LaunchError(
             f"--islands {count}{'' if only is None else f' --island {only}'}: expected 2 or more, counted from 0"
         )
-    given = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
-    if given:
-        raise LaunchError(f"{given[0]} is set by --islands for each island; remove it")
+    conflicts = [flag for flag in flags if flag.partition("=")[0].replace("_", "-") in _OWN]
+    if conflicts:
+        raise LaunchError(f"{conflicts[0]} is set by --islands for each island; remove it")
     if "--fresh" in flags and only is None:
         _set_aside(folder / MEETING_FOLDER)
     indices = range(count) if only is None else [only]
@@ -143,12 +143,12 @@ def without_directory(flags: Sequence[str]) -> list[str]:
     >>> without_directory(["--directory", "a", "--seed", "3", "--directory=b"])
     ['--seed', '3']
     """
-    found, of_directory = [], False
+    remaining, of_directory = [], False
     for flag in flags:
         if of_directory:
             of_directory = False
         elif flag == "--directory":
             of_directory = True
         elif not flag.startswith("--directory="):
-            found.append(flag)
-    return found
+            remaining.append(flag)
+    return remaining

@@ -67,38 +67,42 @@ def status(arguments: Sequence[str]) -> int:
     if not (place / STATUS).is_file():
         print_escaped(f"{job['name']}: launched {_ago(now - job['began'])} ago; nothing is known yet")
         return 0
-    found = read_job_file(place / STATUS)
-    end = found.get("end")
-    step = f"step {found['step']:,} of {found['num_steps']:,}" if found["step"] >= 0 else "before the first step"
-    gone = end is None and not is_followed(place, found)
-    state = "no longer supervised" if gone else found["state"]
-    print_escaped(f"{job['name']}: {state}, {step}, after {_ago(found['seconds'])}")
+    job_status = read_job_file(place / STATUS)
+    end = job_status.get("end")
+    step = (
+        f"step {job_status['step']:,} of {job_status['num_steps']:,}"
+        if job_status["step"] >= 0
+        else "before the first step"
+    )
+    gone = end is None and not is_followed(place, job_status)
+    state = "no longer supervised" if gone else job_status["state"]
+    print_escaped(f"{job['name']}: {state}, {step}, after {_ago(job_status['seconds'])}")
     print_escaped(f"  {job['command']}")
     # Goodput is printed below, from the ledger.
-    reported = {name: value for name, value in found.get("values", {}).items() if not name.startswith("goodput/")}
+    reported = {name: value for name, value in job_status.get("values", {}).items() if not name.startswith("goodput/")}
     values = {name.rpartition("/")[2]: value for name, value in reported.items()}
     figures = [f"{name} {value:,.4g}" for name, value in values.items()]
-    if isinstance(found.get("goodput"), float):
-        figures.append(f"goodput {found['goodput']:.0%}")
-    print_escaped("  " + ", ".join([*figures, f"restarts {found['restarts']}"]))
+    if isinstance(job_status.get("goodput"), float):
+        figures.append(f"goodput {job_status['goodput']:.0%}")
+    print_escaped("  " + ", ".join([*figures, f"restarts {job_status['restarts']}"]))
     if end is not None:
         print_escaped(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
             print_escaped(f"  {end['advice']}")
     elif gone:
         print_escaped(
-            f"  the supervisor has not written for {_ago(now - found['at'])}; the same `panax launch` resumes the run"
+            f"  the supervisor has not written for {_ago(now - job_status['at'])}; the same `panax launch` resumes the run"
         )
-    nodes = found.get("nodes", {})
+    nodes = job_status.get("nodes", {})
     if nodes and len(nodes["running"]) < nodes["of"]:
         print_escaped(f"  on {len(nodes['running'])} of {nodes['of']} nodes: {nodes['layout']}")
     for node, why in read_cordoned(place).items():
         still = " from the next save on; it runs until then" if node in nodes.get("running", ()) else ""
         print_escaped(f"  node {node} is taken out{still}: {why}")
-    for one in found["processes"]:
+    for one in job_status["processes"]:
         ended = "" if one["exit_code"] is None else f", exit code {one['exit_code']}"
         print_escaped(f"  process {one['process']} on {one['host']}: {one['phase']}, step {one['step']}{ended}")
-    for message in found.get("slow", ()):
+    for message in job_status.get("slow", ()):
         print_escaped(f"  slow now: {message}")
     for one in read_findings(place):
         print_escaped(f"  at step {one['step']}: {one['kind']}: {one['message']}")
@@ -150,18 +154,18 @@ def stop(arguments: Sequence[str]) -> int:
     if plain_runs.is_plain(run):
         return plain_runs.stop(run, WAIT_SECONDS)
     place = job_folder_path(run)
-    found = _status(place)
-    if "end" in found:
-        raise LaunchError(f"the job has ended already: {found['end']['message']}")
-    if not is_followed(place, found):
+    job_status = _status(place)
+    if "end" in job_status:
+        raise LaunchError(f"the job has ended already: {job_status['end']['message']}")
+    if not is_followed(place, job_status):
         raise LaunchError("no supervisor follows this job any more: it has ended, or its host is gone")
     (place / STOP).touch()
     print("asked it to save and to end; waiting for that", flush=True)
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        found = _status(place)
-        if "end" in found:
-            print_escaped(f"ended: {found['end']['message']}")
+        job_status = _status(place)
+        if "end" in job_status:
+            print_escaped(f"ended: {job_status['end']['message']}")
             return 0
         time.sleep(FOLLOW_SECONDS)
     raise LaunchError(f"the job has not ended within {WAIT_SECONDS:.0f} s; see `panax status`, and its host")
@@ -192,11 +196,11 @@ def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
         LaunchError: The job has ended, or a host of that name runs none of its processes.
     """
     place = job_folder_path(asked.run)
-    found, job = _status(place), read_job_file(place / JOB)
-    if "end" in found:
-        raise LaunchError(f"the job has ended: {found['end']['message']}")
+    job_status, job = _status(place), read_job_file(place / JOB)
+    if "end" in job_status:
+        raise LaunchError(f"the job has ended: {job_status['end']['message']}")
     hosts: dict[str, list[int]] = {}
-    for one in found.get("processes", ()):
+    for one in job_status.get("processes", ()):
         hosts.setdefault(one["host"], []).append(one["node"])
     numbers: set[int] = set()
     for each in asked.nodes:

@@ -95,19 +95,19 @@ def launch(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     if arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax launch RECIPE`, and got {arguments[0]}; the recipe comes first")
-    own, rest = split_flags(arguments[1:])
-    if own.islands is not None or own.island is not None:
-        return _islands(own, arguments, rest)
+    options, rest = split_flags(arguments[1:])
+    if options.islands is not None or options.island is not None:
+        return _islands(options, arguments, rest)
     if "--help" in rest or "-h" in rest:
         print(USAGE)
         return subprocess.run([sys.executable, "-m", "panax", "train", arguments[0], "--help"], check=False).returncode
-    resources = read_resources(own)
-    policy = RestartPolicy(**{name: getattr(own, name) for name in LAUNCH_FLAGS})
-    engine = None if own.on == LOCAL else make_engine(own.on, resources)
+    resources = read_resources(options)
+    policy = RestartPolicy(**{name: getattr(options, name) for name in LAUNCH_FLAGS})
+    engine = None if options.on == LOCAL else make_engine(options.on, resources)
     if engine is None:
         resources.check_used(LOCAL, frozenset({"nodes", "processes", "devices"}))
     else:
-        if not own.dry_run:
+        if not options.dry_run:
             engine.check()
         policy = dataclasses.replace(policy, agents_seconds=engine.agents_seconds)
     train = (arguments[0], *rest)
@@ -117,29 +117,29 @@ def launch(arguments: Sequence[str]) -> int:
         folder=Path(facts["folder"]),
         name=facts["name"],
         num_steps=facts["num_steps"],
-        processes=own.processes,
-        nodes=own.nodes,
-        devices=own.devices if own.accelerator == "cpu" else None,
-        port=own.port,
-        spare=() if own.no_spares else STANDBY_COMMAND,
+        processes=options.processes,
+        nodes=options.nodes,
+        devices=options.devices if options.accelerator == "cpu" else None,
+        port=options.port,
+        spare=() if options.no_spares else STANDBY_COMMAND,
         policy=policy,
-        submission=own.submission,
+        submission=options.submission,
     )
-    if own.dry_run:
+    if options.dry_run:
         print(_submission(job, engine, arguments))
         return 0
     if engine is not None and engine.is_queued():
-        return _submit(job, engine, arguments, own.on)
-    view = View(job.num_steps, quiet=own.quiet)
-    return _ended(launched(job, engine, name=own.on, view=view), job, view)
+        return _submit(job, engine, arguments, options.on)
+    view = View(job.num_steps, quiet=options.quiet)
+    return _ended(launched(job, engine, name=options.on, view=view), job, view)
 
 
-def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
+def _islands(options: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
     """Start islands, each by this command without the flags for islands."""
-    if own.islands is None:
-        raise LaunchError(f"{ISLAND} {own.island} is one of several: give their number, as in {ISLANDS} 4")
-    if own.dry_run or own.submission or own.processes != 1 or own.nodes != 1:
-        raise LaunchError(f"{ISLANDS} {own.islands}: an island is one process, with the devices of --devices")
+    if options.islands is None:
+        raise LaunchError(f"{ISLAND} {options.island} is one of several: give their number, as in {ISLANDS} 4")
+    if options.dry_run or options.submission or options.processes != 1 or options.nodes != 1:
+        raise LaunchError(f"{ISLANDS} {options.islands}: an island is one process, with the devices of --devices")
     flags, skips = [], False
     for flag in arguments[1:]:
         name, equals, _ = flag.partition("=")
@@ -155,8 +155,8 @@ def _islands(own: argparse.Namespace, arguments: Sequence[str], rest: Sequence[s
         if any(flag.partition("=")[0] == "--comms.islands.store" for flag in rest)
         else ["--comms.islands.store", "."]
     )
-    facts = probe((arguments[0], *rest, "--comms.islands.count", str(own.islands), *own_place))
-    return launch_islands(arguments[0], flags, Path(facts["folder"]), own.islands, own.island)
+    facts = probe((arguments[0], *rest, "--comms.islands.count", str(options.islands), *own_place))
+    return launch_islands(arguments[0], flags, Path(facts["folder"]), options.islands, options.island)
 
 
 def probe(arguments: Sequence[str]) -> dict[str, Any]:
@@ -167,17 +167,17 @@ def probe(arguments: Sequence[str]) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "panax.cli.probe", *arguments]
     try:
-        found = children.run_command(command, PROBE_SECONDS)
+        result = children.run_command(command, PROBE_SECONDS)
     except TimeoutError as error:
         raise LaunchError(f"the recipe {arguments[0]!r} was not read within {PROBE_SECONDS:.0f} s") from error
     from ..probe import LINE_PREFIX
 
-    *_, line = [each for each in found.output.splitlines() if each.startswith(LINE_PREFIX)] or [""]
-    if found.code or not line:
-        said = found.errors.strip().splitlines()
+    *_, line = [each for each in result.output.splitlines() if each.startswith(LINE_PREFIX)] or [""]
+    if result.code or not line:
+        said = result.errors.strip().splitlines()
         message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
-        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", found.code or 2)
-    sys.stderr.write(found.errors)
+        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", result.code or 2)
+    sys.stderr.write(result.errors)
     return json_reader.parse(line.removeprefix(LINE_PREFIX), constants=True)
 
 
@@ -221,17 +221,17 @@ def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         kind = str if choices else type(default)
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, choices=choices)
     try:
-        own, rest = parser.parse_known_args(list(flags))
+        options, rest = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:
         raise LaunchError(f"{error}; `panax launch --help` lists the flags") from error
     for field in dataclasses.fields(Resources):
         if isinstance(field.default, tuple):
-            setattr(own, field.name, tuple(getattr(own, field.name)))
-    if own.on not in (LOCAL, *ENGINES):
-        raise LaunchError(f"--on {own.on}: there is no such engine; {suggest_name(own.on, (LOCAL, *ENGINES))}")
-    if own.port is not None and not 0 < own.port < 65536:
-        raise LaunchError(f"--port {own.port}; expected 1 to 65535")
-    return own, rest
+            setattr(options, field.name, tuple(getattr(options, field.name)))
+    if options.on not in (LOCAL, *ENGINES):
+        raise LaunchError(f"--on {options.on}: there is no such engine; {suggest_name(options.on, (LOCAL, *ENGINES))}")
+    if options.port is not None and not 0 < options.port < 65536:
+        raise LaunchError(f"--port {options.port}; expected 1 to 65535")
+    return options, rest
 
 
 def read_resources(own: argparse.Namespace) -> Resources:

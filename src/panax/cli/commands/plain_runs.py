@@ -29,27 +29,27 @@ def is_plain(run: str | Path) -> bool:
 
 def status(run: str) -> int:
     """Print the state of a run, or how it ended."""
-    found = read_run(run)
-    session = found.life.sessions[-1] if found.life is not None else None
-    step, steps = found.last_step, found.num_steps
+    run_files = read_run(run)
+    session = run_files.life.sessions[-1] if run_files.life is not None else None
+    step, steps = run_files.last_step, run_files.num_steps
     of = f" of {steps:,}" if steps else ""
     at = f"step {step:,}{of}" if step is not None else "before the first step"
-    state = "trains" if found.alive else _end(session.end if session is not None else "")
-    seconds = f", after {format_seconds(found.life.wall_seconds)}" if found.life is not None else ""
-    print_escaped(f"{found.name}: {state}, {at}{seconds}")
-    command = found.facts.get("command")
+    state = "trains" if run_files.alive else _end(session.end if session is not None else "")
+    seconds = f", after {format_seconds(run_files.life.wall_seconds)}" if run_files.life is not None else ""
+    print_escaped(f"{run_files.name}: {state}, {at}{seconds}")
+    command = run_files.facts.get("command")
     if isinstance(command, list):
         print_escaped(f"  {' '.join(map(str, command))}")
     figures = [
         f"{name.removeprefix('train/')} {value:,.4g}"
         for name in SHOWN_METRICS
-        if (value := _last(found, name)) is not None
+        if (value := _last(run_files, name)) is not None
     ]
-    if found.life is not None:
-        figures.append(f"goodput {found.life.goodput:.0%}")
+    if run_files.life is not None:
+        figures.append(f"goodput {run_files.life.goodput:.0%}")
     if figures:
         print_escaped(f"  {', '.join(figures)}")
-    if not found.alive and step is not None and steps and step < steps:
+    if not run_files.alive and step is not None and steps and step < steps:
         print_escaped("  the same command again resumes it from its last checkpoint")
     return 0
 
@@ -69,7 +69,7 @@ def logs(run: str, lines: int, *, following: bool) -> int:
     """Print the last lines of a run's log, and new ones until it ends."""
     path = Path(run) / NAME
     if not path.is_file():
-        raise LaunchError(f"{path} is not there: the run was trained by an older Panax, which kept no log")
+        raise LaunchError(f"{path} not found: the run was trained by an older Panax, which kept no log")
     shown, seen = read_last_lines(path, lines)
     for line in shown:
         print_escaped(line)
@@ -97,9 +97,9 @@ def stop(run: str, seconds: float) -> int:
     print("asked it to save and to end; waiting for that", flush=True)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = read_run(folder)
-        if not found.alive:
-            step = found.last_step
+        run_files = read_run(folder)
+        if not run_files.alive:
+            step = run_files.last_step
             print_escaped(f"ended{f' after step {step:,}' if step is not None else ''}")
             return 0
         time.sleep(FOLLOW_SECONDS)

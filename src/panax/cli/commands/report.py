@@ -16,18 +16,18 @@ are read, also during a run."""
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    found = Parser(prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder: runs/NAME")
-    found.add_argument(
+    arguments = Parser(prog="panax report", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder: runs/NAME")
+    arguments.add_argument(
         "--rate", type=float, metavar="PRICE", help="of an hour of one device; without it there are no prices"
     )
-    found.add_argument("--currency", default="USD", help="in which the rate is (%(default)s)")
-    found.add_argument(
+    arguments.add_argument("--currency", default="USD", help="in which the rate is (%(default)s)")
+    arguments.add_argument(
         "--output",
         metavar="FILE",
         help="the page (report.html in the run's folder; of several runs, comparison.html in the first one's)",
     )
-    return found
+    return arguments
 
 
 def report(arguments: Sequence[str]) -> int:

@@ -46,33 +46,33 @@ COUNTS = {"every", "copy-every", "measured-devices", "devices-per-host"}
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    found = Parser(prog="panax simulate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("run", nargs="?", metavar="RUN", help="a measured run's folder: runs/NAME")
-    found.add_argument("--devices", type=int, required=True, metavar="N", help="how many the run is to use")
-    found.add_argument("--json", action="store_true", help="print all figures as JSON")
-    found.add_argument("--output", metavar="FILE", help="write a page with curves")
-    found.add_argument("--lives", type=int, default=64, help="runs to simulate (%(default)s)")
-    found.add_argument("--seed", type=int, default=0, help="of the simulated runs (%(default)s)")
+    arguments = Parser(prog="panax simulate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("run", nargs="?", metavar="RUN", help="a measured run's folder: runs/NAME")
+    arguments.add_argument("--devices", type=int, required=True, metavar="N", help="how many the run is to use")
+    arguments.add_argument("--json", action="store_true", help="print all figures as JSON")
+    arguments.add_argument("--output", metavar="FILE", help="write a page with curves")
+    arguments.add_argument("--lives", type=int, default=64, help="runs to simulate (%(default)s)")
+    arguments.add_argument("--seed", type=int, default=0, help="of the simulated runs (%(default)s)")
     for title, flags in (("stage times", STAGES), ("the fleet", FLEET)):
-        group = found.add_argument_group(title)
+        group = arguments.add_argument_group(title)
         for name, said in flags.items():
             kind, shown = (int, "N") if name in COUNTS else (float, "X")
             group.add_argument(f"--{name}", type=kind, metavar=shown, help=said)
     group.add_argument(
         "--shrinks", action="store_true", default=None, help="continue on fewer devices until the host is back"
     )
-    return found
+    return arguments
 
 
 def simulate(arguments: Sequence[str]) -> int:
     """Print the results."""
     asked = vars(parser().parse_args(arguments))
     as_json = asked.pop("json")
-    found = simulated(asked.pop("run"), **asked)
+    result = simulated(asked.pop("run"), **asked)
     if as_json:
-        print(found.to_json())
+        print(result.to_json())
         return 0
-    print("\n".join(format_goodput(found)))
+    print("\n".join(format_goodput(result)))
     if asked["output"]:
         print(f"\npage            {asked['output']}")
     return 0

@@ -44,21 +44,21 @@ def sweep(arguments: Sequence[str]) -> int:
     check_single_process("panax sweep")
     start_jax()
     console = plain_console()
-    found = run_trials(trials, fresh=fresh, accept_changes=accept)
-    for line in format_sweep(found):
+    result = run_trials(trials, fresh=fresh, accept_changes=accept)
+    for line in format_sweep(result):
         console.print(line)
-    if found.interrupted_by is not None:
-        return 128 + signal.Signals[found.interrupted_by]
-    return 1 if all(trial.error for trial in found.trials) else 0
+    if result.interrupted_by is not None:
+        return 128 + signal.Signals[result.interrupted_by]
+    return 1 if all(trial.error for trial in result.trials) else 0
 
 
-def format_sweep(found: Sweep) -> list[str]:
+def format_sweep(result: Sweep) -> list[str]:
     """Format the table of a sweep, the best run first, in at most 80 columns if names allow it."""
-    names = list(found.trials[0].settings)
+    names = list(result.trials[0].settings)
     titles = [name.rpartition(".")[2] for name in names]
-    accurate = any("accuracy" in trial.evaluation for trial in found.trials)
+    accurate = any("accuracy" in trial.evaluation for trial in result.trials)
     rows = [[*titles, "steps", "loss", *(["accuracy"] if accurate else [])]]
-    ranked = found.ranked
+    ranked = result.ranked
     for trial in ranked:
         loss = "failed" if trial.error else f"{trial.loss:.4f}"
         more = [f"{trial.evaluation['accuracy']:.1%}" if "accuracy" in trial.evaluation else ""] if accurate else []
@@ -67,4 +67,4 @@ def format_sweep(found: Sweep) -> list[str]:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
     if math.isfinite(ranked[0].loss):
         lines.append(f"best          {ranked[0].folder}")
-    return ["", *lines, f"table         {found.folder}/{TABLE}", f"chart         {found.folder}/{CHART}"]
+    return ["", *lines, f"table         {result.folder}/{TABLE}", f"chart         {result.folder}/{CHART}"]

@@ -184,14 +184,14 @@ def _sample(result: Result) -> tuple[str, str, str] | None:
     prompt = "def" if "Python" in type(_corpus(result.prepared.experiment)).__name__ else "The"
     length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
     tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
-    own = next((hook for hook in result.prepared.experiment.hooks if isinstance(hook, Samples)), Samples())
+    samples = next((hook for hook in result.prepared.experiment.hooks if isinstance(hook, Samples)), Samples())
     usual = Samples()
     flags = "".join(
-        f" --{name.replace('_', '-')} {getattr(own, name)}"
+        f" --{name.replace('_', '-')} {getattr(samples, name)}"
         for name in ("temperature", "top_k")
-        if getattr(own, name) != getattr(usual, name)
+        if getattr(samples, name) != getattr(usual, name)
     )
-    text = result.generate(prompt, tokens=tokens, temperature=own.temperature, top_k=own.top_k)
+    text = result.generate(prompt, tokens=tokens, temperature=samples.temperature, top_k=samples.top_k)
     return prompt, text, flags
 
 

@@ -38,27 +38,27 @@ def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
     return found
 
 
-def run_client(command: Sequence[str], environment: Mapping[str, str], *, given: str | None = None) -> str:
+def run_client(command: Sequence[str], environment: Mapping[str, str], *, input_text: str | None = None) -> str:
     """Run a client and return its output.
 
     Args:
-        given: Its standard input.
+        input_text: Text for its standard input.
 
     Raises:
         LaunchError: It failed, or did not answer in time.
     """
     shown = " ".join(command[:3])
     try:
-        found = children.run_command(command, ANSWER_SECONDS, environment=environment, given=given or "")
+        result = children.run_command(command, ANSWER_SECONDS, environment=environment, input_text=input_text or "")
     except TimeoutError as error:
         raise LaunchError(f"`{shown}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
     except OSError as error:
         raise LaunchError(f"`{shown}` can't be run: {error}") from error
-    if found.code:
+    if result.code:
         raise LaunchError(
-            f"`{shown}` failed: {last_lines(found.errors or found.output, 4) or f'exit code {found.code}'}"
+            f"`{shown}` failed: {last_lines(result.errors or result.output, 4) or f'exit code {result.code}'}"
         )
-    return found.output
+    return result.output
 
 
 def last_lines(text: str, most: int = TAIL_LINES) -> str:
@@ -143,8 +143,8 @@ def local_address(peer: str = "") -> str:
         if not host:
             continue
         with contextlib.suppress(OSError):
-            found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, where = found[0]
+            addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, where = addresses[0]
             with socket.socket(family, kind, protocol) as opened:
                 opened.connect(where)
                 return str(opened.getsockname()[0])

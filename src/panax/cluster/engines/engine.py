@@ -134,7 +134,7 @@ def make_engine(
         LaunchError: The name is unknown, or a field of `resources` has no effect there.
     """
     if name not in ENGINES:
-        raise LaunchError(f"there is no engine {name!r}; {suggest_name(name, ENGINES)}")
+        raise LaunchError(f"unknown engine {name!r}; {suggest_name(name, ENGINES)}")
     # An engine is imported when chosen: its client may not be installed.
     module = importlib.import_module(f"{__package__}.{name}")
     engine = getattr(module, ENGINES[name])(resources, agent=agent, environment=environment)

@@ -100,7 +100,7 @@ class Kubernetes:
         name = jobset["metadata"]["name"]
         try:
             made = json_reader.parse_as(
-                dict, self._kubectl("create", "--filename=-", "--output=json", given=json.dumps(jobset))
+                dict, self._kubectl("create", "--filename=-", "--output=json", input_text=json.dumps(jobset))
             )
         except JsonError as error:
             raise LaunchError(f"kubectl made the JobSet {name!r}, and its answer can't be read: {error}") from error
@@ -113,7 +113,7 @@ class Kubernetes:
         # Pods wait for it. It is deleted with the JobSet.
         secret = self._secret(name, made["metadata"]["uid"])
         try:
-            self._kubectl("create", "--filename=-", "--output=name", given=json.dumps(secret))
+            self._kubectl("create", "--filename=-", "--output=name", input_text=json.dumps(secret))
         except LaunchError:
             self._kubectl("delete", "jobset", name, "--wait=false")
             raise
@@ -134,9 +134,11 @@ class Kubernetes:
             self._agent, {**self._environment, SUPERVISOR: supervisor, SECRET: secret}, self._resources.nodes
         )
 
-    def _kubectl(self, *words: str, given: str | None = None) -> str:
+    def _kubectl(self, *words: str, input_text: str | None = None) -> str:
         where = [f"--namespace={self._resources.namespace}"] if self._resources.namespace else []
-        return run_client(["kubectl", *words, *where, "--request-timeout=10s"], self._environment, given=given)
+        return run_client(
+            ["kubectl", *words, *where, "--request-timeout=10s"], self._environment, input_text=input_text
+        )
 
     def _secret(self, name: str, uid: str) -> dict[str, Any]:
         named = {each: self._environment[each] for each in self._resources.env if each in self._environment}

@@ -165,16 +165,16 @@ class RayClient:
         try:
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
-            found = self._answers.get(timeout=CLIENT_SECONDS)
+            answer = self._answers.get(timeout=CLIENT_SECONDS)
         except (OSError, queue.Empty):
-            found = None
-        if found is None:
+            answer = None
+        if answer is None:
             raise LaunchError(
                 self.ended() or f"Ray's client gave no answer in {CLIENT_SECONDS:.0f} s: {self.log_tail()}"
             )
-        if "error" in found:
-            raise LaunchError(found["error"])
-        return found
+        if "error" in answer:
+            raise LaunchError(answer["error"])
+        return answer
 
     def events(self) -> list[dict[str, Any]]:
         """Return its events since the last call."""

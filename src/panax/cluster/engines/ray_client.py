@@ -134,10 +134,10 @@ class AgentActors:
         if not self._ends:
             return []
         ready, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
-        found = [(node, why) for end in ready for node in [self._ends.pop(end)] if (why := self._why(end))]
-        late = {node for node, _ in found if now < self._patience.get(node, 0.0)}
+        failures = [(node, why) for end in ready for node in [self._ends.pop(end)] if (why := self._why(end))]
+        late = {node for node, _ in failures if now < self._patience.get(node, 0.0)}
         self._again |= dict.fromkeys(late, now + AGAIN_SECONDS)
-        return [(node, why) for node, why in found if node not in late]
+        return [(node, why) for node, why in failures if node not in late]
 
     def replace(self, node: int) -> None:
         """Start an agent in place of a lost one."""
@@ -236,8 +236,8 @@ def main() -> None:
         if not lines and not ended and select.select([0], [], [], seconds)[0]:
             data = os.read(0, 1 << 20)
             ended = not data
-            *whole, partial = (partial + data).split(b"\n")
-            lines.extend(line.decode() for line in whole)
+            *complete_lines, partial = (partial + data).split(b"\n")
+            lines.extend(line.decode() for line in complete_lines)
         return lines.popleft() if lines else "" if ended else None
 
     def tell(**answer: Any) -> None:

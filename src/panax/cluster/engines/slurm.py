@@ -56,11 +56,11 @@ class Slurm:
             return
         require("sbatch", INSTALL_ADVICE, self._environment)
         try:
-            found = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
+            output = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
             raise LaunchError(f"Slurm can't be asked; {INSTALL_ADVICE}\n{error}") from error
         asked = self._resources
-        rows = [row.split("|") for row in found.splitlines()]
+        rows = [row.split("|") for row in output.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
         name = asked.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
         if not name:
@@ -99,10 +99,10 @@ class Slurm:
             return "127.0.0.1", 0
         here = self._environment.get("SLURMD_NODENAME", "")
         other = next((host for host in self._hosts() if host != here), "")
-        found = re.search(
+        match = re.search(
             r"\bNodeAddr=(\S+)", run_client(["scontrol", "--oneliner", "show", "node", other], self._environment)
         )
-        return local_address(found.group(1) if found else other), 0
+        return local_address(match.group(1) if match else other), 0
 
     def start_agents(self, supervisor: str, secret: str) -> "SlurmAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
@@ -143,8 +143,8 @@ class Slurm:
             "signal": f"B:TERM@{SIGNAL_SECONDS}",
             "export": names,
         }
-        given = [f"--{name}={value}" for name, value in options.items() if value]
-        return ["sbatch", "--parsable", "--no-requeue", *given, f"--wrap=exec {shlex.join(self._agent)}"]
+        flags = [f"--{name}={value}" for name, value in options.items() if value]
+        return ["sbatch", "--parsable", "--no-requeue", *flags, f"--wrap=exec {shlex.join(self._agent)}"]
 
     def _of_node(self) -> dict[str, object]:
         """Return the requirements of a node, and the queue to request it from."""

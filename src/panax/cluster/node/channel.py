@@ -122,13 +122,13 @@ class Channel:
             self.closed = True
         *lines, self._waiting = self._waiting.split(b"\n")
         try:
-            found = [
+            messages = [
                 json_reader.parse(self._opened(line), most_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
             ]
         except ValueError:
             self.closed = True
             return []
-        return [each for each in found if isinstance(each, dict)]
+        return [each for each in messages if isinstance(each, dict)]
 
     def _opened(self, line: bytes) -> bytes:
         if self._keys is None:

@@ -29,7 +29,7 @@ class StandbyProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], lifeline: int):
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        own = {
+        variables = {
             DESCRIPTOR: str(writing),
             LIFELINE_VARIABLE: str(lifeline),
             AGENT_VARIABLE: str(os.getpid()),
@@ -41,7 +41,7 @@ class StandbyProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **environment, **own},
+                env={**os.environ, **environment, **variables},
                 pass_fds=(writing, lifeline),
                 start_new_session=True,
             )

@@ -90,7 +90,7 @@ class WorkerProcess:
         """Return a new process, and the pipe of its beats."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        own = {
+        variables = {
             DESCRIPTOR: str(writing),
             LIFELINE_VARIABLE: str(lifeline),
             AGENT_VARIABLE: str(os.getpid()),
@@ -103,7 +103,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **environment, **own},
+                env={**os.environ, **environment, **variables},
                 pass_fds=(writing, lifeline),
                 start_new_session=True,
             )
@@ -135,12 +135,12 @@ class WorkerProcess:
                 self._partial += data
             self.silent = True
         *lines, self._partial = self._partial.split(b"\n")
-        found = []
+        messages = []
         for line in lines:
             # A process that the worker started may write there too.
             with contextlib.suppress(ValueError):
-                found.append(json_reader.parse(line, constants=True))
-        return [each for each in found if isinstance(each, dict)]
+                messages.append(json_reader.parse(line, constants=True))
+        return [each for each in messages if isinstance(each, dict)]
 
     def read_new_lines(self, *, all_of_them: bool = False) -> list[str]:
         """Return the complete lines that it has written since the last call."""
@@ -152,10 +152,10 @@ class WorkerProcess:
             return []  # a cleaning script has removed it
         # A progress bar ends its lines with a carriage return; a line longer than the limit is split.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        whole = data if all_of_them or (not end and len(data) == MAX_LINES_BYTES) else data[:end]
-        self._shown += len(whole)
+        new_bytes = data if all_of_them or (not end and len(data) == MAX_LINES_BYTES) else data[:end]
+        self._shown += len(new_bytes)
         # Of a line that was overwritten repeatedly, the text that a terminal would finally show.
-        lines = whole.decode(errors="replace").replace("\r\n", "\n").split("\n")
+        lines = new_bytes.decode(errors="replace").replace("\r\n", "\n").split("\n")
         lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
         return lines if lines[-1] else lines[:-1]
 

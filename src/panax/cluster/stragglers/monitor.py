@@ -49,9 +49,9 @@ class StragglerMonitor:
             self._begin(attempt)
         self._probes.setdefault(number, {})[process] = probe
         if len(self._probes[number]) == len(attempt.workers):
-            found = self._probes.pop(number)
-            self._hosts_of(attempt, found)
-            self._links_of(attempt, found)
+            probes = self._probes.pop(number)
+            self._hosts_of(attempt, probes)
+            self._links_of(attempt, probes)
         self._probes = {each: told for each, told in self._probes.items() if each > number - HELD_PROBES}
 
     def _begin(self, attempt: JobAttempt) -> None:
@@ -62,16 +62,16 @@ class StragglerMonitor:
 
     # Hosts
 
-    def _hosts_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+    def _hosts_of(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
         if self._job.policy.stragglers is Stragglers.IGNORE:
             return
         told: dict[int, list[HostProbe]] = {}
         could = _profile(attempt).get("matrix_flops") or []
-        for process, probe in sorted(found.items()):
+        for process, probe in sorted(probes.items()):
             told.setdefault(self._unit(attempt.workers[process]), []).append(_measured(probe, process, could))
         for change in self._hosts.add({unit: _slowest(each) for unit, each in told.items()}, time.monotonic()):
             name = self._name(attempt, change.host)
-            step = int(next(iter(found.values())).get("step", attempt.step))
+            step = int(next(iter(probes.values())).get("step", attempt.step))
             key = ("host", change.host)
             if not change.slow:
                 self._standing.pop(key, None)
@@ -115,12 +115,12 @@ class StragglerMonitor:
 
     # Links
 
-    def _links_of(self, attempt: JobAttempt, found: Mapping[int, Mapping[str, Any]]) -> None:
+    def _links_of(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
         nodes = tuple(worker.node for worker in attempt.workers)
-        first, profile = found[min(found)], _profile(attempt)
+        first, profile = probes[min(probes)], _profile(attempt)
         if nodes not in self._links:
             self._links[nodes] = SlowLinks(str(first.get("platform", "")), _floats(profile.get("axes")))
-        timed = {process: _timed(probe, attempt.workers[process].facts) for process, probe in found.items()}
+        timed = {process: _timed(probe, attempt.workers[process].facts) for process, probe in probes.items()}
         step = int(first.get("step", attempt.step))
         for change in self._links[nodes].add(timed):
             self._tell_link(attempt, step, change, first, profile)
@@ -132,9 +132,9 @@ class StragglerMonitor:
         key = (link.axis, link.group)
         _, sent, kind = probe["axes"][link.axis]
         hosts = ", ".join(dict.fromkeys(attempt.workers[process].host for process in link.group))
-        now, usual = format_rate(sent / link.seconds), format_rate(sent / link.baseline)
+        current, usual = format_rate(sent / link.seconds), format_rate(sent / link.baseline)
         before = f"{usual} {_source(link.axis, profile)}"
-        took = f"an {kind} over it carries {now}, down from {before} ({_ms(link.seconds)} and {_ms(link.baseline)})"
+        took = f"an {kind} over it carries {current}, down from {before} ({_ms(link.seconds)} and {_ms(link.baseline)})"
         if change.what == SLOW:
             often = f", for the {_ordinal(link.times)} time" if link.times > 1 else ""
             message = f"mesh axis {link.axis} is slow between {hosts}{often}: {took}{self._suspects(attempt, link)}"
@@ -149,7 +149,7 @@ class StragglerMonitor:
         else:
             self._standing.pop(key, None)
             so_far = f"; it was slow {link.times} times so far" if link.times > 1 else ""
-            message = f"mesh axis {link.axis} between {hosts} is as fast as before again: {now}{so_far}"
+            message = f"mesh axis {link.axis} between {hosts} is as fast as before again: {current}{so_far}"
             self._tell(attempt, step, "link well again", message)
 
     @staticmethod

@@ -59,7 +59,7 @@ class Slowness:
     description: str
 
 
-def measure_slowness(found: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
+def measure_slowness(probes: Mapping[int, HostProbe], early: Mapping[int, float]) -> dict[int, Slowness]:
     """Compute the slowness of each host compared to the others; empty for one host.
 
     Args:
@@ -69,38 +69,38 @@ def measure_slowness(found: Mapping[int, HostProbe], early: Mapping[int, float])
     >>> {host: round(slow.ratio, 1) for host, slow in measure_slowness(probe, {}).items()}
     {0: 1.0, 1: 1.0, 2: 3.0}
     """
-    if len(found) < 2:
+    if len(probes) < 2:
         return {}
-    return {host: max(_matrix(host, found, early), _own(host, found), key=lambda slow: slow.ratio) for host in found}
+    return {host: max(_matrix(host, probes, early), _own(host, probes), key=lambda slow: slow.ratio) for host in probes}
 
 
-def _matrix(host: int, found: Mapping[int, HostProbe], early: Mapping[int, float]) -> Slowness:
-    mine = found[host].matrix
-    others = [other for other in found if other != host]
+def _matrix(host: int, probes: Mapping[int, HostProbe], early: Mapping[int, float]) -> Slowness:
+    mine = probes[host].matrix
+    others = [other for other in probes if other != host]
     if len(others) > 1:
-        usual = statistics.median(found[other].matrix for other in others)
+        usual = statistics.median(probes[other].matrix for other in others)
         ratio = mine / usual
         return Slowness(ratio, f"its matrix multiplications take {_ms(mine)}, those of the others {_ms(usual)}")
     [other] = others
-    by_check = found[host].could is not None and found[other].could is not None
-    could = {each: found[each].could if by_check else early.get(each) for each in found}
-    own, theirs = could[host], could[other]
-    if not own or not theirs:
+    by_check = probes[host].could is not None and probes[other].could is not None
+    could = {each: probes[each].could if by_check else early.get(each) for each in probes}
+    baseline, theirs = could[host], could[other]
+    if not baseline or not theirs:
         return Slowness(1.0, "")
-    ratio = min(mine / own / (found[other].matrix / theirs), mine / own if not by_check else float("inf"))
+    ratio = min(mine / baseline / (probes[other].matrix / theirs), mine / baseline if not by_check else float("inf"))
     before = "a check before the run" if by_check else "its first probes"
     return Slowness(
         ratio,
-        f"its matrix multiplications take {_ms(mine)}, those of the other host {_ms(found[other].matrix)}: compared "
+        f"its matrix multiplications take {_ms(mine)}, those of the other host {_ms(probes[other].matrix)}: compared "
         f"with {before}, it has become {ratio:.1f} times as slow as the other one",
     )
 
 
-def _own(host: int, found: Mapping[int, HostProbe]) -> Slowness:
+def _own(host: int, probes: Mapping[int, HostProbe]) -> Slowness:
     """Compute a step's time relative to the time it would take if this host's own work took as long as the
     others'."""
-    mine = found[host]
-    usual = statistics.median(found[other].host for other in found if other != host)
+    mine = probes[host]
+    usual = statistics.median(probes[other].host for other in probes if other != host)
     excess = mine.host - usual
     if excess <= 0 or mine.device_wait > MAX_DEVICE_WAIT * mine.step or mine.step <= excess:
         return Slowness(1.0, "")
@@ -144,21 +144,21 @@ class SlowHosts:
         """Reset the counts of consecutive probes: the job has started again, perhaps on other hosts."""
         self._turning, self._last, self.slow = {}, [], {}
 
-    def add(self, found: Mapping[int, HostProbe], now: float) -> list[HostChange]:
+    def add(self, probes: Mapping[int, HostProbe], now: float) -> list[HostChange]:
         """Process a probe of all hosts; return those that have become slow, the slowest first, or are well
         again.
 
         Args:
             now: Time of a monotonic clock, in seconds.
         """
-        for host, measured in found.items():
+        for host, measured in probes.items():
             early = self._early.setdefault(host, [])
             if len(early) < BASELINE_PROBES:
                 early.append(measured.matrix)
         early = {host: statistics.median(times) for host, times in self._early.items() if len(times) == BASELINE_PROBES}
-        self._last = [*self._last, found][-MAX_PROBES:]
+        self._last = [*self._last, probes][-MAX_PROBES:]
         changes = []
-        for host, slowness in measure_slowness(found, early).items():
+        for host, slowness in measure_slowness(probes, early).items():
             is_slow = slowness.ratio >= self._factor
             if is_slow is (host in self.slow):
                 self._turning.pop(host, None)
@@ -169,7 +169,7 @@ class SlowHosts:
             row.append(now)
             if len(row) < self._row or now - row[0] < SLOW_SECONDS:
                 continue
-            if is_slow and measure_slowness(self._fastest(len(row), found), early)[host].ratio < self._factor:
+            if is_slow and measure_slowness(self._fastest(len(row), probes), early)[host].ratio < self._factor:
                 continue
             del self._turning[host]
             if is_slow:
@@ -179,13 +179,13 @@ class SlowHosts:
             changes.append(HostChange(host, is_slow, slowness))
         return sorted(changes, key=lambda change: -change.slowness.ratio)
 
-    def _fastest(self, count: int, found: Mapping[int, HostProbe]) -> dict[int, HostProbe]:
+    def _fastest(self, count: int, probes: Mapping[int, HostProbe]) -> dict[int, HostProbe]:
         """Return the newest probe, with the fastest multiplication of the last `count` probes: noise differs
         between them."""
-        last = [each for each in self._last[-count:] if each.keys() == found.keys()]
+        last = [each for each in self._last[-count:] if each.keys() == probes.keys()]
         return {
             host: dataclasses.replace(one, matrix=min(each[host].matrix for each in last))
-            for host, one in found.items()
+            for host, one in probes.items()
         }
 
 

@@ -108,10 +108,10 @@ class SlowLinks:
         """Reset the counts of consecutive probes: the job has started again."""
         self._recent, self._flapping, self.slow = {}, set(), {}
 
-    def add(self, found: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
+    def add(self, times: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
         """Process a probe of all processes; return the groups that have become slow, are well again, or
         flap."""
-        timed = slowest_by_group(found)
+        timed = slowest_by_group(times)
         changes: list[LinkChange] = []
         slow_now = {key for key, seconds in timed.items() if self._is_slow(key, seconds)}
         for key, seconds in timed.items():
@@ -121,7 +121,7 @@ class SlowLinks:
                 early.append(seconds)
             recent.append(key in slow_now)
             row, last = _row(recent), recent[-1]
-            suspects = find_suspects(key[1], found, [group for _, group in slow_now], self._factor, self._least)
+            suspects = find_suspects(key[1], times, [group for _, group in slow_now], self._factor, self._least)
             if key in self.slow:
                 before = self.slow[key]
                 kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
@@ -156,7 +156,7 @@ class SlowLinks:
         return usual is not None and seconds > max(self._factor * usual, usual + self._least)
 
 
-def slowest_by_group(found: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Group], float]:
+def slowest_by_group(times: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Group], float]:
     """Return the time of a collective for each group of each axis, as measured by its slowest process.
 
     >>> first, second = (CollectiveTimes({"fsdp": seconds}, {"fsdp": (0, 1)}) for seconds in (0.1, 0.2))
@@ -164,7 +164,7 @@ def slowest_by_group(found: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Gr
     {('fsdp', (0, 1)): 0.2}
     """
     timed: dict[tuple[str, Group], float] = {}
-    for process, one in found.items():
+    for process, one in times.items():
         for axis, seconds in one.axes.items():
             key = (axis, tuple(one.groups.get(axis, (process,))))
             timed[key] = max(timed.get(key, 0.0), seconds)
@@ -173,7 +173,7 @@ def slowest_by_group(found: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Gr
 
 def find_suspects(
     group: Group,
-    found: Mapping[int, CollectiveTimes],
+    times: Mapping[int, CollectiveTimes],
     slow_groups: Sequence[Group] = (),
     factor: float = SLOW_FACTOR,
     least: float = 0.0,
@@ -189,15 +189,15 @@ def find_suspects(
     >>> find_suspects((0, 1, 2, 3), {process: CollectiveTimes({}, {}, links) for process, links in ring.items()})
     (2,)
     """
-    links = {(source, target): seconds for source, one in found.items() for target, seconds in one.links.items()}
+    links = {(source, target): seconds for source, one in times.items() for target, seconds in one.links.items()}
     slow = _slow(links, factor, least)
     inside = {link for link in slow if link[0] in group and link[1] in group}
     if inside:
         # Messages of several axes are evaluated together.
         for side in (0, 1):
             for process in sorted({link[side] for link in inside}):
-                own = [link for link in links if link[side] == process]
-                if len({link[1 - side] for link in own}) > 1 and all(link in slow for link in own):
+                process_links = [link for link in links if link[side] == process]
+                if len({link[1 - side] for link in process_links}) > 1 and all(link in slow for link in process_links):
                     return (process,)
         return tuple(sorted(min(inside, key=lambda link: -links[link])))
     shared = [process for process in group if sum(process in other for other in {*slow_groups}) > 1]

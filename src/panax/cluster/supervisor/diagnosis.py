@@ -184,14 +184,16 @@ def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = N
     >>> diagnose([follows, killed]).message
     'process 1 on a was killed by SIGKILL'
     """
-    found = [(_of(end), end) for end in ends if end.code != 0]
-    assert found, "a failed job has a worker that failed"
-    if all(cause is Cause.PEER for cause, _ in found) and (silent := _silent(ends, collectives or CollectiveFacts())):
+    failures = [(_of(end), end) for end in ends if end.code != 0]
+    assert failures, "a failed job has a worker that failed"
+    if all(cause is Cause.PEER for cause, _ in failures) and (
+        silent := _silent(ends, collectives or CollectiveFacts())
+    ):
         return silent
     # A process that ends because its peer has gone may be seen first; one that ended by itself is most
     # informative.
-    found.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
-    cause, end = found[0]
+    failures.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
+    cause, end = failures[0]
     where = _where(end, collectives) if cause is Cause.PEER and collectives is not None else ""
     return Diagnosis(cause, _message(cause, end) + where, end.process, _exit_code(end), end.tail)
 

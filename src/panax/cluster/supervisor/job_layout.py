@@ -160,10 +160,10 @@ class JobShapes:
         """Read the best layout for each number of processes; empty before a first start of the whole job, and
         if the file can't be used."""
         try:
-            found = json_reader.read(self._place / LAYOUTS)
-            if found["processes"] != self._processes:
+            content = json_reader.read(self._place / LAYOUTS)
+            if content["processes"] != self._processes:
                 return {}
-            listed = {int(count): [*map(JobLayout.from_json, ranked)] for count, ranked in found["layouts"].items()}
+            listed = {int(count): [*map(JobLayout.from_json, ranked)] for count, ranked in content["layouts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
         left = {count: [each for each in ranked if each not in self._refused] for count, ranked in listed.items()}

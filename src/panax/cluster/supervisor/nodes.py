@@ -81,8 +81,8 @@ class Nodes:
         self._listener.setblocking(False)
         raise_file_limit(self._count + 2 * MAX_HANDSHAKES)
         self._listen()
-        taken = self._listener.getsockname()[1]
-        return f"[{address}]:{taken}" if ":" in address else f"{address}:{taken}"
+        bound_port = self._listener.getsockname()[1]
+        return f"[{address}]:{bound_port}" if ":" in address else f"{address}:{bound_port}"
 
     def take(self, channel: Channel) -> None:
         """Accept an agent at the other end of a connection that the supervisor has made itself."""

@@ -155,12 +155,12 @@ def check_alike(nodes: list[Node], job: Job) -> None:
         LaunchError: They don't; the message names the differences.
     """
     for package in sorted({name for node in nodes for name in node.facts.get("versions", {})}):
-        found: dict[str, list[str]] = {}
+        hosts_by_version: dict[str, list[str]] = {}
         for node in nodes:
-            found.setdefault(node.facts.get("versions", {}).get(package, "missing"), []).append(node.host)
-        if len(found) > 1:
+            hosts_by_version.setdefault(node.facts.get("versions", {}).get(package, "missing"), []).append(node.host)
+        if len(hosts_by_version) > 1:
             listed = "; ".join(
-                f"{version} on {', '.join(sorted(set(hosts)))}" for version, hosts in sorted(found.items())
+                f"{version} on {', '.join(sorted(set(hosts)))}" for version, hosts in sorted(hosts_by_version.items())
             )
             raise LaunchError(f"the hosts have different versions of {package}: {listed}; install the same on all")
     for node in nodes:

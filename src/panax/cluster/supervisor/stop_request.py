@@ -42,9 +42,9 @@ class StopRequest:
                 self.at_once = True
             self.request(signal.Signals(number), by_system=number != signal.SIGINT)
 
-        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
         # An ignored SIGHUP stays ignored, as under `nohup`.
-        numbers = [n for n in taken if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
+        numbers = [n for n in signals if not (n == signal.SIGHUP and signal.getsignal(n) is signal.SIG_IGN)]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

@@ -287,14 +287,14 @@ class Supervisor:
 
     def _fail(self, attempt: JobAttempt, diagnosis: Diagnosis) -> None:
         """End the remaining processes, and record the failure."""
-        now, at = time.monotonic(), time.time()
+        start, at = time.monotonic(), time.time()
         step = attempt.step
-        last = [end.at for end in attempt.ends] or [at - (now - attempt.workers[diagnosis.process].last_progress)]
+        last = [end.at for end in attempt.ends] or [at - (start - attempt.workers[diagnosis.process].last_progress)]
         self._failure, self._incident = diagnosis, failure_incident(diagnosis, attempt.number, step, at)
         self._incident.detect = max(round(at - min(last), 3), 0.0)
         self._end(attempt)
         self._leaving.part()
-        self._incident.teardown = round(time.monotonic() - now, 3)
+        self._incident.teardown = round(time.monotonic() - start, 3)
         self._record.append_incident(self._incident)
         self._without_progress = 0 if step > self._furthest else self._without_progress + 1
         self._furthest = max(self._furthest, step)

@@ -52,15 +52,17 @@ def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlock
     return None if math.prod(sides) < SMALLEST else QuantBlocks(whole, box, sides)
 
 
-def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the shape of a block of at most `most` elements, a power of two.
+def quant_block_shape(
+    shape: Sequence[int], axes: Axes, array_dims: Sequence[int], max_elements: int
+) -> tuple[int, ...]:
+    """Return the shape of a block of at most `max_elements` elements, a power of two.
 
     Powers of two are taken from unsharded dimensions, the last one first, and then in turn from sharded ones.
     A dimension that is sharded only in storage (such as embed) has at least 8 blocks, one that is also
     sharded in computation 2.
 
     Args:
-        own: Dimensions of a single array, if `shape` is that of a stack of arrays.
+        array_dims: Dimensions of a single array, if `shape` is that of a stack of arrays.
 
     >>> quant_block_shape((12, 512, 384), ("layer", "embed", "kv_latent"), (1, 2), 256)
     (1, 2, 128)
@@ -69,21 +71,21 @@ def quant_block_shape(shape: Sequence[int], axes: Axes, own: Sequence[int], most
     >>> quant_block_shape((96, 272), ("embed", "ffn"), (0, 1), 256)
     (4, 8)
     """
-    left = dict.fromkeys(own, 0)
-    for dim in own:
+    left = dict.fromkeys(array_dims, 0)
+    for dim in array_dims:
         while shape[dim] % 2 ** (left[dim] + 1) == 0:
             left[dim] += 1
-    whole = [dim for dim in reversed(own) if not lookup_axis(axes[dim]).storage]
-    for dim in own:
-        if dim not in whole:
+    unsharded_dims = [dim for dim in reversed(array_dims) if not lookup_axis(axes[dim]).storage]
+    for dim in array_dims:
+        if dim not in unsharded_dims:
             traits = lookup_axis(axes[dim])
             left[dim] -= 1 if traits.storage == traits.compute else 3
     box = [1] * len(shape)
-    for _ in range(most.bit_length() - 1):
-        free = [dim for dim in whole if left[dim] > 0]
-        taken = free[0] if free else max(own, key=lambda dim: (left[dim], dim), default=None)
-        if taken is None or left[taken] <= 0:
+    for _ in range(max_elements.bit_length() - 1):
+        free = [dim for dim in unsharded_dims if left[dim] > 0]
+        chosen_dim = free[0] if free else max(array_dims, key=lambda dim: (left[dim], dim), default=None)
+        if chosen_dim is None or left[chosen_dim] <= 0:
             break
-        left[taken] -= 1
-        box[taken] *= 2
+        left[chosen_dim] -= 1
+        box[chosen_dim] *= 2
     return tuple(box)

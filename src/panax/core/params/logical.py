@@ -98,8 +98,8 @@ class LogicalAxis:
                 )
         if storage and storage[: len(self.compute)] != self.compute:
             raise LayoutError(
-                f"the logical axis {self.name!r} rests over {storage}, and is computed over {self.compute}; let the former begin "
-                f"with the latter"
+                f"the logical axis {self.name!r} is stored over {storage}, and computed over {self.compute}; the storage "
+                f"axes must begin with those of compute"
             )
         if not self.name.isidentifier():
             raise LayoutError(f"{self.name!r} can't name a logical axis; use letters, digits and underscores")
@@ -136,7 +136,7 @@ def register_axes(*axes: LogicalAxis) -> None:
             differing = [f.name for f in dataclasses.fields(axis) if getattr(axis, f.name) != getattr(known, f.name)]
             raise LayoutError(
                 f"the logical axis {axis.name!r} ({known.meaning}) is registered already, with another "
-                f"{', another '.join(differing)}; take another name, or the same traits"
+                f"{', another '.join(differing)}; choose another name, or the same traits"
             )
         if axis.role is not None and axis.role in _roles:
             raise LayoutError(

@@ -42,9 +42,9 @@ def normal(*fan_in: str, gain: float = 1.0, std: float | None = None) -> Initial
         fan = math.prod(size for size, name in zip(shape, axes) if name in fan_in)
         words = jax.random.bits(key, (2, *shape), jnp.uint32)
         halves = (words >> 16) + (words & 0xFFFF)
-        centred = (halves[0] + halves[1]).astype(jnp.int32) - 2 * 0xFFFF
+        centered = (halves[0] + halves[1]).astype(jnp.int32) - 2 * 0xFFFF
         deviation = math.sqrt(4 * (2.0**32 - 1) / 12)
-        return centred.astype(jnp.float32) * jnp.float32(
+        return centered.astype(jnp.float32) * jnp.float32(
             (std if std is not None else gain / math.sqrt(fan)) / deviation
         )
 

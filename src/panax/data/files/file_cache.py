@@ -160,38 +160,38 @@ class FileCache:
             # Upper bound on the size of all copies. It can be too high if some were removed by hand; then
             # they are counted again.
             known = os.pread(lock, 32, 0)
-            taken = int(known) if known.strip().isdigit() else self.limit_bytes
-            if taken + size > self.limit_bytes:
-                taken = self._clear(size)
-            if taken + size > self.limit_bytes:
+            used_bytes = int(known) if known.strip().isdigit() else self.limit_bytes
+            if used_bytes + size > self.limit_bytes:
+                used_bytes = self._clear(size)
+            if used_bytes + size > self.limit_bytes:
                 return False
-            os.pwrite(lock, b"%-32d" % (taken + size), 0)
+            os.pwrite(lock, b"%-32d" % (used_bytes + size), 0)
             os.truncate(descriptor, size)
             return True
 
     def _clear(self, size: int) -> int:
         """Remove the least recently used copies until there is room; return the size of the remaining ones in
         bytes."""
-        found = []
+        copies = []
         for entry in os.scandir(self.root):
             if entry.name not in (_LOCK, OWNER_MARKER) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     # Partial copies of killed processes go first.
                     age = 0 if entry.name.endswith(_PARTIAL) else status.st_mtime_ns
-                    found.append((age, entry.path, status.st_size))
-        taken = sum(each for _, _, each in found)
-        most = self.limit_bytes - size
-        goal = most - (self.limit_bytes // 20 if len(found) > CROWDED_ENTRIES else 0)
-        for _, path, each in sorted(found):
-            if taken <= goal:
+                    copies.append((age, entry.path, status.st_size))
+        used_bytes = sum(each for _, _, each in copies)
+        max_bytes = self.limit_bytes - size
+        goal = max_bytes - (self.limit_bytes // 20 if len(copies) > CROWDED_ENTRIES else 0)
+        for _, path, each in sorted(copies):
+            if used_bytes <= goal:
                 break
             held = _lock_existing(Path(path), shared=False)
             if held is not None:
                 os.unlink(path)
                 os.close(held)
-                taken -= each
-        return taken
+                used_bytes -= each
+        return used_bytes
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[int]:

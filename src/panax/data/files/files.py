@@ -171,10 +171,10 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
     """
     if not paths:
         raise DataError("the corpus names no path; expected at least one file, directory or glob in `paths`")
-    found: dict[str, DataFile] = {}
+    files: dict[str, DataFile] = {}
     for name in paths:
         if is_remote(name):
-            found.update((each.url, DataFile(each.url, each)) for each in find_objects(name, patterns))
+            files.update((each.url, DataFile(each.url, each)) for each in find_objects(name, patterns))
             continue
         if "://" in name:
             raise DataError(
@@ -194,8 +194,8 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
             matches = sorted(p for match in glob.glob(str(path), recursive=True) if (p := Path(match)).is_file())
             if not matches:
                 raise DataError(f"{name} does not exist; expected a file, a directory, or a glob that matches files")
-        found.update((str(match), DataFile(str(match), path=str(match.absolute()))) for match in matches)
-    return list(found.values())
+        files.update((str(match), DataFile(str(match), path=str(match.absolute()))) for match in matches)
+    return list(files.values())
 
 
 def _search(directory: Path, patterns: Sequence[str]) -> list[Path]:

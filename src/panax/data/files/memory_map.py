@@ -54,9 +54,9 @@ def check_mapped(*arrays: np.ndarray | None) -> None:
             base = base.base
         if isinstance(base, mmap.mmap) and mapped is not None:
             expected = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY + len(base)
-            found = base.size()
-            if found < expected:
+            actual = base.size()
+            if actual < expected:
                 raise DataError(
-                    f"{mapped.filename} was cut short to {found:,} bytes while it was in use; expected {expected:,}: "
+                    f"{mapped.filename} was cut short to {actual:,} bytes while it was in use; expected {expected:,}: "
                     f"restore it (Panax remakes files of its cache) and run the same command again"
                 )

@@ -19,15 +19,15 @@ def package_file(address: str) -> Path:
     """
     package, _, inside = address.removeprefix(SCHEME).partition("/")
     try:
-        found = None if "." in package or not package else importlib.util.find_spec(package)
+        spec = None if "." in package or not package else importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        found = None
-    if found is None or not found.submodule_search_locations:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
         raise DataError(
             f"{address}: the package {package!r} is not installed; for a recipe's data run `"
             f"{install_command('recommenders')}`, or `{command('--no-deps', package)}`"
         )
-    folder = Path(next(iter(found.submodule_search_locations))).resolve()
+    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
     path = (folder / inside).resolve()
     if not path.is_relative_to(folder) or not path.exists():
         raise DataError(f"{address}: the package {package!r} has no {inside!r}; another version of it may have")

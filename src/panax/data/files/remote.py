@@ -72,12 +72,12 @@ class RemoteObject(NamedTuple):
                     all(pool.map(copy, starts))
             if stat_object(self).tag != self.tag:
                 raise DataError(f"{self.url} was replaced while it was read; run the same again")
-            found = _md5(descriptor)
+            checksum = _md5(descriptor)
             # The same bytes twice show that the tag is not an MD5, for example if the server encrypts with a
             # key.
-            if not _MD5.fullmatch(self.tag) or found == self.tag or found in unlike:
+            if not _MD5.fullmatch(self.tag) or checksum == self.tag or checksum in unlike:
                 return
-            unlike.add(found)
+            unlike.add(checksum)
         raise StoreError(f"{self.url} does not match its checksum, in {_TRIES} tries; check whether it is damaged")
 
     def _copy_part(self, descriptor: int, start: int) -> bool:
@@ -109,21 +109,21 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
     root = f"{scheme}://{'/'.join(parts[:fixed])}"
     if fixed < len(parts):
         wanted = [_regex("/".join(parts[fixed:]))]
-        found = _matching(list_objects(root), wanted)
-        if not found:
+        matches = _matching(list_objects(root), wanted)
+        if not matches:
             raise DataError(f"{url} matches nothing; expected a glob that matches objects under {root}")
-        return found
+        return matches
     listed = list_objects(root)
     if not listed and fixed > 1:
         parent, _, name = root.rpartition("/")
         with contextlib.suppress(ObjectNotFoundError):
             return [stat_object(RemoteObject(root, name, 0, "", open_store(parent), _clients(root)))]
-    found = _matching(listed, [_regex(pattern) for pattern in patterns])
+    matches = _matching(listed, [_regex(pattern) for pattern in patterns])
     if not listed:
         raise DataError(f"{url} does not exist; expected an object, a folder of some, or a glob that matches some")
-    if not found:
+    if not matches:
         raise DataError(f"no object in {url} matches {' or '.join(patterns)}; name another folder")
-    return found
+    return matches
 
 
 def list_objects(root: str) -> list[RemoteObject]:
@@ -140,12 +140,12 @@ def list_objects(root: str) -> list[RemoteObject]:
         return [meta for page in obstore.list(client, prefix or None) for meta in page]
 
     metas: Any = _requested(root, "listed", clients, every)
-    found = []
+    objects = []
     for meta in metas:
         path = meta["path"].removeprefix(f"{prefix}/") if prefix else meta["path"]
         if (not prefix or meta["path"].startswith(f"{prefix}/")) and meta["size"]:
-            found.append(RemoteObject(f"{root.rstrip('/')}/{path}", path, meta["size"], _tag(meta), store, clients))
-    return sorted(found, key=lambda each: each.path.split("/"))
+            objects.append(RemoteObject(f"{root.rstrip('/')}/{path}", path, meta["size"], _tag(meta), store, clients))
+    return sorted(objects, key=lambda each: each.path.split("/"))
 
 
 def stat_object(known: RemoteObject) -> RemoteObject:

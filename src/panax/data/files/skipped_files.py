@@ -26,9 +26,9 @@ def describe_skipped_files(paths: Sequence[str], files: Iterable[DataFile]) -> t
             other globs are explicit and not described.
         files: The files that are read.
     """
-    taken = {file.name for file in files}
+    read_names = {file.name for file in files}
     roots = dict.fromkeys(root for path in paths if (root := _root(path)) is not None)
-    return tuple(line for root in roots if (line := _line(root, taken)) is not None)
+    return tuple(line for root in roots if (line := _line(root, read_names)) is not None)
 
 
 def describe_skipped_corpus_files(corpus: Any) -> tuple[str, ...]:
@@ -61,19 +61,19 @@ def _root(path: str) -> str | None:
     return str(folder) if folder.is_dir() else None
 
 
-def _line(root: str, taken: set[str]) -> str | None:
+def _line(root: str, read_names: set[str]) -> str | None:
     """Describe which files of a folder are read and which are not."""
-    if root in taken:
+    if root in read_names:
         return None
     read: Counter[str] = Counter()
     others: Counter[str] = Counter()
     hidden, links = 0, []
     if is_remote(root):
         for file in find_files((root,), ("**/*",)):
-            (read if file.name in taken else others)[_ending(file.name)] += 1
+            (read if file.name in read_names else others)[_ending(file.name)] += 1
     else:
         for name, is_hidden in _walk(root, links):
-            if name in taken:
+            if name in read_names:
                 read[_ending(name)] += 1
             elif is_hidden:
                 hidden += 1

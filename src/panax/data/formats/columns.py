@@ -49,7 +49,9 @@ def check_buffers(array: Any) -> None:
         array.validate(full=True)
 
 
-def read_documents(batch: Any, fields: Fields, name: str, first_row: int, most: int) -> Iterator[Document | BadRecord]:
+def read_documents(
+    batch: Any, fields: Fields, name: str, first_row: int, max_record_bytes: int
+) -> Iterator[Document | BadRecord]:
     """Yield the documents of a record batch; its first row is row `first_row` of the file `name`.
 
     Raises:
@@ -57,11 +59,11 @@ def read_documents(batch: Any, fields: Fields, name: str, first_row: int, most: 
     """
     columns = {field: _column(batch, field) for field in fields.names}
     for begin, count in _blocks(list(columns.values()), batch.num_rows):
-        values = {field: _values(column.slice(begin, count), most) for field, column in columns.items()}
+        values = {field: _values(column.slice(begin, count), max_record_bytes) for field, column in columns.items()}
         for i in range(count):
             where = f"{name}, row {first_row + begin + i}"
             # Keyed by the full name: paths have already been resolved here.
-            record = {field: found[i] for field, found in values.items()}
+            record = {field: column_values[i] for field, column_values in values.items()}
             wrong = next((value for value in record.values() if isinstance(value, BadRecord)), None)
             yield fields.document(record, where) if wrong is None else BadRecord(where, wrong.reason)
 
@@ -140,7 +142,7 @@ def _lengths(column: Any) -> np.ndarray | None:
     return compute.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _values(column: Any, most: int) -> list[Any]:
+def _values(column: Any, max_record_bytes: int) -> list[Any]:
     """Convert a few rows to Python values; a `BadRecord` stands for a value that is too large or not
     UTF-8."""
     import pyarrow as arrow
@@ -152,26 +154,30 @@ def _values(column: Any, most: int) -> list[Any]:
         empty: Any = {} if types.is_struct(stored) else []
         return [None if null else empty for null in column.is_null().to_pylist()]
     lengths = _lengths(column)
-    small = types.is_primitive(kind) if lengths is None else not len(lengths) or int(lengths.max()) <= most
+    small = types.is_primitive(kind) if lengths is None else not len(lengths) or int(lengths.max()) <= max_record_bytes
     if small:
         try:
             return column.to_pylist()
         except UnicodeDecodeError:
             pass  # Then convert them one by one.
-    found = []
+    values = []
     for i in range(len(column)):
         size = 0 if lengths is None else int(lengths[i])
-        found.append(BadRecord("", describe_oversize(size, most)) if size > most else _value(column[i], most))
-    return found
+        values.append(
+            BadRecord("", describe_oversize(size, max_record_bytes))
+            if size > max_record_bytes
+            else _value(column[i], max_record_bytes)
+        )
+    return values
 
 
-def _value(scalar: Any, most: int) -> Any:
+def _value(scalar: Any, max_record_bytes: int) -> Any:
     try:
         value = scalar.as_py()
     except UnicodeDecodeError as error:
         return BadRecord("", f"{error.reason} at byte {error.start}; expected UTF-8 text: repair it")
-    if isinstance(value, str | bytes) and len(value) > most:
-        return BadRecord("", describe_oversize(len(value), most))
+    if isinstance(value, str | bytes) and len(value) > max_record_bytes:
+        return BadRecord("", describe_oversize(len(value), max_record_bytes))
     return value
 
 
@@ -180,7 +186,7 @@ def read_parquet_batches(
     name: str,
     columns: Sequence[str],
     *,
-    most: int,
+    max_record_bytes: int,
     rows: int,
     check: Callable[[Sequence[str], str], None],
     lists: bool = False,
@@ -189,7 +195,7 @@ def read_parquet_batches(
     values are not checked yet.
 
     Args:
-        most: The setting `max_record_bytes`.
+        max_record_bytes: Maximum size of a record, in bytes.
         rows: Maximum number of rows of a batch.
         check: Called with the names of the file's columns and the file's name; raises if one is missing.
         lists: True if a column may hold lists of plain values.
@@ -220,5 +226,5 @@ def read_parquet_batches(
         if len(footer) != file.num_row_groups:
             raise DataError(f"{name} can't be read: its footer lists {len(footer)} of {file.num_row_groups} row groups")
         for group in range(file.num_row_groups):
-            count = safe_row_count(path, name, footer, group, columns, most, rows)
+            count = safe_row_count(path, name, footer, group, columns, max_record_bytes, rows)
             yield from file.iter_batches(count, row_groups=[group], columns=list(columns))

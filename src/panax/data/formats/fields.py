@@ -25,9 +25,9 @@ class Fields(NamedTuple):
         """
         if (self.prompt is None) != (self.answer is None):
             given, other = ("prompt", "answer") if self.answer is None else ("answer", "prompt")
-            raise RecipeError(f"{given}= is given without {other}=; give both, or only text=")
+            raise RecipeError(f"{given}= is given without {other}=; pass both, or only text=")
         if self.prompt is not None and self.text != default:
-            raise RecipeError(f"text={self.text!r} has no effect with prompt= and answer=; give either")
+            raise RecipeError(f"text={self.text!r} has no effect with prompt= and answer=; pass either")
 
     def check_unused(self, beside: str) -> None:
         """Raise a RecipeError if a field is named that has no effect."""

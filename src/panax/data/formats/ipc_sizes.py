@@ -24,8 +24,8 @@ _BLOCK_BYTES = 24
 _BUFFER_BYTES = 16
 
 
-def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
-    """Raise an error if a record batch or a dictionary of a file decompresses to more than `most` bytes.
+def check_ipc_sizes(path: Path, name: str, max_bytes: int, setting: str) -> None:
+    """Raise an error if a record batch or a dictionary of a file decompresses to more than `max_bytes` bytes.
 
     Raises:
         DataError: One is too large, or the file's metadata is damaged.
@@ -37,8 +37,8 @@ def check_ipc_sizes(path: Path, name: str, most: int, setting: str) -> None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 for number, (metadata, body) in enumerate(_messages(data)):
                     size = _size_when_read(data, metadata, body)
-                    if size > most:
-                        raise DataError(f"{name}, message {number}: {describe_oversize(size, most, setting)}")
+                    if size > max_bytes:
+                        raise DataError(f"{name}, message {number}: {describe_oversize(size, max_bytes, setting)}")
     except BinaryError as error:
         raise DataError(
             f"{name} can't be read: its metadata is damaged ({error}); check that it is complete, or write it again"

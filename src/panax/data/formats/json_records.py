@@ -80,13 +80,16 @@ def is_json_records(begin: bytes) -> bool:
 
 
 def read_records(
-    path: Path, name: str, most: int, check: Callable[[Sequence[str], str], None] = lambda names, where: None
+    path: Path,
+    name: str,
+    max_record_bytes: int,
+    check: Callable[[Sequence[str], str], None] = lambda names, where: None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the location of each record and the record, an object with named fields, or a `BadRecord` in its
     place.
 
     Args:
-        most: The setting `max_record_bytes`.
+        max_record_bytes: Maximum size of a record, in bytes.
         check: Called with the names in the first object of an array, as an example for all, and its location;
             raises if one is missing.
 
@@ -98,9 +101,9 @@ def read_records(
         if name.endswith(SUFFIXES) and not is_json_records(begin) and not is_compressed(path):
             raise read_error(name, OSError("its name ends like that of a compressed file, but it is not compressed"))
         if first_character(begin) == b"[":
-            yield from _of_array(file, name, most, check)
+            yield from _of_array(file, name, max_record_bytes, check)
             return
-        for where, line in read_lines(file, name, most):
+        for where, line in read_lines(file, name, max_record_bytes):
             if isinstance(line, BadRecord):
                 yield where, line
                 continue
@@ -110,17 +113,17 @@ def read_records(
                 yield where, BadRecord(error.where, error.reason)
 
 
-def read_lines(file: Any, name: str, most: int) -> Iterator[tuple[str, str | BadRecord]]:
+def read_lines(file: Any, name: str, max_record_bytes: int) -> Iterator[tuple[str, str | BadRecord]]:
     """Yield the location of each line that is not blank, and the line, or a `BadRecord` for its size or
     encoding."""
     offset = number = 0
-    while line := file.readline(most + 1):
+    while line := file.readline(max_record_bytes + 1):
         number += 1
         where, start = f"{name}, line {number}", offset
         offset += len(line)
-        if len(line) > most and not line.endswith(b"\n"):
+        if len(line) > max_record_bytes and not line.endswith(b"\n"):
             offset += _skip_line(file)
-            yield where, BadRecord(where, describe_oversize(offset - start, most))
+            yield where, BadRecord(where, describe_oversize(offset - start, max_record_bytes))
             continue
         try:
             text = decode_utf8(line, where, start=start)
@@ -197,9 +200,9 @@ class _Text:
 
 
 def _of_array(
-    file: Any, name: str, most: int, check: Callable[[Sequence[str], str], None]
+    file: Any, name: str, max_record_bytes: int, check: Callable[[Sequence[str], str], None]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the elements of the single array in a file. Of an element at most `most` characters are held."""
+    """Yield the elements of the single array in a file, holding at most `max_record_bytes` characters of one."""
     text = _Text(file, name)
     text.next_character()
     text.at += 1
@@ -207,7 +210,7 @@ def _of_array(
     while text.next_character() != "]" or number:
         number += 1
         where = f"{name}, record {number}"
-        record = _element(text, where, most)
+        record = _element(text, where, max_record_bytes)
         if number == 1 and isinstance(record, dict):
             check(list(record), where)
         try:
@@ -219,8 +222,8 @@ def _of_array(
         if following == "]":
             break
         if following != ",":
-            found = repr(following) if following else "the end of the file"
-            raise DataError(f"{where}: it is followed by {found}; expected ',' or ']' in a JSON array: repair it")
+            description = repr(following) if following else "the end of the file"
+            raise DataError(f"{where}: it is followed by {description}; expected ',' or ']' in a JSON array: repair it")
     else:
         text.at += 1
     if text.next_character():
@@ -229,7 +232,7 @@ def _of_array(
         )
 
 
-def _element(text: _Text, where: str, most: int) -> Any:
+def _element(text: _Text, where: str, max_record_bytes: int) -> Any:
     while True:
         try:
             text.next_character()
@@ -252,6 +255,6 @@ def _element(text: _Text, where: str, most: int) -> Any:
                     f"{where}: broken JSON ({what}); expected an array of whole objects: repair it"
                 ) from None
         held = len(text.text) - text.at
-        if held > most:
-            raise DataError(f"{where}: {describe_oversize(held, most, least=True, unit='characters')}")
+        if held > max_record_bytes:
+            raise DataError(f"{where}: {describe_oversize(held, max_record_bytes, least=True, unit='characters')}")
         text.read(max(_CHUNK, held))

@@ -160,12 +160,14 @@ class MdsShard(NamedTuple):
     hashes: dict[str, str]
     columns: dict[str, tuple[str, int | None]]
 
-    def samples(self, data: bytes, wanted: list[str], most: int = MAX_RECORD_BYTES) -> Iterator[dict[str, Any] | str]:
+    def samples(
+        self, data: bytes, wanted: list[str], max_record_bytes: int = MAX_RECORD_BYTES
+    ) -> Iterator[dict[str, Any] | str]:
         """Yield the values of some columns, sample by sample; an error message in place of an unusable
         sample.
 
         Args:
-            most: The setting `max_record_bytes`.
+            max_record_bytes: Maximum size of a record, in bytes.
 
         Raises:
             DataError: The shard is damaged.
@@ -185,8 +187,8 @@ class MdsShard(NamedTuple):
         if count != self.num_samples or not rises:
             raise DataError(f"{name} is damaged: its samples do not follow one another; get it again")
         for begin, end in itertools.pairwise(offsets):
-            if end - begin > most:
-                yield describe_oversize(end - begin, most)
+            if end - begin > max_record_bytes:
+                yield describe_oversize(end - begin, max_record_bytes)
                 continue
             try:
                 yield self._decode(memoryview(data)[begin:end], wanted)
@@ -202,12 +204,12 @@ class MdsShard(NamedTuple):
             sizes[column] = size
         if at + sum(sizes.values()) != len(sample):
             raise ValueError(f"its columns take {at + sum(sizes.values())} bytes, it has {len(sample)}")
-        found = {}
+        values = {}
         for column, (encoding, _) in self.columns.items():
             if column in wanted:
-                found[column] = decode(encoding, bytes(sample[at : at + sizes[column]]))
+                values[column] = decode(encoding, bytes(sample[at : at + sizes[column]]))
             at += sizes[column]
-        return found
+        return values
 
 
 def check_encoding(encoding: str, where: str) -> None:

@@ -110,9 +110,9 @@ class MegatronTokens(TokenFile):
                 where = begin + int(np.argmax(block))
                 raise DataError(f"{name}: token {where} is negative; expected ids: is it tokens at all?")
             check_range(block, begin, self.vocab_size, name)
-            found = np.bincount(block.astype(np.int64))
-            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-            counts[: len(found)] += found
+            block_counts = np.bincount(block.astype(np.int64))
+            counts = np.pad(counts, (0, max(0, len(block_counts) - len(counts))))
+            counts[: len(block_counts)] += block_counts
         offsets = index.offsets[np.concatenate([[True], np.diff(index.offsets) > 0])]
         num_blank = len(index.offsets) - len(offsets)
         lasts = tokens[offsets[1:] - 1]
@@ -120,7 +120,7 @@ class MegatronTokens(TokenFile):
             which = int(np.argmax(lasts != self.end_of_document))
             raise DataError(
                 f"{name}: document {which} ends with id {lasts[which]}, not with "
-                f"end_of_document={self.end_of_document}; give the id they end with, or None if they end without one"
+                f"end_of_document={self.end_of_document}; pass the id they end with, or None if they end without one"
             )
         counts -= np.bincount(tokens[offsets[:-1]].astype(np.int64), minlength=len(counts))
         digest.update(offsets.astype("<i8").tobytes())

@@ -74,20 +74,26 @@ def _chunk(meta: dict[int, Any]) -> _Chunk:
 
 
 def safe_row_count(
-    path: Path, name: str, footer: list[list[_Chunk]], group: int, columns: Sequence[str], most: int, wanted: int
+    path: Path,
+    name: str,
+    footer: list[list[_Chunk]],
+    group: int,
+    columns: Sequence[str],
+    max_record_bytes: int,
+    wanted: int,
 ) -> int:
     """Return how many rows of a row group can be read together in little memory, at most `wanted`.
 
     Args:
         footer: Result of `read_footer`.
         columns: Names of the columns to read; a struct stands for all its fields.
-        most: The setting `max_record_bytes`.
+        max_record_bytes: Maximum size of a record, in bytes.
 
     Raises:
         DataError: A page decompresses to more than four times the limit of a record, or a page's header is
             damaged.
     """
-    rows, limit = wanted, PAGES_PER_RECORD * most
+    rows, limit = wanted, PAGES_PER_RECORD * max_record_bytes
     with path.open("rb") as file:
         for column in footer[group]:
             if not any(column.path == one or column.path.startswith(f"{one}.") for one in columns):

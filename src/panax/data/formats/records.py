@@ -71,7 +71,7 @@ class Jsonl(Validated):
 
     def files(self) -> list[DataFile]:
         """Return the files to read."""
-        found: dict[str, DataFile] = {}
+        files_by_name: dict[str, DataFile] = {}
         for path in self.paths:
             try:
                 each = find_files((path,), _JSONL_PATTERNS)
@@ -79,8 +79,8 @@ class Jsonl(Validated):
                 if not expand_user(path).is_dir():
                     raise
                 each = find_files((path,), _JSON_PATTERNS)
-            found.update((file.name, file) for file in each)
-        return list(found.values()) if self.paths else find_files((), ())
+            files_by_name.update((file.name, file) for file in each)
+        return list(files_by_name.values()) if self.paths else find_files((), ())
 
     def fingerprint(self) -> str:
         return fingerprint("jsonl", self.text, self.prompt, self.answer, *cache_identity(self.files()))
@@ -128,7 +128,7 @@ class Parquet(Validated):
                     path,
                     name,
                     fields.names,
-                    most=self.max_record_bytes,
+                    max_record_bytes=self.max_record_bytes,
                     rows=_RECORDS_AT_ONCE,
                     check=fields.check_present,
                 ):
@@ -218,8 +218,8 @@ class HuggingFaceDisk(Validated):
         except ImportError as error:
             raise missing_library_error("datasets", "a Hugging Face dataset", "datasets") from error
         for file in sorted(path.glob("**/*.arrow")):
-            most, setting = _RECORDS_PER_BATCH * self.max_record_bytes, f"{_RECORDS_PER_BATCH} * max_record_bytes"
-            check_ipc_sizes(file, str(file), most, setting)
+            max_bytes, setting = _RECORDS_PER_BATCH * self.max_record_bytes, f"{_RECORDS_PER_BATCH} * max_record_bytes"
+            check_ipc_sizes(file, str(file), max_bytes, setting)
         try:
             loaded = datasets.load_from_disk(str(path))
         except Exception as error:  # the library raises the errors of the Arrow reader or of its JSON reader

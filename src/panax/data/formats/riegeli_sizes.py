@@ -26,16 +26,16 @@ _SIGNATURE = ord("s")
 _CHUNK_HEADER = 40
 
 
-def safe_record_count(path: Path, name: str, most: int, wanted: int) -> int:
+def safe_record_count(path: Path, name: str, max_record_bytes: int, wanted: int) -> int:
     """Return how many records can be read together in little memory, at most `wanted`.
 
     Args:
-        most: The setting `max_record_bytes`.
+        max_record_bytes: Maximum size of a record, in bytes.
 
     Raises:
         DataError: A chunk decodes to more than four times the limit of a record.
     """
-    largest, limit = 1, CHUNKS_PER_RECORD * most
+    largest, limit = 1, CHUNKS_PER_RECORD * max_record_bytes
     try:
         with path.open("rb") as file:
             for place, size in _chunks(file, os.fstat(file.fileno()).st_size):
@@ -69,19 +69,19 @@ def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
 
 def _read(file: Any, at: int, count: int) -> bytes:
     """Read bytes from an offset on, without the blocks' headers between them."""
-    found = b""
-    while len(found) < count:
+    data = b""
+    while len(data) < count:
         within = at % _BLOCK
         if within < _BLOCK_HEADER:
             at += _BLOCK_HEADER - within
             within = _BLOCK_HEADER
         file.seek(at)
-        part = file.read(min(count - len(found), _BLOCK - within))
+        part = file.read(min(count - len(data), _BLOCK - within))
         if not part:
             break
-        found += part
+        data += part
         at += len(part)
-    return found
+    return data
 
 
 def _advanced(at: int, count: int) -> int:

@@ -87,11 +87,11 @@ class _Member(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]  # "a subclass may override it", says tarfile
 
 
-def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | BadRecord]:
+def read_samples(path: Path, name: str, max_record_bytes: int) -> Iterator[ShardSample | BadRecord]:
     """Yield the samples of a shard, in its order. Nothing is unpacked to disk.
 
     Args:
-        most: The setting `max_record_bytes`; a larger sample, all its files together, is a bad record, and
+        max_record_bytes: Maximum size of a sample, all its files together; a larger one is a bad record, and
             not read.
 
     Raises:
@@ -116,12 +116,12 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | Bad
                 key = folder + slash + base
                 if key != current or extension.lower() in files:
                     if size:
-                        yield _sample(f"{name}, {current}", files, size, most)
+                        yield _sample(f"{name}, {current}", files, size, max_record_bytes)
                     current, size = key, 0
                     files = {}
                 # One more, so that an empty file counts.
                 size += member.size + 1
-                if size <= most:
+                if size <= max_record_bytes:
                     opened = shard.extractfile(member)
                     assert opened is not None
                     files[extension.lower()] = opened.read()
@@ -130,11 +130,15 @@ def read_samples(path: Path, name: str, most: int) -> Iterator[ShardSample | Bad
             raise
         raise read_error(name, error) from error
     if size:
-        yield _sample(f"{name}, {current}", files, size, most)
+        yield _sample(f"{name}, {current}", files, size, max_record_bytes)
 
 
-def _sample(where: str, files: dict[str, bytes], size: int, most: int) -> ShardSample | BadRecord:
-    return ShardSample(where, files) if size <= most else BadRecord(where, describe_oversize(size, most))
+def _sample(where: str, files: dict[str, bytes], size: int, max_record_bytes: int) -> ShardSample | BadRecord:
+    return (
+        ShardSample(where, files)
+        if size <= max_record_bytes
+        else BadRecord(where, describe_oversize(size, max_record_bytes))
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

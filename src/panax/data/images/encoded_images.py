@@ -119,20 +119,20 @@ class ImageDecoder(Validated):
             what = str(error) or type(error).__name__
             raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or remove it") from None
 
-    def resize(self, whole: "Image") -> "Image":
+    def resize(self, image: "Image") -> "Image":
         """Resize the image to `size` according to `fit`."""
         from PIL import Image, ImageOps
 
         square, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
-        if whole.size == square:
-            return whole
+        if image.size == square:
+            return image
         match self.fit:
             case "crop":
-                return ImageOps.fit(whole, square, bilinear)
+                return ImageOps.fit(image, square, bilinear)
             case "pad":
-                return ImageOps.pad(whole, square, bilinear)
+                return ImageOps.pad(image, square, bilinear)
             case _:
-                return whole.resize(square, bilinear)
+                return image.resize(square, bilinear)
 
     def to_array(self, image: "Image") -> npt.NDArray[np.uint8]:
         return np.asarray(image, np.uint8).reshape(self.size, self.size, self.channels)
@@ -301,8 +301,8 @@ class Images:
             raise DataError(f"the meaning of these images' labels is unknown; expected {origin}: {_listed(classes)}")
         place = {name: number for number, name in enumerate(classes)}
         labels = self._encoded.labels[self._numbers]
-        found = np.unique(labels if self._places is None else self._places[labels]).tolist()
-        unknown = [self.classes[label] for label in found if self.classes[label] not in place]
+        unique_labels = np.unique(labels if self._places is None else self._places[labels]).tolist()
+        unknown = [self.classes[label] for label in unique_labels if self.classes[label] not in place]
         if unknown:
             raise DataError(
                 f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "

@@ -125,19 +125,19 @@ class ImageFolder(ImageDecoder):
             raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label among them")
         if len({"file", "label"}) < sum(column in ("file", "label") for column in rows.fieldnames or ()):
             raise DataError(f"{name} has the columns {rows.fieldnames}; expected file and label once each")
-        given: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for row in rows:
-            if given.setdefault(row["file"], row["label"]) != row["label"]:
+            if labels.setdefault(row["file"], row["label"]) != row["label"]:
                 raise DataError(
-                    f"{name}, line {rows.line_num}: {row['file']} has the labels {given[row['file']]!r} and {row['label']!r}; "
+                    f"{name}, line {rows.line_num}: {row['file']} has the labels {labels[row['file']]!r} and {row['label']!r}; "
                     f"expected one"
                 )
-        lacking = next((one for one in names if not given.get(one)), None)
+        lacking = next((one for one in names if not labels.get(one)), None)
         if lacking is not None:
             raise DataError(f"{name} has no label for {lacking}; expected one for each image in {self.path}")
-        absent = len(given.keys() - set(names))
+        absent = len(labels.keys() - set(names))
         note = f"{name} has labels for {absent:,} files that are not in {self.path}; they are ignored"
-        return [given[one] for one in names], (note,) if absent else ()
+        return [labels[one] for one in names], (note,) if absent else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,12 @@ class ParquetImages(ImageDecoder):
             try:
                 row = 0
                 for batch in read_parquet_batches(
-                    path, name, columns, most=self.max_record_bytes, rows=_ROWS_AT_ONCE, check=self._check_columns
+                    path,
+                    name,
+                    columns,
+                    max_record_bytes=self.max_record_bytes,
+                    rows=_ROWS_AT_ONCE,
+                    check=self._check_columns,
                 ):
                     for column in batch.columns:
                         check_buffers(column)
@@ -308,9 +313,9 @@ class _Files:
         names: list[str],
         files: list[DataFile],
         labels: npt.NDArray[np.int32] | None,
-        most: int,
+        max_record_bytes: int,
     ) -> None:
-        self._most = most
+        self._most = max_record_bytes
         self._folder, self._names, self.labels = folder, names, labels
         given = None if labels is None else labels.tolist()
         self.fingerprint = fingerprint("files", given, *stat_files(files))
@@ -349,13 +354,15 @@ def _packed(
     return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
 
 
-def _read_all(files: Sequence[DataFile], labels: list[str] | None, most: int) -> Iterator[PackedRecord | BadRecord]:
+def _read_all(
+    files: Sequence[DataFile], labels: list[str] | None, max_record_bytes: int
+) -> Iterator[PackedRecord | BadRecord]:
     """Read many small objects, several at once."""
 
     def read(file: DataFile) -> bytes | BadRecord:
         assert file.remote is not None
-        if file.remote.size > most:
-            return BadRecord(file.name, describe_oversize(file.remote.size, most))
+        if file.remote.size > max_record_bytes:
+            return BadRecord(file.name, describe_oversize(file.remote.size, max_record_bytes))
         return file.remote.store.read(file.remote.path)
 
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:

@@ -65,8 +65,8 @@ def _cut(
     side = np.sqrt(1 - share)
     spans = []
     for size in (height, width):
-        centre, length = int(generator.integers(size)), round(size * side)
-        first = centre - length // 2
+        center, length = int(generator.integers(size)), round(size * side)
+        first = center - length // 2
         spans.append(slice(max(first, 0), min(first + length, size)))
     image = image.copy()
     image[spans[0], spans[1]] = other[spans[0], spans[1]]

@@ -86,9 +86,9 @@ class RampedSource:
         Raises:
             DataError: The position is of another source or ramp.
         """
-        taken = self.steps_before(position)
+        num_steps = self.steps_before(position)
         return self.split_batches(
-            self.source.batches(self.source_position(position)), taken, self.source_position(position)
+            self.source.batches(self.source_position(position)), num_steps, self.source_position(position)
         )
 
     def parts_at(self, position: Position | None) -> int:
@@ -113,11 +113,11 @@ class RampedSource:
         if POSITION_KEY not in position:
             return self.ramp.end
         said = position[POSITION_KEY]
-        was, now = (said.get("parts"), said.get("steps")), (list(self.ramp.parts), self.ramp.steps)
-        if was != now:
+        saved_ramp, current_ramp = (said.get("parts"), said.get("steps")), (list(self.ramp.parts), self.ramp.steps)
+        if saved_ramp != current_ramp:
             raise DataError(
-                f"the data's position is of another batch ramp: parts {was[0]} and steps {was[1]}, but they are "
-                f"{now[0]} and {now[1]} now"
+                f"the data's position is of another batch ramp: parts {saved_ramp[0]} and steps {saved_ramp[1]}, but they are "
+                f"{current_ramp[0]} and {current_ramp[1]} now"
             )
         return said["taken"]
 
@@ -127,29 +127,29 @@ class RampedSource:
         return position["before"] if position is not None and POSITION_KEY in position else position
 
     def split_batches(
-        self, drawn: Iterator[SourcedBatch], taken: int, before: Position | None, end: int | None = None
+        self, drawn: Iterator[SourcedBatch], num_steps: int, before: Position | None, end: int | None = None
     ) -> Iterator[SourcedBatch]:
         """Yield the source's batches, each divided into parts according to the ramp.
 
         Args:
-            taken: Steps of the ramp so far; the first batch's earlier parts are skipped.
+            num_steps: Steps of the ramp so far; the first batch's earlier parts are skipped.
             end: Steps after which to end; None: at the end of the source.
         """
         for batch, after in drawn:
-            parts = self.ramp.parts_at(taken)
+            parts = self.ramp.parts_at(num_steps)
             # Stages begin with a batch, and consist of complete ones.
-            for part in range(taken % parts, parts):
-                taken = min(taken + 1, self.ramp.end)
-                position = self._position(taken, before if part + 1 < parts else after, after)
+            for part in range(num_steps % parts, parts):
+                num_steps = min(num_steps + 1, self.ramp.end)
+                position = self._position(num_steps, before if part + 1 < parts else after, after)
                 yield SourcedBatch(batch if parts == 1 else _part(batch, part, parts), position)
             before = after
-            if taken == end:
+            if num_steps == end:
                 return
 
-    def _position(self, taken: int, before: Position | None, after: Position) -> Position:
-        if taken == self.ramp.end:
+    def _position(self, num_steps: int, before: Position | None, after: Position) -> Position:
+        if num_steps == self.ramp.end:
             return after
-        ramp = {"parts": list(self.ramp.parts), "steps": self.ramp.steps, "taken": taken}
+        ramp = {"parts": list(self.ramp.parts), "steps": self.ramp.steps, "taken": num_steps}
         return {POSITION_KEY: ramp, "before": before, "after": dict(after)}
 
 
@@ -219,8 +219,8 @@ class _Stage:
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
         # The same rows of each part: those of all parts are drawn at once.
         wanted = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
-        whole, taken = self._whole, self._whole.steps_before(position)
+        whole, num_steps = self._whole, self._whole.steps_before(position)
         before, steps = whole.source_position(position), whole.ramp.steps
         return whole.split_batches(
-            self._source.batches_of(wanted, before), taken, before, taken + steps - taken % steps
+            self._source.batches_of(wanted, before), num_steps, before, num_steps + steps - num_steps % steps
         )

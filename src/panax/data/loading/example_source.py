@@ -70,7 +70,7 @@ class ExampleSource:
         if batch_size < 1 or (epochs is not None and epochs < 1):
             raise RecipeError(f"batch_size={batch_size}, epochs={epochs}; expected at least 1")
         if MASK in examples.axes:
-            raise RecipeError(f"the examples have a leaf {MASK!r}, which this source adds; give theirs another name")
+            raise RecipeError(f"the examples have a leaf {MASK!r}, which this source adds; rename theirs")
         mixing = None if augmentation is None else augmentation.mixing
         if (
             augmentation is not None
@@ -168,7 +168,7 @@ class ExampleSource:
         return batch if self._augment is None else self._augmented(batch, epochs, numbers)
 
     def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
-        """Mix each of the wanted rows with its partner, which is read too if it is not among them."""
+        """Mix each of the requested rows with its partner, which is read too if it is not among them."""
         drawn = np.union1d(wanted, mix_partners(wanted, self.batch_size))
         batch = self._examples(start + drawn, end)
         mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, mix_partners(wanted, self.batch_size)))

@@ -127,10 +127,10 @@ class Arrays:
         if len(set(lengths.values())) > 1 or not min(lengths.values()):
             raise DataError(f"the arrays have {lengths} examples; expected one number for all, at least 1")
         self.axes: Mapping[str, Axes] = batch_row_axes(self._arrays)
-        for name, given in (axes or {}).items():
-            if name not in self.axes or len(given) != len(self.axes[name]) or given[0] != "batch":
+        for name, leaf_axes in (axes or {}).items():
+            if name not in self.axes or len(leaf_axes) != len(self.axes[name]) or leaf_axes[0] != "batch":
                 raise RecipeError(
-                    f"axes of {name!r} are {given}; expected the same number as in {self.axes}, `batch` first"
+                    f"axes of {name!r} are {leaf_axes}; expected the same number as in {self.axes}, `batch` first"
                 )
         self.axes = {**self.axes, **(axes or {})}
         self._content = content or _hash_of(self._arrays)
@@ -194,8 +194,8 @@ def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Genera
     height, width, channels = image.shape[1:]
 
     def one(row: int) -> np.ndarray:
-        whole = Image.fromarray(image[row, :, :, 0] if channels == 1 else image[row])
-        changed = augmentation.apply(whole, (width, height), lambda as_is: as_is, generators(row))
+        pil_image = Image.fromarray(image[row, :, :, 0] if channels == 1 else image[row])
+        changed = augmentation.apply(pil_image, (width, height), lambda as_is: as_is, generators(row))
         return np.asarray(changed, np.uint8).reshape(height, width, channels)
 
     return np.stack([one(row) for row in range(len(image))]) if len(image) else image
@@ -219,7 +219,7 @@ def split_by_hash(examples: Examples, held_out: float | int) -> tuple[Examples, 
     if kept.all() or not kept.any():
         raise DataError(
             f"held_out={held_out} holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and not "
-            "all: give another fraction, or 0 for none"
+            "all: choose another fraction, or 0 for none"
         )
     return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
 
@@ -250,7 +250,7 @@ def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, 
     if kept.all() or not kept.any():
         raise DataError(
             f"held_out={held_out} by time holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and "
-            f"not all: give another fraction, or a column with more than one time"
+            f"not all: choose another fraction, or a column with more than one time"
         )
     return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
 

@@ -175,7 +175,7 @@ class IterableSource:
             epoch, index, state = epoch + 1, 0, None
             if self._one_shot and (self._epochs is None or epoch < self._epochs):
                 raise DataError(
-                    f"the iterator ended after {count} batches, and an iterator can't begin again; give something that "
+                    f"the iterator ended after {count} batches, and an iterator can't begin again; pass something that "
                     "can (a list, a DataLoader, an object with an __iter__ that starts over), one without an end, or epochs=1"
                 )
 
@@ -187,7 +187,7 @@ class IterableSource:
         if self._one_shot:
             state = self._beginning if state is None and self._used else state
             if self._used and state is None:
-                raise DataError("the iterator is already used up, and can't begin again; give a new one")
+                raise DataError("the iterator is already used up, and can't begin again; pass a new one")
             self._used = True
             if state is not None:
                 self._set_state(self._iterable, state)
@@ -282,7 +282,7 @@ class IterableSource:
         for name, shape in shapes.items():
             if self._given_axes is not None and name not in self._given_axes:
                 raise DataError(
-                    f"leaf {name!r} has no axes: {suggest_name(name, self._given_axes)}; give axes for every leaf"
+                    f"leaf {name!r} has no axes: {suggest_name(name, self._given_axes)}; pass axes for every leaf"
                 )
             axes = self._given_axes and self._given_axes[name]
             if axes and len(axes) != len(shape):

@@ -49,7 +49,7 @@ class FirstBatches:
             drawn = islice(self._source.batches(), self._count)
             self._drawn[:] = [{name: np.array(leaf) for name, leaf in batch.items()} for batch, _ in drawn]
         if len(self._drawn) < self._count:
-            raise DataError(f"overfit_batches={self._count}, and the data has {len(self._drawn)} batches; give less")
+            raise DataError(f"overfit_batches={self._count}, and the data has {len(self._drawn)} batches; lower it")
         number = 0 if position is None else int(position["first_batches"])
         while self.endless or number < self._count:
             batch = self._drawn[number % self._count]

@@ -160,13 +160,13 @@ def _text(ids: list[int], tokenizer: Tokenizer | None) -> str:
 def _wrapped(line: str, indent: str) -> list[str]:
     if cell_len(line) <= WIDTH:
         return [line]
-    words, lines, now = line.split(" "), [], ""
+    words, lines, current_line = line.split(" "), [], ""
     for word in words:
-        longer = f"{now} {word}" if now else word
+        longer = f"{current_line} {word}" if current_line else word
         if cell_len(longer) <= WIDTH:
-            now = longer
+            current_line = longer
             continue
-        lines += [now] if now else []
-        *full, now = chop_cells(indent + word, WIDTH)
+        lines += [current_line] if current_line else []
+        *full, current_line = chop_cells(indent + word, WIDTH)
         lines += full
-    return [*lines, now]
+    return [*lines, current_line]

@@ -49,8 +49,11 @@ class BatchShard:
                     f"{self._count}"
                 )
             size = rows // self._count
-            own = slice(self._index * size, (self._index + 1) * size)
+            local_slice = slice(self._index * size, (self._index + 1) * size)
             yield SourcedBatch(
-                {**{name: leaf[own] for name, leaf in batch.items()}, ROW_LEAF: np.arange(rows, dtype=np.int32)[own]},
+                {
+                    **{name: leaf[local_slice] for name, leaf in batch.items()},
+                    ROW_LEAF: np.arange(rows, dtype=np.int32)[local_slice],
+                },
                 after,
             )

@@ -193,7 +193,7 @@ def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
     for bag in bags:
         for leaf in bag.leaves:
             if leaf in seen:
-                raise RecipeError(f"two leaves of a batch are called {leaf!r}; give one bag another name with leaf=")
+                raise RecipeError(f"two leaves of a batch are called {leaf!r}; rename the leaf of one bag with leaf=")
             seen.add(leaf)
 
 
@@ -239,7 +239,7 @@ class IdEncoder:
                 differ.
         """
         bag, values = self.bag, self.bag.values(value)
-        found = self._weights(values, weights, where) if bag.weights else []
+        bag_weights = self._weights(values, weights, where) if bag.weights else []
         if len(values) > bag.capacity:
             if bag.too_long == "bad_record":
                 raise BadRecordError(
@@ -249,11 +249,11 @@ class IdEncoder:
                 )
             self.num_cut += 1
             cut = slice(bag.capacity) if bag.too_long == "first" else slice(-bag.capacity, None)
-            values, found = values[cut], found[cut]
+            values, bag_weights = values[cut], bag_weights[cut]
         ids = [self._of(each, where) for each in values]
         missing = bag.capacity - len(ids)
         nothing = PADDING_KEY if isinstance(bag.ids, HashedIds) else EMPTY
-        return ids + [nothing] * missing, found + [0.0] * missing if bag.weights else []
+        return ids + [nothing] * missing, bag_weights + [0.0] * missing if bag.weights else []
 
     def _weights(self, values: list[Any], weights: Any, where: str) -> list[float]:
         parts = dataclasses.replace(self.bag, column=self.bag.weights, weights="").values(weights)
@@ -286,12 +286,12 @@ class IdEncoder:
                 return self._known[value]
         except (KeyError, TypeError):
             pass
-        found = self._id(value, where)
+        value_id = self._id(value, where)
         self._spellings.add(value)
         if not is_bool and len(self._known) < 2**20:
-            self._known[value] = found
-        self.most = max(self.most, found)
-        return found
+            self._known[value] = value_id
+        self.most = max(self.most, value_id)
+        return value_id
 
     def _number(self, value: Any, where: str) -> int:
         rows = self.bag.ids.rows if isinstance(self.bag.ids, IntegerIds) else None

@@ -59,9 +59,9 @@ class ClickArrays(Validated):
         folder = expand_user(self.path)
         if not folder.is_dir():
             raise DataError(f"{self.path} is not a directory; expected MLPerf's arrays, such as day_0_dense.npy")
-        found = {match[1] or match[3] for file in folder.iterdir() if (match := _FILES.fullmatch(file.name))}
+        part_names = {match[1] or match[3] for file in folder.iterdir() if (match := _FILES.fullmatch(file.name))}
         names = self.parts or tuple(
-            sorted(found, key=lambda name: [int(d) if d.isdigit() else d for d in re.split(r"(\d+)", name)])
+            sorted(part_names, key=lambda name: [int(d) if d.isdigit() else d for d in re.split(r"(\d+)", name)])
         )
         if not names:
             raise DataError(
@@ -96,7 +96,7 @@ class _Part(NamedTuple):
             square, path = _array(single, 2), single
             if square.shape[1] != columns:
                 raise DataError(
-                    f"{single} has {square.shape[1]} columns, and rows= has {columns} numbers; give one for each"
+                    f"{single} has {square.shape[1]} columns, and rows= has {columns} numbers; pass one for each"
                 )
             ids = [square[:, column : column + 1] for column in range(columns)]
         lengths = {len(array) for array in (numeric, label, *ids)}
@@ -165,27 +165,27 @@ class ClickExamples:
         of_part = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
             part, at = self._parts[number], np.flatnonzero(of_part == number)
-            own = rows[at] - self._starts[number]
+            part_rows = rows[at] - self._starts[number]
             check_mapped(part.label, part.numeric, *part.ids)
-            out["label"][at], out["numeric"][at] = part.label[own], part.numeric[own]
+            out["label"][at], out["numeric"][at] = part.label[part_rows], part.numeric[part_rows]
             for column, leaf in enumerate(self._leaves):
-                out[leaf][at] = self._checked(part.ids[column][own], own, column, part)
+                out[leaf][at] = self._checked(part.ids[column][part_rows], part_rows, column, part)
         return out
 
-    def _checked(self, ids: npt.NDArray, own: npt.NDArray[np.int64], column: int, part: _Part) -> npt.NDArray:
-        most = self._rows[column]
+    def _checked(self, ids: npt.NDArray, part_rows: npt.NDArray[np.int64], column: int, part: _Part) -> npt.NDArray:
+        num_rows = self._rows[column]
         # NaN and fractions are rejected too, if ids are stored as floats.
         right = (ids >= 0) & (ids == np.floor(ids)) & np.isfinite(ids)
-        wrong = ~(right if self._modulo else right & (ids < most))
+        wrong = ~(right if self._modulo else right & (ids < num_rows))
         if wrong.any():
             row, place = np.argwhere(wrong)[0].tolist()
             hint = ", or modulo=True" if right[row, place] else ""
             raise DataError(
-                f"{part.paths[2]}, row {int(own[row])}: column {self._leaves[column]!r} holds {ids[row, place]}; expected a "
-                f"whole number from 0 to {most - 1} (rows={most}){hint}"
+                f"{part.paths[2]}, row {int(part_rows[row])}: column {self._leaves[column]!r} holds {ids[row, place]}; "
+                f"expected a whole number from 0 to {num_rows - 1} (rows={num_rows}){hint}"
             )
         # In 64 bits: a narrow type may not represent the modulus.
-        return ids.astype(np.uint64) % np.uint64(most) if self._modulo else ids
+        return ids.astype(np.uint64) % np.uint64(num_rows) if self._modulo else ids
 
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = np.arange(self.num_examples) if self._numbers is None else self._numbers

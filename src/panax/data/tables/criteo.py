@@ -288,13 +288,13 @@ def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
     """Parse a block's usable lines; report the others."""
     numbers = lines.number(batch.num_rows)
     usable = np.ones(batch.num_rows, bool)
-    found: list[tuple[int, str]] = []
+    problems: list[tuple[int, str]] = []
 
     def refuse(column: int, wrong: npt.NDArray[np.bool_], expected: str) -> None:
         for row in np.flatnonzero(wrong & usable).tolist():
             value = batch.column(column)[row].as_py().decode(errors="backslashreplace")
             name = batch.schema.names[column]
-            found.append((int(numbers[row]), f"column {name!r} holds {value!r}; expected {expected}"))
+            problems.append((int(numbers[row]), f"column {name!r} holds {value!r}; expected {expected}"))
         usable[wrong] = False
 
     integers = []
@@ -311,13 +311,13 @@ def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
         if wrong.any():
             refuse(column, wrong, "up to 8 hexadecimal digits, or nothing")
         codes.append(values)
-    lines.report(skipped, found, int(numbers[-1]) + 1 if len(numbers) else None)
+    lines.report(skipped, problems, int(numbers[-1]) + 1 if len(numbers) else None)
     numeric = np.stack(integers[1:], axis=1).astype(np.float32)
-    whole = usable.all()
+    all_usable = usable.all()
     return _Block(
-        integers[0].astype(np.float32) if whole else integers[0][usable].astype(np.float32),
-        numeric if whole else numeric[usable],
-        codes if whole else [values[usable] for values in codes],
+        integers[0].astype(np.float32) if all_usable else integers[0][usable].astype(np.float32),
+        numeric if all_usable else numeric[usable],
+        codes if all_usable else [values[usable] for values in codes],
     )
 
 
@@ -358,13 +358,13 @@ def _hashes(column: Any) -> tuple[Codes, npt.NDArray[np.bool_]]:
         # Nearly all have 8 digits: these are gathered as one matrix.
         for length in np.unique(lengths[~wrong]).tolist():
             rows = np.flatnonzero(full) if length == 8 else np.flatnonzero(lengths == length)
-            found = np.zeros(len(rows), np.uint64)
+            hashes = np.zeros(len(rows), np.uint64)
             begin = starts[:-1][rows]
             for place in range(length):
                 digit = _DIGITS[data[begin + place]]
                 wrong[rows] |= digit > 15
-                found = found * np.uint64(16) + digit
-            values[rows] = found
+                hashes = hashes * np.uint64(16) + digit
+            values[rows] = hashes
     values[lengths == 0] = _MISSING
     return values, wrong
 

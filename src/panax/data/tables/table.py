@@ -170,15 +170,15 @@ class Table(Validated):
         """Return the vocabulary (value to id) of each bag that has one; count it in the files if it is not
         cached.
         """
-        found: dict[str, dict[str, int]] = {}
+        words: dict[str, dict[str, int]] = {}
         of_files: dict[tuple[str, ...], list[Bag]] = {}
         for bag in self.bags:
             if isinstance(bag.ids, CountVocabulary):
                 of_files.setdefault(bag.ids.counted_in, []).append(bag)
         for paths, bags in of_files.items():
             counted = find_files(paths, TABLE_PATTERNS) if paths else files
-            found |= self._counted_words(bags, counted, [*cache_identity(counted)] if paths else marks, root)
-        return found
+            words |= self._counted_words(bags, counted, [*cache_identity(counted)] if paths else marks, root)
+        return words
 
     def _counted_words(
         self, bags: list[Bag], files: list[Any], marks: list[Any], root: Path
@@ -210,16 +210,16 @@ class Table(Validated):
             "categorical": (np.dtype("<i4"), (len(self.categorical),)),
             "label": (label, ()),
         }
-        found = {leaf: leaves[leaf] for leaf in self._plain_leaves()}
+        dtypes = {leaf: leaves[leaf] for leaf in self._plain_leaves()}
         for bag in self.bags:
-            found[bag.name] = np.dtype("<i4"), (bag.capacity,)
+            dtypes[bag.name] = np.dtype("<i4"), (bag.capacity,)
             if isinstance(bag.ids, HashedIds):
-                found[bag.name] = np.dtype("<u4"), (bag.capacity, 2)
+                dtypes[bag.name] = np.dtype("<u4"), (bag.capacity, 2)
             if bag.weights:
-                found[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
+                dtypes[f"{bag.name}_weights"] = np.dtype("<f4"), (bag.capacity,)
             if bag.log_share:
-                found[f"{bag.name}_log_share"] = np.dtype("<f4"), ()
-        return found if self.time is None else {**found, _TIME: (np.dtype("<f8"), ())}
+                dtypes[f"{bag.name}_log_share"] = np.dtype("<f4"), ()
+        return dtypes if self.time is None else {**dtypes, _TIME: (np.dtype("<f8"), ())}
 
     def _build(
         self, files: list[Any], directory: Path, skipped: BadRecordLog, words: Mapping[str, Mapping[str, int]]
@@ -255,7 +255,7 @@ class Table(Validated):
             "bad_records": skipped.bad,
             "num_ids": {bag.bag.name: bag.num_ids for bag in bags},
             # For ids assigned by counts: two tables of one run must have counted the same values.
-            "id_sets": {leaf: fingerprint(*found) for leaf, found in words.items()},
+            "id_sets": {leaf: fingerprint(*vocabulary) for leaf, vocabulary in words.items()},
             "notes": [*filter(None, spelled), *(note for bag in bags for note in bag.notes())],
         }
         write_sealed(directory / "header.json", header, [f"{leaf}.bin" for leaf in dtypes])
@@ -307,7 +307,7 @@ class Table(Validated):
     def _number(self, column: str, value: Any, where: str) -> float:
         if self.missing is not None and is_empty(value):
             return self.missing
-        hint = "; give missing= for empty ones" if is_empty(value) else ""
+        hint = "; pass missing= for empty ones" if is_empty(value) else ""
         return _finite(column, value, where, hint)
 
     def _category(self, column: str, value: Any, where: str, spellings: Mapping[str, NumberFormats]) -> int:

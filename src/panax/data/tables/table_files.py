@@ -47,11 +47,13 @@ class RowBlock(NamedTuple):
     bad: Sequence[BadRecord] = ()
 
 
-def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: bool = False) -> Iterator[RowBlock]:
+def read_blocks(
+    path: Path, name: str, columns: list[str], max_record_bytes: int, *, lists: bool = False
+) -> Iterator[RowBlock]:
     """Yield the rows of one file in blocks, with only these columns.
 
     Args:
-        most: The setting `max_record_bytes`.
+        max_record_bytes: Maximum size of a record, in bytes.
         lists: True if a column of a Parquet file may hold lists.
 
     Raises:
@@ -64,11 +66,11 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
     try:
         match _kind_of_bytes(path) or kind:
             case "csv" | "tsv" | "inter":
-                yield from _csv_blocks(path, name, columns, "," if kind == "csv" else "\t", most)
+                yield from _csv_blocks(path, name, columns, "," if kind == "csv" else "\t", max_record_bytes)
             case "parquet":
-                yield from _parquet_blocks(path, name, columns, most, lists)
+                yield from _parquet_blocks(path, name, columns, max_record_bytes, lists)
             case "npz":
-                yield from _numpy_blocks(path, name, columns, most)
+                yield from _numpy_blocks(path, name, columns, max_record_bytes)
             case _:
                 raise DataError(
                     f"{name} is not a table; expected .csv, .tsv, .inter (also {', '.join(SUFFIXES)} or .zip), .parquet or .npz"
@@ -80,8 +82,8 @@ def read_blocks(path: Path, name: str, columns: list[str], most: int, *, lists: 
 class _Lines:
     """Lines of a text file, with lines, and rows of several lines, limited to the size of a record."""
 
-    def __init__(self, file: Any, name: str, most: int) -> None:
-        self._file, self._name, self._most = file, name, most
+    def __init__(self, file: Any, name: str, max_record_bytes: int) -> None:
+        self._file, self._name, self._most = file, name, max_record_bytes
         self._number = self.taken = 0
 
     def __iter__(self) -> "_Lines":
@@ -100,27 +102,27 @@ class _Lines:
         return line
 
 
-def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, most: int) -> Iterator[RowBlock]:
+def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, max_record_bytes: int) -> Iterator[RowBlock]:
     # Bytes that are not UTF-8 become surrogates, so that only their row is bad.
     with (
         _unpacked(path, name) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
     ):
-        lines = _Lines(file, name, most)
+        lines = _Lines(file, name, max_record_bytes)
         rows = csv.reader(lines, delimiter=delimiter)
         try:
             heading = next(rows, [])
             _check_columns(columns, heading, name)
             places = {column: heading.index(column) for column in columns}
             while block := _rows_of(rows, lines, name):
-                whole = [(where, row) for where, row in block if len(row) == len(heading)]
+                complete_rows = [(where, row) for where, row in block if len(row) == len(heading)]
                 bad = [
                     BadRecord(where, f"{len(row)} values; expected {len(heading)}, as in the heading")
                     for where, row in block
                     if row and len(row) != len(heading)
                 ]
-                values = {column: [row[place] for _, row in whole] for column, place in places.items()}
-                yield RowBlock(values, [where for where, _ in whole], bad)
+                values = {column: [row[place] for _, row in complete_rows] for column, place in places.items()}
+                yield RowBlock(values, [where for where, _ in complete_rows], bad)
         except csv.Error as error:
             raise DataError(f"{name}, line {rows.line_num}: {error}; expected CSV: repair it") from None
 
@@ -161,7 +163,9 @@ def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]
     return block
 
 
-def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists: bool) -> Iterator[RowBlock]:
+def _parquet_blocks(
+    path: Path, name: str, columns: list[str], max_record_bytes: int, lists: bool
+) -> Iterator[RowBlock]:
     try:
         import pyarrow as arrow
     except ImportError as error:
@@ -172,7 +176,9 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
 
     try:
         row = 0
-        for batch in read_parquet_batches(path, name, columns, most=most, rows=_ROWS_AT_ONCE, check=check, lists=lists):
+        for batch in read_parquet_batches(
+            path, name, columns, max_record_bytes=max_record_bytes, rows=_ROWS_AT_ONCE, check=check, lists=lists
+        ):
             for column in columns:
                 check_buffers(batch.column(column))
             where = [f"{name}, row {number}" for number in range(row, row + batch.num_rows)]
@@ -184,7 +190,7 @@ def _parquet_blocks(path: Path, name: str, columns: list[str], most: int, lists:
         raise read_error(name, error) from error
 
 
-def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Iterator[RowBlock]:
+def _numpy_blocks(path: Path, name: str, columns: list[str], max_record_bytes: int) -> Iterator[RowBlock]:
     """Read as a stream: sizes stored in an archive are never allocated."""
     try:
         with open_zip(path) as archive, contextlib.ExitStack() as opened:
@@ -195,8 +201,8 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], most: int) -> Itera
             if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
                 raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
             row_bytes = sum(dtype.itemsize for _, _, dtype in arrays.values())
-            if row_bytes > most:
-                raise DataError(f"{name}, each row: {describe_oversize(row_bytes, most)}")
+            if row_bytes > max_record_bytes:
+                raise DataError(f"{name}, each row: {describe_oversize(row_bytes, max_record_bytes)}")
             (count,) = shapes[columns[0]]
             step = max(1, min(_ROWS_AT_ONCE, _BLOCK_BYTES // max(1, row_bytes)))
             for begin in range(0, count, step):

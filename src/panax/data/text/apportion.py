@@ -45,7 +45,7 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
     >>> apportion([0, 0], lambda k: apportion_shares([1.0, 3.0], 6), 6)
     [2, 4]
     """
-    due = [before + now for before, now in zip(owed, share(0), strict=True)]
+    due = [before + increment for before, increment in zip(owed, share(0), strict=True)]
     rows = [max(0, amount // UNITS_PER_ROW) for amount in due]
     left = num_rows - sum(rows)
 

@@ -78,4 +78,4 @@ class Mixture(Validated):
         steps = {0, *(step for part in self.parts if isinstance(part.weight, tuple) for step, _ in part.weight)}
         for step in sorted(steps):
             if not any(part.weight_at(step) for part in self.parts):
-                raise RecipeError(f"every part of the mixture has weight 0 at step {step}; give one of them more")
+                raise RecipeError(f"every part of the mixture has weight 0 at step {step}; raise one of them")

@@ -130,7 +130,7 @@ class MixedSource:
 
         If a part is exhausted, the others restart their schedule without deficits.
         """
-        left = [None if most is None else most - n for most, n in zip(self._most, state.rows, strict=True)]
+        left = [None if max_rows is None else max_rows - n for max_rows, n in zip(self._most, state.rows, strict=True)]
         active = tuple(n is None or n > 0 for n in left)
         owed, rows, need = list(state.owed), list(state.rows), self.batch_size
         if any(amount and not some for amount, some in zip(owed, active, strict=True)):
@@ -139,12 +139,12 @@ class MixedSource:
             if not any(self._weights(state.batch, active)):
                 raise self._used_up(state, need)
             share = functools.partial(self._share, state.batch, active, need)
-            given = apportion(owed, share, need)
-            over = [n is not None and n < more for n, more in zip(left, given, strict=True)]
+            batch_rows = apportion(owed, share, need)
+            over = [n is not None and n < more for n, more in zip(left, batch_rows, strict=True)]
             if not any(over):
-                due = [before + now for before, now in zip(owed, share(0), strict=True)]
-                owed = [amount - more * UNITS_PER_ROW for amount, more in zip(due, given, strict=True)]
-                rows = [before + more for before, more in zip(rows, given, strict=True)]
+                due = [before + increment for before, increment in zip(owed, share(0), strict=True)]
+                owed = [amount - more * UNITS_PER_ROW for amount, more in zip(due, batch_rows, strict=True)]
+                rows = [before + more for before, more in zip(rows, batch_rows, strict=True)]
                 return _State(state.batch + 1, tuple(rows), tuple(owed))
             for part in np.flatnonzero(over).tolist():
                 rows[part] += left[part] or 0
@@ -160,9 +160,9 @@ class MixedSource:
 
     def _used_up(self, state: _State, need: int) -> DataError:
         ended = [
-            f"{part.name!r} after {part.epochs:g} epochs ({most} rows)"
-            for part, most in zip(self._parts, self._most, strict=True)
-            if part.epochs is not None and most is not None
+            f"{part.name!r} after {part.epochs:g} epochs ({max_rows} rows)"
+            for part, max_rows in zip(self._parts, self._most, strict=True)
+            if part.epochs is not None and max_rows is not None
         ]
         return DataError(
             f"the mixture is used up at step {state.batch}: {', '.join(ended)}; {need} of the {self.batch_size} rows of the "
@@ -194,8 +194,8 @@ class MixedSource:
                 position["batch"], *(tuple(position[field][name] for name in names) for field in ("rows", "owed"))
             )
             numbers = (state.batch, *state.rows, *state.owed)
-            whole = all(isinstance(n, int) for n in numbers) and min(state.batch, *state.rows) >= 0
-            if whole and sum(state.rows) == state.batch * self.batch_size and sum(state.owed) == 0:
+            is_valid = all(isinstance(n, int) for n in numbers) and min(state.batch, *state.rows) >= 0
+            if is_valid and sum(state.rows) == state.batch * self.batch_size and sum(state.owed) == 0:
                 return state
         except (KeyError, TypeError):
             pass

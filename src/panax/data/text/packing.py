@@ -164,9 +164,9 @@ class PackedRows:
 
     def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
         stream = self._stream(epoch)
-        taken = np.zeros(self.num_rows, np.int64)
-        taken[stream.windows[:index]] = 1
-        before = np.concatenate([[0], np.cumsum(taken)])  # windows taken before each window of the stream
+        used_windows = np.zeros(self.num_rows, np.int64)
+        used_windows[stream.windows[:index]] = 1
+        before = np.concatenate([[0], np.cumsum(used_windows)])  # windows taken before each window of the stream
         first = (stream.ends - self._documents.lengths[stream.order]) // self.sequence_length
         last = (stream.ends - 1) // self.sequence_length
         times = np.full(len(stream.order), epoch)
@@ -233,14 +233,14 @@ class PaddedRows:
         self._documents.store.check()
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
-        taken = np.minimum(length, self.sequence_length)
+        kept_lengths = np.minimum(length, self.sequence_length)
         pieces = _Pieces(
             row=np.arange(len(indices)),
             offset=np.zeros(len(indices), np.int64),
             segment=np.ones(len(indices), np.int64),
             start=self._documents.starts[document],
-            length=taken,
-            whole=taken == length,
+            length=kept_lengths,
+            whole=kept_lengths == length,
         )
         return _gather(self._documents.store, pieces, (len(indices), width))
 

@@ -94,11 +94,11 @@ def make_corpus(
     corpora: list[Any] = []
     read: dict[type, list[str]] = {}
     for path in dict.fromkeys(map(str, paths)):
-        found = _read_by(path)
-        if isinstance(found, tuple):
-            read.setdefault(found[0], []).extend(found[1])
+        reader = _read_by(path)
+        if isinstance(reader, tuple):
+            read.setdefault(reader[0], []).extend(reader[1])
         else:
-            corpora.append(found)
+            corpora.append(reader)
     corpora += [kind(paths=tuple(names)) for kind, names in read.items()]
     if fields:
         with_fields = [each for each in corpora if hasattr(each, "answer")]
@@ -112,7 +112,7 @@ def make_corpus(
     tokens = next((each for each in corpora if isinstance(each, TokenFile)), None)
     if tokens is not None:
         raise RecipeError(
-            f"{tokens.path} holds tokens, which can't be joined with other paths; give it alone, or write a recipe with a Mixture"
+            f"{tokens.path} holds tokens, which can't be joined with other paths; pass it alone, or write a recipe with a Mixture"
         )
     return ConcatCorpus(corpora=tuple(corpora))
 
@@ -162,10 +162,10 @@ def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
     names = {file.name for file in files}
     for paths in ([path], _globs(path, files)):
         try:
-            found = {file.name for file in kind(paths=tuple(paths)).files()}
+            read_names = {file.name for file in kind(paths=tuple(paths)).files()}
         except DataError:
             continue
-        if found == names:
+        if read_names == names:
             return paths
     return [file.name for file in files]
 
@@ -247,7 +247,7 @@ def _end(file: DataFile) -> str:
 def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
     """Return the corpus type that reads each file, by file name; None if no type does."""
     looked_at: Counter[str] = Counter()
-    found: dict[str, type | None] = {}
+    kinds: dict[str, type | None] = {}
     for file in files:
         end = _end(file).lower()
         named = _named(end)
@@ -255,12 +255,12 @@ def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]
         if file.remote is not None:
             # A single named file is intended as data; among others, a .json file usually describes a data set
             # instead of containing one.
-            found[file.name] = Jsonl if named is None and single and end == ".json" else named
+            kinds[file.name] = Jsonl if named is None and single and end == ".json" else named
         else:
             is_code = named is TextFiles and end not in _PLAIN_TEXTS
             by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
-            found[file.name] = named if by_name else _of_content(file, named)
-    return found
+            kinds[file.name] = named if by_name else _of_content(file, named)
+    return kinds
 
 
 def _named(end: str) -> type | None:

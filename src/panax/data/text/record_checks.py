@@ -71,16 +71,16 @@ class UsableDocuments:
         self.bad, self.num_filtered = [], 0
         inner = self._corpus.corpus if isinstance(self._corpus, FilteredCorpus) else self._corpus
         takes = self._corpus.accepts if isinstance(self._corpus, FilteredCorpus) else None
-        most = self._limits.max_characters
+        max_characters = self._limits.max_characters
         for number, document in enumerate(inner.documents(), 1):
             if isinstance(document, BadRecord):
                 self._skip(document)
             elif takes is not None and not takes(document):
                 self.num_filtered += 1
-            elif most is not None and len(document.prompt) + len(document.text) > most:
+            elif max_characters is not None and len(document.prompt) + len(document.text) > max_characters:
                 size = len(document.prompt) + len(document.text)
                 where = getattr(document, "where", "") or f"document {number}"
-                self._skip(BadRecord(where, f"{size:,} characters; expected at most max_characters={most}"))
+                self._skip(BadRecord(where, f"{size:,} characters; expected at most max_characters={max_characters}"))
             else:
                 yield document
 
@@ -105,18 +105,18 @@ def read_bad_records(directory: Path) -> list[BadRecord]:
         return []  # the list of skipped records is gone; the tokens are unharmed
 
 
-def raise_bad_records(count: int, most: int, first: Sequence[BadRecord]) -> None:
+def raise_bad_records(count: int, max_bad_records: int, first: Sequence[BadRecord]) -> None:
     """Raise if there are too many bad records.
 
     Raises:
-        DataError: `count` is more than `most`; the message names the first bad records.
+        DataError: `count` is more than `max_bad_records`; the message names the first bad records.
     """
-    if count <= most:
+    if count <= max_bad_records:
         return
     shown = [f"{where}: {reason}" for where, reason in first[:_SHOWN]]
-    if most == 0 and count == 1 and shown:
+    if max_bad_records == 0 and count == 1 and shown:
         raise DataError(shown[0])
     raise DataError(
-        f"{count} or more bad records, where max_bad_records={most}; the first: {'; '.join(shown) or 'unknown'}. "
+        f"{count} or more bad records, where max_bad_records={max_bad_records}; the first: {'; '.join(shown) or 'unknown'}. "
         "Repair them, or raise max_bad_records"
     )

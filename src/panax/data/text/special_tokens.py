@@ -98,14 +98,14 @@ def _object(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
+        value = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
     except ValueError as error:
         raise DataError(f"{path} is broken ({error}); expected a JSON object: repair or remove it") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise DataError(
-            f"{path} is broken (it holds {describe_type(found)}); expected a JSON object: repair or remove it"
+            f"{path} is broken (it holds {describe_type(value)}); expected a JSON object: repair or remove it"
         )
-    return found
+    return value
 
 
 def _json(content: Any) -> str:

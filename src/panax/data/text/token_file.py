@@ -71,9 +71,13 @@ class TokenFile(Validated):
         path = expand_user(self.path)
         directory = path if path.is_dir() else path.parent
         if (directory / HEADER).is_file() and (path.is_dir() or path.name == "tokens.bin"):
-            given = [name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None]
-            if given:
-                raise RecipeError(f"{', '.join(given)} has no effect: {directory / HEADER} states it; remove it")
+            setting_names = [
+                name for name in ("dtype", "end_of_document", "vocab_size") if getattr(self, name) is not None
+            ]
+            if setting_names:
+                raise RecipeError(
+                    f"{', '.join(setting_names)} has no effect: {directory / HEADER} states it; remove it"
+                )
             return open_tokens(directory, seen=cache / VERIFIED_FOLDER)
         if not path.is_file():
             raise DataError(f"{path} is not a token file; expected a directory with {HEADER}, or a flat file of ids")
@@ -103,15 +107,15 @@ class TokenFile(Validated):
             digest.update(block.data)
             checksum.update(block.data)
             check_range(block, begin, self.vocab_size, str(path))
-            found = np.bincount(block)
-            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-            counts[: len(found)] += found
+            block_counts = np.bincount(block)
+            counts = np.pad(counts, (0, max(0, len(block_counts) - len(counts))))
+            counts[: len(block_counts)] += block_counts
             if self.end_of_document is not None:
                 ends.append(np.flatnonzero(block == self.end_of_document) + (begin + 1))
         offsets = np.unique(np.concatenate([[0], *ends, [len(tokens)]]).astype("<i8"))
         if self.end_of_document is not None and len(offsets) == 2 and tokens[-1] != self.end_of_document:
             raise DataError(
-                f"{path} nowhere holds end_of_document={self.end_of_document}; give the id it uses, or None"
+                f"{path} nowhere holds end_of_document={self.end_of_document}; pass the id it uses, or None"
             )
         counts -= np.bincount(tokens[offsets[:-1]], minlength=len(counts))  # a document's first token is not a target
         write_index(

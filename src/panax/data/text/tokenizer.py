@@ -105,12 +105,12 @@ class Tokenizer:
             encodings = self._backend.encode_batch(
                 [first + second for first, second in pairs], add_special_tokens=False
             )
-        found = []
+        id_pairs = []
         for (first, _), encoding in zip(pairs, encodings, strict=True):
             ends = [end for _, end in encoding.offsets]
             cut = next((place for place, end in enumerate(ends) if end > len(first)), len(ends))
-            found.append((encoding.ids[:cut], encoding.ids[cut:]))
-        return found
+            id_pairs.append((encoding.ids[:cut], encoding.ids[cut:]))
+        return id_pairs
 
     def _differs_in_pieces(self) -> bool:
         """Return True if two texts that are encoded separately decode to another text than both encoded as
@@ -301,11 +301,11 @@ def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
         DataError: Their ids differ.
     """
     for token in json_reader.parse(text).get("added_tokens") or ():
-        found = backend.token_to_id(token["content"])
-        if found != token["id"]:
+        actual_id = backend.token_to_id(token["content"])
+        if actual_id != token["id"]:
             raise DataError(
                 f"{name} gives the added token {token['content']!r} the id {token['id']}, but the tokenizers library "
-                f"{tokenizers.__version__} gives it {found}: for a model one of them is another token. Expected added "
+                f"{tokenizers.__version__} gives it {actual_id}: for a model one of them is another token. Expected added "
                 f"tokens with ids that follow each other, in the file's order: number them so, with unused tokens in "
                 f"a gap"
             )

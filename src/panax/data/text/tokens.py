@@ -192,7 +192,7 @@ class TokenWriter:
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             wrong = int(ids.max() if ids.min() >= 0 else ids.min())
             raise DataError(
-                f"token id {wrong} is outside the vocabulary of {self._vocab_size}; give the right vocab_size"
+                f"token id {wrong} is outside the vocabulary of {self._vocab_size}; pass the right vocab_size"
             )
         lengths = np.array(self._lengths, np.int64)
         ends = np.cumsum(lengths)
@@ -322,7 +322,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
                 f"expected {_FORMAT!r} version {FORMAT_VERSION}: {_AGAIN}"
             )
         end, masked, checksums = header["end_of_document"], header["has_loss_mask"], header.get("checksums")
-        found = _Header(
+        parsed_header = _Header(
             dtype=(_MAPPED_DTYPES if elsewhere else DTYPES)[header["dtype"]],
             num_tokens=_count(header["num_tokens"]),
             num_documents=_count(header["num_documents"]),
@@ -338,7 +338,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             content=str(header["content"]),
             checksums=None if checksums is None else {str(name): str(value) for name, value in checksums.items()},
         )
-        if found.num_documents == 0:
+        if parsed_header.num_documents == 0:
             raise DataError(f"{path.parent} holds no document; expected at least one")
         if elsewhere and checksums is None:
             raise ValueError("it is of an earlier version and has no checksums")
@@ -348,7 +348,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); {_AGAIN}") from error
-    return found
+    return parsed_header
 
 
 def _count(value: Any) -> int:
@@ -374,8 +374,8 @@ def _check(paths: Mapping[str, Path], header: _Header) -> None:
                 )
 
     for name, path in paths.items():
-        found = compute_checksum(path, functools.partial(look, name))
-        if header.checksums is not None and header.checksums.get(name) != found:
+        checksum = compute_checksum(path, functools.partial(look, name))
+        if header.checksums is not None and header.checksums.get(name) != checksum:
             raise checksum_error(path, _AGAIN)
     if header.checksums is None and fingerprint(*(hashes[name].hexdigest() for name in _HASHED)) != header.content:
         raise checksum_error(paths["tokens"], _AGAIN)

@@ -344,9 +344,9 @@ def _over_rows(
                 x = x if x.ndim == 2 else lax.dynamic_slice_in_dim(x, *heads_at(x, head), axis=2)
             chunk.append(x)
         filled = []
-        for whole, part in zip(outputs, attend(*chunk)):
-            at = (row, 0, heads_at(whole, head)[0], *(0 for _ in whole.shape[3:]))
-            filled.append(lax.dynamic_update_slice(whole, part, at))
+        for output, part in zip(outputs, attend(*chunk)):
+            at = (row, 0, heads_at(output, head)[0], *(0 for _ in output.shape[3:]))
+            filled.append(lax.dynamic_update_slice(output, part, at))
         return tuple(filled), None
 
     references = [x for x in arrays if x is not None]

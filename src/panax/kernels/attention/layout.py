@@ -74,9 +74,9 @@ def choose_blocks(
         query, key = min(block_size, query_seq), min(block_size, key_seq)
     else:
         # A block much longer than the window would compute mostly masked scores.
-        most = 512 if window is None else min(512, max(128, 1 << (window - 1).bit_length()))
-        query = _even_block(query_seq, max(64, most // group))
-        key = _even_block(key_seq, most)
+        max_block_size = 512 if window is None else min(512, max(128, 1 << (window - 1).bit_length()))
+        query = _even_block(query_seq, max(64, max_block_size // group))
+        key = _even_block(key_seq, max_block_size)
     cached = target.traits.scores_in_cache
     if cached is None:
         return ScoreBlocks(query=query, key=key, batch=batch, kv_heads=kv_heads, target=target)

@@ -70,7 +70,7 @@ def _both(query: Array | None, key: Array | None) -> tuple[Array, ...]:
 
 def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any]:
     # 0 stands for no window and no cap: both are positive if given.
-    whole = {
+    integer_attributes = {
         "query_block": blocks.query,
         "key_block": blocks.key,
         "causal": scores.mask.causal,
@@ -79,7 +79,7 @@ def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any
         "kernel": KERNELS.index(name),
     }
     return {
-        **{name: np.int32(value) for name, value in whole.items()},
+        **{name: np.int32(value) for name, value in integer_attributes.items()},
         "scale": np.float32(scores.scale),
         "soft_cap": np.float32(scores.soft_cap or 0.0),
     }

@@ -86,15 +86,15 @@ class KernelSelection:
 
     def details(self) -> list[str]:
         """Format the lines of a run's log: the time of each kernel relative to the others."""
-        found = []
+        lines = []
         for work in WORKS:
             parts = []
             for dtype in DTYPES:
                 name, times = self.kernels.of(work, dtype), self.times.get(f"{work}_{dtype}", {})
                 others = [f"{other} {times[other] / times[name]:.2f}" for other in times if other != name]
                 parts.append(f"{name!r} in {dtype}" + (f" ({', '.join(others)} times as long)" if others else ""))
-            found.append(f"{_SAID[work]} on cpu runs {', '.join(parts)}")
-        return found
+            lines.append(f"{_SAID[work]} on cpu runs {', '.join(parts)}")
+        return lines
 
 
 def choose_kernels(
@@ -241,16 +241,16 @@ def _winner(times: dict[str, float]) -> str:
 
 
 def _times(lacking: set[str]) -> Times:
-    found: Times = {}
+    times: Times = {}
     for dtype in DTYPES:
         names = [XLA, *(kernel for kernel in KERNELS if f"{kernel}_{dtype}" not in lacking)]
         best = CpuKernels()
         # Sums of rows are scheduled by XLA next to matmuls, so matmuls are chosen first.
         for work in WORKS:
             key = f"{work}_{dtype}"
-            found[key] = _seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
-            best = dataclasses.replace(best, **{key: _winner(found[key])})
-    return found
+            times[key] = _seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
+            best = dataclasses.replace(best, **{key: _winner(times[key])})
+    return times
 
 
 def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict[str, float]:
@@ -261,13 +261,13 @@ def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict
             function, *arguments = _WORKLOADS[work](jnp.dtype(dtype))
             programs[name] = functools.partial(jax.jit(function).lower(*arguments).compile(), *arguments)
         jax.block_until_ready(programs[name]())
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    durations: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(ROUNDS):
         for name, program in programs.items():
             start = time.perf_counter()
             jax.block_until_ready(program())
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+            durations[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in durations.items()}
 
 
 def _drawn(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -46,10 +46,12 @@ def chunked_feed_forward(
         The result, unspecified for the rows of unused tiles, and the values that the gradients need.
     """
 
-    def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, tuple]:
+    def chunk(group_matrices: FeedForwardMatrices, rows: Any) -> tuple[Any, tuple]:
         x, weight = rows
-        inner = HiddenProjections(None if own.gate is None else x @ own.gate, x @ own.up)
-        return (inner, (_hidden(activation, inner) * weight[:, None]) @ own.down), ()
+        inner = HiddenProjections(
+            None if group_matrices.gate is None else x @ group_matrices.gate, x @ group_matrices.up
+        )
+        return (inner, (_hidden(activation, inner) * weight[:, None]) @ group_matrices.down), ()
 
     (inner, y), _ = map_groups(chunk, (rows, weight), matrices, groups)
     return y, inner
@@ -66,15 +68,15 @@ def chunked_feed_forward_gradients(
 ) -> tuple[Float[Array, "row embed"], Float[Array, " row"], FeedForwardMatrices]:
     """Compute the gradients of `rows`, `weight` and `matrices`."""
 
-    def chunk(own: FeedForwardMatrices, rows: Any) -> tuple[Any, FeedForwardMatrices]:
+    def chunk(group_matrices: FeedForwardMatrices, rows: Any) -> tuple[Any, FeedForwardMatrices]:
         x, weight, inner, dy = rows
         hidden, pull = jax.vjp(lambda inner: _hidden(activation, inner), inner)
-        d_weighted = dy @ own.down.T
+        d_weighted = dy @ group_matrices.down.T
         (d_inner,) = pull(d_weighted * weight[:, None])
-        dx = d_inner.up @ own.up.T
+        dx = d_inner.up @ group_matrices.up.T
         d_gate = None
-        if own.gate is not None:
-            dx, d_gate = dx + d_inner.gate @ own.gate.T, x.T @ d_inner.gate
+        if group_matrices.gate is not None:
+            dx, d_gate = dx + d_inner.gate @ group_matrices.gate.T, x.T @ d_inner.gate
         d_down = (hidden * weight[:, None]).T @ dy
         return (dx, (d_weighted * hidden).sum(axis=1)), FeedForwardMatrices(d_gate, x.T @ d_inner.up, d_down)
 

@@ -17,9 +17,9 @@ def reference_product(
     x, w = (a.astype(accumulation_dtype(x.dtype)) for a in (x, w))
 
     def add(total, group):
-        own, matrix = group
+        row_mask, matrix = group
         product = jnp.dot(x, matrix.T if transposed else matrix, precision=lax.Precision.HIGHEST)
-        return total + jnp.where(own[:, None], product, 0), None
+        return total + jnp.where(row_mask[:, None], product, 0), None
 
     start = jnp.zeros((groups.rows, w.shape[1 if transposed else 2]), x.dtype)
     return lax.scan(add, start, (_own_rows(groups), w))[0].astype(out_dtype)
@@ -31,8 +31,8 @@ def reference_outer(
     """Compute `grouped_outer`."""
     x, y = (a.astype(accumulation_dtype(x.dtype)) for a in (x, y))
 
-    def outer(own: Array) -> Array:
-        left, right = (jnp.where(own[:, None], a, 0) for a in (x, y))
+    def outer(row_mask: Array) -> Array:
+        left, right = (jnp.where(row_mask[:, None], a, 0) for a in (x, y))
         return jnp.dot(left.T, right, precision=lax.Precision.HIGHEST)
 
     return jax.lax.map(outer, _own_rows(groups)).astype(out_dtype)

@@ -57,7 +57,7 @@ def map_groups(
 
     def of_group(i, carry):
         group = order[i]
-        own = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, group, keepdims=False), matrices)
+        group_matrices = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, group, keepdims=False), matrices)
         start, end = starts[group], ends[group]
         for chunk, smaller in zip(chunks, (*chunks[1:], 0)):
             left = end - start
@@ -70,7 +70,7 @@ def map_groups(
                 # are zeros to the function, and its results for them are overwritten in their own turn.
                 fits = start + (count + 1) * chunk <= groups.rows
                 count += ((left > smaller) & (chunk - left <= _ROWS_OF_A_STEP + left // 16) & fits).astype(count.dtype)
-            carry = lax.fori_loop(0, count, _step(function, rows, own, group, start, end, chunk), carry)
+            carry = lax.fori_loop(0, count, _step(function, rows, group_matrices, group, start, end, chunk), carry)
             start = jnp.minimum(start + count * chunk, end)
         return carry
 
@@ -83,8 +83,8 @@ def blocked_product(
     """Compute `grouped_product`."""
     dims = (((1,), (1 if transposed else 0,)), ((), ()))
 
-    def function(own, chunk):
-        product = lax.dot_general(chunk, own, dims, preferred_element_type=accumulation_dtype(x.dtype))
+    def function(matrix, chunk):
+        product = lax.dot_general(chunk, matrix, dims, preferred_element_type=accumulation_dtype(x.dtype))
         return product.astype(out_dtype), ()
 
     return map_groups(function, x, w, groups)[0]
@@ -108,7 +108,7 @@ def blocked_outer(
     return map_groups(function, (x, y), once, groups)[1].astype(out_dtype)
 
 
-def _step(function, rows, own, group, start, end, chunk: int):
+def _step(function, rows, group_matrices, group, start, end, chunk: int):
     """Return the loop's body for chunks of one size, beginning at `start`."""
 
     def step(i, carry):
@@ -120,7 +120,7 @@ def _step(function, rows, own, group, start, end, chunk: int):
             part = lax.dynamic_slice_in_dim(a, at, chunk)
             return jnp.where(mine.reshape(chunk, *[1] * (a.ndim - 1)), part, jnp.zeros_like(part))
 
-        of_rows, of_group = function(own, jax.tree.map(take, rows))
+        of_rows, of_group = function(group_matrices, jax.tree.map(take, rows))
         results = jax.tree.map(lambda a, part: lax.dynamic_update_slice_in_dim(a, part, at, 0), results, of_rows)
         return results, jax.tree.map(lambda a, part: a.at[group].add(part), sums, of_group)
 

@@ -105,12 +105,12 @@ def _tables(signed: bool) -> _Tables:
     counts = [2 ** (i if signed else i + 1) for i in range(DECADES)]
     powers = [10.0 ** (i - DECADES + 1) for i in range(DECADES)]
     # In float32, as the published map is computed: other roundings would give other values.
-    found: list[np.float32] = [np.float32(0), one]
+    entries: list[np.float32] = [np.float32(0), one]
     for count, power in zip(counts, powers):
         bounds = _evenly(count + 1)
         means = np.float32(power) * ((bounds[:-1] + bounds[1:]) / np.float32(2))
-        found += [*means, *(-means if signed else ())]
-    values = np.sort(np.array(found, np.float32))
+        entries += [*means, *(-means if signed else ())]
+    values = np.sort(np.array(entries, np.float32))
     zero = int(np.searchsorted(values, 0))
     between = _least_above(values)
     # A decade spans from a tenth of its power to the power, in equal intervals; a code is the middle of its
@@ -143,10 +143,10 @@ def _least_above(values: np.ndarray) -> np.ndarray:
     up."""
     below, above = values[:-1], values[1:]
     half = (above - below) * np.float32(0.5)
-    found = below + half
+    thresholds = below + half
     for _ in range(4):
-        found = np.where(found - below >= half, np.nextafter(found, np.float32(-np.inf)), found)
+        thresholds = np.where(thresholds - below >= half, np.nextafter(thresholds, np.float32(-np.inf)), thresholds)
     for _ in range(8):
-        found = np.where(found - below >= half, found, np.nextafter(found, np.float32(np.inf)))
-    assert (found - below >= half).all()
-    return found
+        thresholds = np.where(thresholds - below >= half, thresholds, np.nextafter(thresholds, np.float32(np.inf)))
+    assert (thresholds - below >= half).all()
+    return thresholds

@@ -38,8 +38,8 @@ def gpu_quantize_with_residual(
         wide = jnp.broadcast_to(mask[:, None], (size, block // packed))
 
         def read(ref, part):
-            found = plt.load(ref.at[here, :, pl.ds(part, 1)], mask=wide[:, :, None], other=0.0)
-            return found.reshape(wide.shape)
+            values = plt.load(ref.at[here, :, pl.ds(part, 1)], mask=wide[:, :, None], other=0.0)
+            return values.reshape(wide.shape)
 
         parts = [read(x_ref, part) + read(owed_ref, part) for part in range(packed)]
         largest, bad = jnp.zeros((size,), jnp.float32), jnp.zeros((size,), jnp.int32)
@@ -51,15 +51,15 @@ def gpu_quantize_with_residual(
         scale = jnp.where(scale >= TINY, scale, 0.0)
         fits = (scale > 0) & (bad == 0)
         # Divided as in the definition, not multiplied with an inverse, which would round twice.
-        divisor, whole = jnp.where(fits, scale, 1.0)[:, None], jnp.where(bad > 0, jnp.nan, scale)
+        divisor, stored_scale = jnp.where(fits, scale, 1.0)[:, None], jnp.where(bad > 0, jnp.nan, scale)
         packed_codes = jnp.zeros((size, block // packed), jnp.int32)
         for place, each in enumerate(parts):
             codes, value = _coded(jnp.where(fits[:, None], each / divisor, 0.0), format)
-            left = (each - value * whole[:, None])[:, :, None]
+            left = (each - value * stored_scale[:, None])[:, :, None]
             plt.store(rest_ref.at[here, :, pl.ds(place, 1)], left, mask=wide[:, :, None])
             packed_codes = codes if packed == 1 else packed_codes | ((codes.astype(jnp.int32) & 0xF) << (4 * place))
         plt.store(codes_ref.at[here, :], packed_codes.astype(format.dtype), mask=wide)
-        plt.store(scales_ref.at[here], whole, mask=mask)
+        plt.store(scales_ref.at[here], stored_scale, mask=mask)
 
     codes, scales, rest = pl.pallas_call(
         kernel,
@@ -87,5 +87,5 @@ def _coded(x: Array, format: Format) -> tuple[Array, Array]:
     below = jnp.floor(x)
     above, odd = x - below, below - 2 * jnp.floor(below * 0.5)
     up = (above > 0.5) | ((above == 0.5) & (odd == 1))
-    whole = jnp.clip(below + up.astype(jnp.float32), -format.largest, format.largest)
-    return whole.astype(jnp.int8), whole
+    rounded = jnp.clip(below + up.astype(jnp.float32), -format.largest, format.largest)
+    return rounded.astype(jnp.int8), rounded

@@ -207,8 +207,8 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
     y = y + read[..., None] * product("bign,bgnrp->bigrp", c, state.astype(x.dtype))
     to_end = jnp.pad(decay[:, -1:] - decay[:, :-1], ((0, 0), (0, 1), (0, 0), (0, 0)))
     written = _where(ended, jnp.exp(to_end) * dt)
-    taken = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
-    state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + taken
+    state_update = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
+    state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + state_update
     return (state, run_before), y.astype(x.dtype)
 
 

@@ -232,8 +232,8 @@ class LatentAttention(Module):
             )
         else:
             q = x
-        whole = all_gather_sequence(jnp.concatenate([q, kv, k_rotated], axis=-1))
-        q, kv, k_rotated = jnp.split(whole, [q.shape[-1], q.shape[-1] + self.latent.kv_rank], axis=-1)
+        gathered = all_gather_sequence(jnp.concatenate([q, kv, k_rotated], axis=-1))
+        q, kv, k_rotated = jnp.split(gathered, [q.shape[-1], q.shape[-1] + self.latent.kv_rank], axis=-1)
         if self.w_q is None:
             q = contract("batch seq q_rank, q_rank heads head_dim -> batch seq heads head_dim", q, self.w_q_up)
         else:

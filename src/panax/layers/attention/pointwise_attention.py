@@ -125,7 +125,7 @@ class PointwiseAttention(Block):
             q, k, v, u = (act(y) for y in contract_gathered(self.norm(x), *projections))
             bias = self.bias(q.shape[1], context.times, context.target_times)
             attended = attend_pointwise(q, k, v, bias, self.length)
-            gated = _normalised(attended, self.epsilon) * u
+            gated = _normalized(attended, self.epsilon) * u
             out = contract("batch seq heads value_dim, heads value_dim embed -> batch seq embed", gated, self.w_o)
             return add_residual(x, out, self.dropout, context, 0), None
 
@@ -155,7 +155,7 @@ def attend_pointwise(
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v, preferred_element_type=wide).astype(v.dtype)
 
 
-def _normalised(x: jax.Array, epsilon: float) -> jax.Array:
+def _normalized(x: jax.Array, epsilon: float) -> jax.Array:
     """Normalize each head's vector to mean 0 and variance 1."""
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)

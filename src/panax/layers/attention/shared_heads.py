@@ -32,5 +32,5 @@ def local_shared_heads(
     first = axis_index(split) * local
     # Adjacent heads share one: take each shared head once if local heads form equal groups, else one per head.
     each = math.gcd(local, group) if local % group and group % local else min(local, group)
-    own = (first + jnp.arange(0, local, each)) // group
-    return tuple(jnp.take(x, own, axis=2) for x in arrays)
+    shared_indices = (first + jnp.arange(0, local, each)) // group
+    return tuple(jnp.take(x, shared_indices, axis=2) for x in arrays)

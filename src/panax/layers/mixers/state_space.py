@@ -193,13 +193,13 @@ class StateSpace(Module):
         z, dt, inputs = self._project(x)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], inputs)]
         x, b, c = self._convolved(inputs, before, None, None)
-        found = state_space_scan(x, dt, self._rates(), b, c, state=cache.state, target=current_target())
+        scan = state_space_scan(x, dt, self._rates(), b, c, state=cache.state, target=current_target())
         tail = self.conv_x.shape[-1] - 1
         tails = [
             jnp.concatenate([old, new.astype(old.dtype)], axis=1)[:, new.shape[1] : new.shape[1] + tail]
             for old, new in zip(cache[:3], inputs)
         ]
-        return self._output(found.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], found.state)
+        return self._output(scan.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], scan.state)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
         """Compute the gate, the step sizes in float32, and the convolution's inputs x, b and c."""

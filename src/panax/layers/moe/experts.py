@@ -132,7 +132,7 @@ class Experts(Module):
         round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
         constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_positions(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
-        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, most=exchange.max_rounds(count))
+        y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, max_rounds=exchange.max_rounds(count))
         return y.reshape(x.shape)
 
 

@@ -199,13 +199,15 @@ def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assignments
     # best, place: [batch, expert, capacity], with positions in the global row.
     best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
     count = (rows > -jnp.inf).any(axis=-1).sum(axis=-1)
-    taken = jnp.arange(best.shape[-1])[None, None] < _capacities(moe, rows.shape[1])[count][:, None, None]
+    within_capacity = jnp.arange(best.shape[-1])[None, None] < _capacities(moe, rows.shape[1])[count][:, None, None]
     if rows.shape[1] != length:
         # Convert to local positions; `length` marks positions of other devices.
         assert tokens.place is not None
-        own = jnp.full((rows.shape[1],), length, jnp.int32).at[tokens.place].set(jnp.arange(length, dtype=jnp.int32))
-        place = own[place]
-    here = (place < length) & (best > -jnp.inf) & taken
+        local_positions = (
+            jnp.full((rows.shape[1],), length, jnp.int32).at[tokens.place].set(jnp.arange(length, dtype=jnp.int32))
+        )
+        place = local_positions[place]
+    here = (place < length) & (best > -jnp.inf) & within_capacity
     expert = jnp.arange(experts, dtype=jnp.int32)[None, :, None]
     inside = jnp.minimum(place, length - 1)
     # A device's weights belong to its own tokens, and so do their cotangents, in whatever order.

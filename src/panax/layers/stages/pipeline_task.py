@@ -80,13 +80,13 @@ def _run(
         return task.enter(eqx.combine(outer, fixed), batch, task.context(batch, key, train))
 
     def run_layers(weights_: Any, x: jax.Array, batch: Batch, chunk: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
-        whole = eqx.combine(weights_, select_chunk(fixed_layers, chunk, layers.chunks))
+        layer_weights = eqx.combine(weights_, select_chunk(fixed_layers, chunk, layers.chunks))
         # Every virtual stage processes all positions, so only the first one counts them.
         first = (jax.lax.axis_index(AXIS) == 0) & (chunk == 0)
         with use_layout(layout.without_axis(AXIS)):
-            context, own = task.context(batch, key, train), task.layer_state(state)
-            y, found = layers.run(whole, x, context, chunk, task.remat if train else "none", own)
-            losses, metrics = task.layer_metrics(found, jnp.where(first, task.count_tokens(batch), 0.0), train)
+            context, layer_state = task.context(batch, key, train), task.layer_state(state)
+            y, reports = layers.run(layer_weights, x, context, chunk, task.remat if train else "none", layer_state)
+            losses, metrics = task.layer_metrics(reports, jnp.where(first, task.count_tokens(batch), 0.0), train)
         objective = jnp.float32(0.0) if weights is None else scaled_objective(losses, weights)
         return y, objective, (dict(losses), dict(metrics))
 
@@ -126,5 +126,5 @@ def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.
         leaf = leaf[None]
     beyond = each * share.parts - leaf.shape[1]
     padded = jnp.pad(leaf, ((0, 0), (0, beyond), *((0, 0),) * (leaf.ndim - 2)))
-    own = jax.lax.dynamic_slice_in_dim(padded, share.part * each, each, axis=1)
-    return own.reshape(1, -1) if by_position else own[0]
+    stage_share = jax.lax.dynamic_slice_in_dim(padded, share.part * each, each, axis=1)
+    return stage_share.reshape(1, -1) if by_position else stage_share[0]

@@ -56,22 +56,28 @@ class StageLayers:
     def of(cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any) -> "StageLayers":
         """Move each stage's layers to it, and gather them in `dtype` if weights are gathered once per
         step."""
-        stages, found, start = axis_size(AXIS), [], 0
+        stages, runs, start = axis_size(AXIS), [], 0
         groups = group_runs(model_stacks)
         reporting = (
-            unit.first + place for group in groups for unit in group for place, own in enumerate(unit.reports) if own
+            unit.first + place
+            for group in groups
+            for unit in group
+            for place, reports in enumerate(unit.reports)
+            if reports
         )
         rows = {layer: row for row, layer in enumerate(reporting)}
         held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
         for group in groups:
             # order: [stage, chunk, slot] to the unit's index in its run, padded with -1 to equal length.
-            own = [[[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held]
-            most = max(len(chunk) for stage in own for chunk in stage)
-            order = np.array([[[*chunk, *[-1] * (most - len(chunk))] for chunk in stage] for stage in own])
+            units = [
+                [[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held
+            ]
+            longest = max(len(chunk) for stage in units for chunk in stage)
+            order = np.array([[[*chunk, *[-1] * (longest - len(chunk))] for chunk in stage] for stage in units])
             alone = len(groups) == 1
-            found.append(StageRun.of(group, order, model_stacks, dtype, rows, alone=alone))
+            runs.append(StageRun.of(group, order, model_stacks, dtype, rows, alone=alone))
             start += len(group)
-        return cls(tuple(found), model_stacks, len(rows))
+        return cls(tuple(runs), model_stacks, len(rows))
 
     @property
     def weights(self) -> list[list[Any]]:
@@ -88,9 +94,9 @@ class StageLayers:
         """Run one chunk's layers in sequence; the reports are placed in an array with a row per reporting
         layer of the model."""
         total = None
-        for run, own in zip(self.runs, weights):
-            x, found = run.run(own, x, context, chunk, remat, state)
-            for rows, terms in found:
+        for run, run_weights in zip(self.runs, weights):
+            x, reports = run.run(run_weights, x, context, chunk, remat, state)
+            for rows, terms in reports:
                 placed = jax.tree.map(lambda t, rows=rows: _in_rows(t, rows, self.reporting), terms)
                 total = placed if total is None else jax.tree.map(jnp.add, total, placed)
         return x, total
@@ -154,14 +160,18 @@ class StageRun:
         kinds: list[int] = []
         for stack in stacks:
             places = [stack.blocks] if period > 1 else [(block,) for block in stack.blocks]
-            found = [jax.tree.structure(blocks) for blocks in places]
-            for treedef in found:
+            structures = [jax.tree.structure(blocks) for blocks in places]
+            for treedef in structures:
                 if treedef not in treedefs:
                     treedefs.append(treedef)
-            kinds += [treedefs.index(treedef) for treedef in found] * stack.repeats
+            kinds += [treedefs.index(treedef) for treedef in structures] * stack.repeats
         axes = list(treedefs[0].flatten_up_to(logical_axes(stacks[0]).blocks[:period]))
-        own = [[rows[unit.first + place] for place, reports in enumerate(unit.reports) if reports] for unit in units]
-        run = cls(layout, units, order, [], treedefs, np.array(kinds), np.array(own, np.int32), axes, alone, dtype)
+        unit_rows = [
+            [rows[unit.first + place] for place, reports in enumerate(unit.reports) if reports] for unit in units
+        ]
+        run = cls(
+            layout, units, order, [], treedefs, np.array(kinds), np.array(unit_rows, np.int32), axes, alone, dtype
+        )
         weights = [run.bring_to_stage(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
         return dataclasses.replace(run, weights=weights)
 
@@ -217,8 +227,8 @@ class StageRun:
                 return unit_of(x, leaves)
             # Run the empty slot and discard its result if that is free or required; otherwise skip it.
             if self.alone or self._all_must_run:
-                y, found = unit_of(x, leaves)
-                return jnp.where(unit >= 0, y, x), found
+                y, reports = unit_of(x, leaves)
+                return jnp.where(unit >= 0, y, x), reports
             nothing = jax.tree.map(
                 lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(unit_of, x, leaves)[1]
             )
@@ -226,11 +236,11 @@ class StageRun:
             with declare_branch_probs(1 - filled, filled):
                 return jax.lax.cond(unit >= 0, unit_of, lambda x, leaves: (x, nothing), x, leaves)
 
-        x, found = scan_layers(
+        x, reports = scan_layers(
             lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
         )
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
-        return x, [(filled[:, place], terms) for place, terms in enumerate(found)]
+        return x, [(filled[:, place], terms) for place, terms in enumerate(reports)]
 
     def bring_to_stage(self, leaf: jax.Array, axes: Axes) -> Any:
         """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
@@ -255,9 +265,9 @@ class StageRun:
         if value.dtype == leaf.dtype and not (once and any(gathers)):
             return by_chunk(value)
         scattered = self.layout.zero == "2"
-        whole = gather_weight_as(value, axes, gathers, value.dtype) if once else value
-        slot = jnp.zeros(value.shape if scattered else whole.shape, leaf.dtype)
-        return StepWeight(by_chunk(whole), by_chunk(slot), scattered)
+        gathered = gather_weight_as(value, axes, gathers, value.dtype) if once else value
+        slot = jnp.zeros(value.shape if scattered else gathered.shape, leaf.dtype)
+        return StepWeight(by_chunk(gathered), by_chunk(slot), scattered)
 
     def return_grad(self, gradient: jax.Array, axes: Axes) -> jax.Array:
         """Convert a gradient with the layout of `brought` to the storage layout of all units."""
@@ -318,7 +328,7 @@ def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
 
 def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
     """Invert `_by_unit`, in the structure of `stacks`."""
-    start, found = 0, []
+    start, rebuilt = 0, []
     for stack in stacks:
         places = 1 if period > 1 else len(stack.blocks)
         local = jax.tree.leaves(stack.blocks[0])[0].shape[0] * places
@@ -330,6 +340,6 @@ def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
                 jax.tree.structure(block).unflatten([leaf[place::places] for leaf in mine])
                 for place, block in enumerate(stack.blocks)
             )
-        found.append(dataclasses.replace(stack, blocks=blocks))
+        rebuilt.append(dataclasses.replace(stack, blocks=blocks))
         start += local
-    return found
+    return rebuilt

@@ -163,14 +163,14 @@ class StagedTask(Task):
 
     def layer_parameters(self, params: Any) -> dict[int, dict[str, tuple[str, int]]]:
         names = {id(leaf): name for name, leaf in named_leaves(params).items()}
-        found: dict[int, dict[str, tuple[str, int]]] = {}
+        by_layer: dict[int, dict[str, tuple[str, int]]] = {}
         for stack in self.stacks(params):
             for place, block in enumerate(stack.blocks):
                 for name, leaf in named_leaves(block).items():
                     for repeat in range(stack.repeats):
                         layer = stack.first + repeat * len(stack.blocks) + place
-                        found.setdefault(layer, {})[name] = (names[id(leaf)], repeat)
-        return found
+                        by_layer.setdefault(layer, {})[name] = (names[id(leaf)], repeat)
+        return by_layer
 
     def parameter_axes(self, params: Any) -> Any:
         return logical_axes(params)

@@ -52,23 +52,23 @@ def target_ranks(
         scores = jnp.einsum("be,ve->bv", queries, part, preferred_element_type=jnp.float32)
         return scores, first + place, (place >= start) & (first + place < num_items)
 
-    def own_score(found: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+    def own_score(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
         scores, items, counted = scored(start)
         mine = counted[None] & (items[None] == targets[:, None])
-        return found + jnp.where(mine, scores, 0.0).sum(axis=1), None
+        return total + jnp.where(mine, scores, 0.0).sum(axis=1), None
 
     # Add 0 or NaN: comparisons below treat a NaN score as neither higher nor equal.
     zeros = jnp.zeros(queries.shape[0], jnp.float32) + 0.0 * queries[:, 0].astype(jnp.float32)
-    own, _ = jax.lax.scan(own_score, zeros, starts)
-    own = all_reduce(own, axes) if axes else own
+    target_scores, _ = jax.lax.scan(own_score, zeros, starts)
+    target_scores = all_reduce(target_scores, axes) if axes else target_scores
 
-    def compared(found: tuple[jax.Array, jax.Array], start: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def compared(counts: tuple[jax.Array, jax.Array], start: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         scores, _, counted = scored(start)
-        higher = (counted[None] & (scores > own[:, None])).sum(axis=1)
-        equal = (counted[None] & (scores == own[:, None])).sum(axis=1)
+        higher = (counted[None] & (scores > target_scores[:, None])).sum(axis=1)
+        equal = (counted[None] & (scores == target_scores[:, None])).sum(axis=1)
         finite = (~counted[None] | jnp.isfinite(scores)).all(axis=1)
         higher = jnp.where(finite, higher.astype(jnp.float32), jnp.nan)
-        return (found[0] + higher, found[1] + equal.astype(jnp.float32)), None
+        return (counts[0] + higher, counts[1] + equal.astype(jnp.float32)), None
 
     (higher, equal), _ = jax.lax.scan(compared, (zeros, zeros), starts)
     if axes:

@@ -134,16 +134,16 @@ class TablesConfig(Validated):
     @property
     def leaf_ranges(self) -> dict[str, LeafRange]:
         """The valid values of each feature's leaves, in the form of `Task.leaf_ranges`."""
-        found = {}
+        ranges = {}
         for table in self.tables:
             for feature in table.features:
                 if table.growth is None:
-                    found[feature.leaf] = id_range(
+                    ranges[feature.leaf] = id_range(
                         table.rows, least=-1, advice=f"give the table {table.name!r} more rows"
                     )
                 if feature.weights_leaf:
-                    found[feature.weights_leaf] = UNCHECKED_RANGE
-        return found
+                    ranges[feature.weights_leaf] = UNCHECKED_RANGE
+        return ranges
 
     @property
     def batch_axes(self) -> dict[str, Axes]:
@@ -200,11 +200,11 @@ class TablesConfig(Validated):
         Raises:
             RecipeError: The vocabulary of a growing table is missing.
         """
-        found = dict(batch)
+        new_batch = dict(batch)
         for each in self.growing:
             if each.vocabulary not in vocabularies:
                 raise RecipeError(
-                    f"the table {each.vocabulary!r} grows, and its vocabulary is not here; give the model state of the training"
+                    f"the table {each.vocabulary!r} grows, and its vocabulary is not here; pass the model state of the training"
                 )
             vocabulary = ShardVocabulary(
                 **{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()}
@@ -214,8 +214,8 @@ class TablesConfig(Validated):
             )
             for leaf in each.leaves:
                 keys = jnp.asarray(batch[leaf])
-                found[leaf] = blocks.lookup(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
-        return found
+                new_batch[leaf] = blocks.lookup(vocabulary, keys.reshape(-1, 2)).reshape(keys.shape[:-1])
+        return new_batch
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
         """Return the row indices that a batch reads, in the form of `Task.row_ids`.
@@ -278,11 +278,11 @@ class EmbeddingTables(Module):
                 # If a table is in two parts, the part without the row gives zeros.
                 bags[feature.leaf] = feature, bag + bags[feature.leaf][1] if feature.leaf in bags else bag
                 first += feature.capacity
-        found: dict[str, jax.Array] = {}
+        vectors: dict[str, jax.Array] = {}
         for leaf, (feature, bag) in bags.items():
             weights = batch[feature.weights_leaf] if feature.weights_leaf else None
-            found[leaf] = pool_rows(bag, batch[leaf], pooling=feature.pooling, weights=weights)
-        return found
+            vectors[leaf] = pool_rows(bag, batch[leaf], pooling=feature.pooling, weights=weights)
+        return vectors
 
     def row_ids(self, batch: Batch) -> dict[str, Int[Array, "batch ids"]]:
         """Return the row indices that a batch reads, as `TablesConfig.row_ids` does."""
@@ -297,7 +297,7 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
     if table.rows == 0 and not wanted:
         raise RecipeError(
             f"the table {table.name!r} has rows=0, which takes the data's number of ids, but the data does not state how many "
-            f"{' and '.join(map(repr, leaves))} may hold; give a number"
+            f"{' and '.join(map(repr, leaves))} may hold; set a number"
         )
     if wanted and table.hot_rows >= wanted:
         raise RecipeError(

@@ -23,7 +23,7 @@ class Bar(NamedTuple):
     low: float | int
     high: float | int
     text: str
-    colour: str
+    color: str
     faint: bool = False
 
 
@@ -36,11 +36,11 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
     """Draw horizontal bars from zero, or on a logarithmic axis if they differ widely, with a line from the
     minimum to the maximum."""
     height = ROW * len(bars) + 44
-    most = max((bar.high for bar in bars), default=1.0) or 1.0
+    longest = max((bar.high for bar in bars), default=1.0) or 1.0
     shortest = min((bar.low for bar in bars), default=0.0)
     parts: list[str] = []
-    if shortest > 0 and most > WIDE * shortest:
-        first, last = math.floor(math.log10(shortest)), math.log10(most)
+    if shortest > 0 and longest > WIDE * shortest:
+        first, last = math.floor(math.log10(shortest)), math.log10(longest)
         pixels = (WIDTH - LEFT - RIGHT) / (last - first)
         axis = f"{axis}, by powers of ten"
 
@@ -49,7 +49,7 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
 
         marks = [10.0**power for power in range(first, math.floor(last) + 1)]
     else:
-        top = _round_up(most)
+        top = _round_up(longest)
 
         def across(value: float | int) -> float:
             return value * (WIDTH - LEFT - RIGHT) / top
@@ -61,7 +61,7 @@ def bar_chart(bars: Sequence[Bar], axis: str) -> str:
         opacity = 0.35 if bar.faint else 1
         parts.append(text(LEFT - 10, y + 15, bar.title, anchor="end"))
         parts.append(
-            f'<rect x="{LEFT}" y="{y}" width="{max(across(bar.value), 1):.1f}" height="{ROW - 12}" rx="3" fill="{bar.colour}" '
+            f'<rect x="{LEFT}" y="{y}" width="{max(across(bar.value), 1):.1f}" height="{ROW - 12}" rx="3" fill="{bar.color}" '
             f'fill-opacity="{opacity}"><title>{escape(bar.title)}: {escape(bar.text)}</title></rect>'
         )
         middle = y + (ROW - 12) / 2

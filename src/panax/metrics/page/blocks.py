@@ -64,7 +64,7 @@ class Tile:
     """One prominent figure.
 
     Attributes:
-        tone: "good", "bad", "busy" or empty; colours the value.
+        tone: "good", "bad", "busy" or empty; colors the value.
     """
 
     label: str
@@ -86,12 +86,12 @@ class StripSegment:
 
     Attributes:
         share: Share of the strip's whole length, from 0 to 1.
-        colour: Index of a colour of the page (`svg.COLOURS`), or -1 for grey.
+        color: Index of a color of the page (`svg.COLORS`), or -1 for grey.
         text: Tooltip.
     """
 
     share: float | int
-    colour: int
+    color: int
     text: str
 
 
@@ -132,7 +132,7 @@ class Strips:
     """Bars stacked vertically with one legend.
 
     Attributes:
-        legend: (colour, meaning, figure) for each kind of segment.
+        legend: (color, meaning, figure) for each kind of segment.
     """
 
     items: tuple[Strip, ...]

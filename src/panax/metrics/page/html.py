@@ -91,7 +91,7 @@ def _strip(strip: Strip) -> str:
     for part in strip.parts:
         wide = part.share * strip.length * 100
         place = f'x="{at:.3f}%" y="0" width="{wide:.3f}%" height="22"'
-        drawn.append(f'<rect class="f{part.colour}" {place}><title>{escape(part.text)}</title></rect>')
+        drawn.append(f'<rect class="f{part.color}" {place}><title>{escape(part.text)}</title></rect>')
         at += wide
     for mark in strip.marks:
         place = f"{mark.at * strip.length * 100:.3f}%"
@@ -122,8 +122,8 @@ def _legend(legend: Sequence[tuple[int, str, str]]) -> str:
     if not legend:
         return ""
     items = (
-        f'<span><i class="f{colour}"></i>{escape(name)}{f"<b>{escape(figure)}</b>" if figure else ""}</span>'
-        for colour, name, figure in legend
+        f'<span><i class="f{color}"></i>{escape(name)}{f"<b>{escape(figure)}</b>" if figure else ""}</span>'
+        for color, name, figure in legend
     )
     return f'<div class="legend">{"".join(items)}</div>'
 

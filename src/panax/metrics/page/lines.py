@@ -1,4 +1,4 @@
-"""Line charts as SVG, for a notebook, a file or a page. Text has the colour of the page."""
+"""Line charts as SVG, for a notebook, a file or a page. Text has the color of the page."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ class Line(NamedTuple):
     Attributes:
         x: Its points' positions, ascending, of the same number as `y`. A point that is not finite leaves a
             gap.
-        colour: Empty for the page's next colour; only those change in dark mode.
+        color: Empty for the page's next color; only those change in dark mode.
         dashes: SVG's `stroke-dasharray`; empty for none.
         marked: True if a line with few points has circles.
     """
@@ -45,7 +45,7 @@ class Line(NamedTuple):
     title: str
     x: Values
     y: Values
-    colour: str = ""
+    color: str = ""
     dashes: str = ""
     marked: bool = True
 
@@ -120,7 +120,7 @@ def line_chart(
         most_points: Maximum number of points of a line; a longer one is thinned out.
     """
     kept = [thin_points(_points(line, logarithmic), most_points) for line in lines]
-    finite = [found[np.isfinite(found[:, 1])] for found in kept]
+    finite = [points[np.isfinite(points[:, 1])] for points in kept]
     together = np.concatenate(finite) if finite else np.zeros((0, 2))
     if not len(together):
         return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
@@ -136,21 +136,21 @@ def line_chart(
         parts += [_title(x, 14 + 20 * row, lines[n], n, len(finite[n])) for n, x in titles]
     for mark in marks:
         parts.append(_mark(plane, mark))
-    for row, (line, found) in enumerate(zip(lines, kept)):
-        parts.append(_line(plane, line, found, row, readable))
+    for row, (line, points) in enumerate(zip(lines, kept)):
+        parts.append(_line(plane, line, points, row, readable))
         if not titles_above:
             parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row, len(finite[row])))
-    whole = height if titles_above else max(height, int(plane.top) + 20 * len(lines) + 12)
-    return Chart(svg(whole, parts, width, _scale(plane) if readable else ""))
+    total_height = height if titles_above else max(height, int(plane.top) + 20 * len(lines) + 12)
+    return Chart(svg(total_height, parts, width, _scale(plane) if readable else ""))
 
 
-def thin_points(points: Points, most: int) -> Float64[np.ndarray, "kept 2"]:
-    """Thin a line out to about `most` points: of each stretch the minimum and the maximum, and a gap if it
+def thin_points(points: Points, max_points: int) -> Float64[np.ndarray, "kept 2"]:
+    """Thin a line out to about `max_points` points: of each stretch the minimum and the maximum, and a gap if it
     has one."""
-    if len(points) <= most:
+    if len(points) <= max_points:
         return points
     keep = {0, len(points) - 1}
-    for stretch in np.array_split(np.arange(len(points)), max(most // 2, 1)):
+    for stretch in np.array_split(np.arange(len(points)), max(max_points // 2, 1)):
         values = points[stretch, 1]
         finite = np.isfinite(values)
         if finite.any():
@@ -203,26 +203,24 @@ def _grid(plane: _Plane, x_label: str, height: int) -> Iterator[str]:
         yield f'<path d="M{plane.left} {y:.1f}H{plane.right}" stroke="currentColor" stroke-opacity="0.12"/>'
         yield text(plane.left - 8, y + 4, number(value), anchor="end", faint=True)
     first, last = plane.x
-    most = max(2, int((plane.right - plane.left) / 70))
-    for x in logarithmic_ticks(10**first, 10**last) if plane.logarithmic_x else ticks(first, last, most):
+    max_ticks = max(2, int((plane.right - plane.left) / 70))
+    for x in logarithmic_ticks(10**first, 10**last) if plane.logarithmic_x else ticks(first, last, max_ticks):
         yield text(plane.across(x), plane.bottom + 18, number(x), anchor="middle", faint=True)
     yield text((plane.left + plane.right) / 2, height - 8, x_label, anchor="middle", faint=True)
 
 
-def _colour(line: Line, row: int) -> str:
+def _color(line: Line, row: int) -> str:
     return (
-        f'stroke="{line.colour}"'
-        if line.colour
-        else f'class="s{row % len(COLORS)}" stroke="{COLORS[row % len(COLORS)]}"'
+        f'stroke="{line.color}"' if line.color else f'class="s{row % len(COLORS)}" stroke="{COLORS[row % len(COLORS)]}"'
     )
 
 
-def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) -> str:
+def _line(plane: _Plane, line: Line, points: Points, row: int, readable: bool) -> str:
     """Draw a path with its gaps; isolated points, and those of a short line, are circles."""
-    colour = _colour(line, row)
+    color = _color(line, row)
     path, circles, run = [], [], []
-    alone_too = line.marked and np.isfinite(found[:, 1]).sum() * MARK_PIXELS <= plane.right - plane.left
-    for x, y in [*found.tolist(), (0.0, math.nan)]:
+    alone_too = line.marked and np.isfinite(points[:, 1]).sum() * MARK_PIXELS <= plane.right - plane.left
+    for x, y in [*points.tolist(), (0.0, math.nan)]:
         if math.isfinite(y):
             run.append(f"{plane.across(x):.1f} {plane.up(y):.1f}")
             continue
@@ -233,23 +231,23 @@ def _line(plane: _Plane, line: Line, found: Points, row: int, readable: bool) ->
         run = []
     data = ""
     if readable:
-        told = " ".join(f"{x:.7g},{y:.5g}" for x, y in found.tolist() if math.isfinite(y))
+        told = " ".join(f"{x:.7g},{y:.5g}" for x, y in points.tolist() if math.isfinite(y))
         data = f' data-title="{escape(line.title)}" data-points="{told}"'
     dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
     dots = "".join(f'<circle cx="{a}" cy="{b}" r="2.6"/>' for a, b in (point.split() for point in circles))
     return (
-        f'<g {colour} stroke-width="2" fill="none"{data}><path d="{"".join(path)}" stroke-linejoin="round"{dash}/>{dots}</g>'
+        f'<g {color} stroke-width="2" fill="none"{data}><path d="{"".join(path)}" stroke-linejoin="round"{dash}/>{dots}</g>'
         if path
-        else f'<g {colour} stroke-width="2" fill="none"{data}>{dots}</g>'
+        else f'<g {color} stroke-width="2" fill="none"{data}>{dots}</g>'
     )
 
 
 def _title(x: float | int, y: float | int, line: Line, row: int, points: int) -> str:
     dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
-    drawn = f'<path d="M{x:.1f} {y:.1f}h22" {_colour(line, row)} stroke-width="2"{dash}/>'
+    drawn = f'<path d="M{x:.1f} {y:.1f}h22" {_color(line, row)} stroke-width="2"{dash}/>'
     if points == 1:
         drawn = (
-            f'<g {_colour(line, row)} stroke-width="2" fill="none"><circle cx="{x + 11:.1f}" cy="{y:.1f}" r="2.6"/></g>'
+            f'<g {_color(line, row)} stroke-width="2" fill="none"><circle cx="{x + 11:.1f}" cy="{y:.1f}" r="2.6"/></g>'
         )
     return drawn + text(x + 28, y + 4, line.title)
 

@@ -1,11 +1,11 @@
-"""Common parts of all drawings: the picture, its texts, colours, and round numbers along an axis."""
+"""Common parts of all drawings: the picture, its texts, colors, and round numbers along an axis."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#b58900", "#4a9fd8", "#7a6a58", "#5f5fd3")
-"""Distinguishable with any of the common kinds of colour blindness, on white; dark mode has lighter ones."""
+"""Distinguishable with any of the common kinds of color blindness, on white; dark mode has lighter ones."""
 
 
 def svg(height: float | int, parts: Sequence[str], width: float | int = 760, attributes: str = "") -> str:
@@ -19,7 +19,7 @@ def svg(height: float | int, parts: Sequence[str], width: float | int = 760, att
 def text(
     x: float | int, y: float | int, words: str, *, anchor: str = "start", bold: bool = False, faint: bool = False
 ) -> str:
-    """Return a text in a picture, in the colour of the page's text."""
+    """Return a text in a picture, in the color of the page's text."""
     weight = ' font-weight="600"' if bold else ""
     opacity = ' fill-opacity="0.65"' if faint else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor"{weight}{opacity}>{escape(words)}</text>'

@@ -26,7 +26,7 @@ KINDS = {
     "restart": 6,
     "idle": -1,
 }
-"""Kinds of a run's time, in the order of the bar, each with the index of its colour."""
+"""Kinds of a run's time, in the order of the bar, each with the index of its color."""
 
 OTHER_COLOR = 6
 WIDTH, HEIGHT = 460, 240
@@ -55,17 +55,17 @@ def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
     known = {name for run in runs for name in run.curves}
     units = list(dict.fromkeys(unit for run in runs for unit, _ in speed_curves(run)))
     pairs = [("Loss", (LOSS, HELD_OUT), 8.0), ("Accuracy", ("train/accuracy", "evaluation/accuracy"), None)]
-    found: list[ChartSpec] = []
+    charts: list[ChartSpec] = []
     for title, names, beyond in pairs:
         called = [(name, word) for name, word in zip(names, ("training", "held out")) if name in known]
         if apart:
-            found += [ChartSpec(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
+            charts += [ChartSpec(f"{title}, {word}", ((name, ""),), 1.0, beyond) for name, word in called]
         elif called:
-            found.append(ChartSpec(title, tuple(called), 1.0, beyond))
+            charts.append(ChartSpec(title, tuple(called), 1.0, beyond))
     alike = len(units) == 1 and all(_in_proportion(run, f"speed/{units[0]}_per_second", MFU) for run in runs)
     for unit in units:
         title = f"{unit.capitalize()} per second{', which MFU is proportional to' if alike and MFU in known else ''}"
-        found.append(ChartSpec(title, ((f"speed/{unit}_per_second", ""),)))
+        charts.append(ChartSpec(title, ((f"speed/{unit}_per_second", ""),)))
     for title, name, scale, beyond in (
         ("MFU, %", MFU, 100.0, None),
         ("Gradient norm", "train/gradient_norm", 1.0, 20.0),
@@ -73,8 +73,8 @@ def select_charts(runs: Sequence[RunFiles], *, apart: bool) -> list[ChartSpec]:
         ("Memory in use, GiB", MEMORY, 2.0**-30, None),
     ):
         if name in known and not (name == MFU and alike):
-            found.append(ChartSpec(title, ((name, ""),), scale, beyond))
-    return found
+            charts.append(ChartSpec(title, ((name, ""),), scale, beyond))
+    return charts
 
 
 def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
@@ -97,22 +97,22 @@ def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int
 
 
 def curve_picture(
-    chart: ChartSpec, found: Sequence[RunFigures], *, by_time: bool = False, points: int = MAX_TOTAL_POINTS
+    chart: ChartSpec, all_figures: Sequence[RunFigures], *, by_time: bool = False, points: int = MAX_TOTAL_POINTS
 ) -> Picture:
     """Draw one chart of one run or several, by step or by the time since each run began."""
     lines: list[Line] = []
-    several = len(found) > 1
+    several = len(all_figures) > 1
     unit, divisor = "step", 1.0
     if by_time:
-        longest = max_finite((_seconds(run) for run in found), default=0.0)
+        longest = max_finite((_seconds(run) for run in all_figures), default=0.0)
         divisor, unit = next((size, name) for least, size, name in UNITS if longest >= least)
         unit = f"{unit} since the run began"
-    for row, figures in enumerate(found):
+    for row, figures in enumerate(all_figures):
         for name, word in chart.names:
             curve = figures.run.curves.get(name)
             times = figures.run.times
             if curve is None or (by_time and times is None):
-                # An empty line preserves the colours of the others.
+                # An empty line preserves the colors of the others.
                 lines.append(Line(figures.run.name if several else word, (), ()))
                 continue
             steps = np.frombuffer(curve.x, np.float64)
@@ -120,7 +120,7 @@ def curve_picture(
             y = np.frombuffer(curve.y, np.float64) * chart.scale
             dashes = ("", "9 4", "2 4")[row // 8 % 3]
             lines.append(Line(figures.run.name if several else word or chart.title, x, y, dashes=dashes))
-    marks = [] if several else _marks(found[0], by_time, divisor)
+    marks = [] if several else _marks(all_figures[0], by_time, divisor)
     picture = line_chart(
         lines,
         unit,
@@ -150,15 +150,15 @@ def _logarithmic(lines: Sequence[Line], beyond: float | int | None) -> bool:
 
 
 def _marks(figures: RunFigures, by_time: bool, divisor: float | int) -> list[Annotation]:
-    found = []
+    annotations = []
     life = figures.run.life
     for n, mishap in enumerate(figures.mishaps, start=1):
         at = mishap.step
         if by_time:
             at = None if life is None else (mishap.at - life.sessions[0].began) / divisor
         if at is not None:
-            found.append(Annotation(at, str(n), incident_label(n, mishap), incident_anchor(n)))
-    return found
+            annotations.append(Annotation(at, str(n), incident_label(n, mishap), incident_anchor(n)))
+    return annotations
 
 
 def incident_label(n: int, mishap: RunIncident) -> str:
@@ -173,7 +173,7 @@ def incident_anchor(n: int, row: int = 0) -> str:
 
 
 def kind_color(kind: str) -> int:
-    """Return the colour of a kind of time."""
+    """Return the color of a kind of time."""
     return KINDS.get(kind, OTHER_COLOR)
 
 
@@ -192,19 +192,21 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     if life is None:
         return None
     kinds = [kind for kind in list_kinds(figures) if kind != "idle"]
-    whole = sum(life.seconds[kind] for kind in kinds)
-    if whole <= 0:
+    total_seconds = sum(life.seconds[kind] for kind in kinds)
+    if total_seconds <= 0:
         return None
     parts = tuple(
         StripSegment(
-            life.seconds[kind] / whole,
+            life.seconds[kind] / total_seconds,
             kind_color(kind),
-            f"{kind}: {format_duration(life.seconds[kind])}, {format_percent(life.seconds[kind] / whole)}",
+            f"{kind}: {format_duration(life.seconds[kind])}, {format_percent(life.seconds[kind] / total_seconds)}",
         )
         for kind in kinds
     )
-    length = min(whole / longest, 1.0) if longest else 1.0
-    return Strip(title, parts, f"goodput {format_percent(figures.goodput)} of {format_duration(whole)}", length=length)
+    length = min(total_seconds / longest, 1.0) if longest else 1.0
+    return Strip(
+        title, parts, f"goodput {format_percent(figures.goodput)} of {format_duration(total_seconds)}", length=length
+    )
 
 
 def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
@@ -213,25 +215,28 @@ def timeline(figures: RunFigures, title: str, row: int = 0) -> Strip | None:
     if life is None or not life.spans:
         return None
     first, last = life.spans[0][1], max_finite(until for _, _, until in life.spans)
-    whole = last - first
-    if whole <= 0:
+    total_seconds = last - first
+    if total_seconds <= 0:
         return None
     parts = tuple(
         StripSegment(
-            (until - since) / whole,
+            (until - since) / total_seconds,
             kind_color(kind),
             f"{kind}: {format_duration(until - since)} from {format_time(since)}",
         )
-        for kind, since, until in _merged(life.spans, whole)
+        for kind, since, until in _merged(life.spans, total_seconds)
     )
     marks = tuple(
         Annotation(
-            min(max((mishap.at - first) / whole, 0.0), 1.0), str(n), incident_label(n, mishap), incident_anchor(n, row)
+            min(max((mishap.at - first) / total_seconds, 0.0), 1.0),
+            str(n),
+            incident_label(n, mishap),
+            incident_anchor(n, row),
         )
         for n, mishap in enumerate(figures.mishaps, start=1)
     )
-    divisor, unit = next((size, name) for least, size, name in UNITS if whole >= least)
-    scale = tuple((at * divisor / whole, number(at)) for at in ticks(0, whole / divisor, 6))
+    divisor, unit = next((size, name) for least, size, name in UNITS if total_seconds >= least)
+    scale = tuple((at * divisor / total_seconds, number(at)) for at in ticks(0, total_seconds / divisor, 6))
     return Strip(title, parts, f"{format_time(first)} to {format_time(last)}, in {unit}", marks, scale=scale)
 
 
@@ -239,7 +244,7 @@ MAX_SPANS = 400
 
 
 def _merged(
-    spans: Sequence[tuple[str, float | int, float | int]], whole: float | int
+    spans: Sequence[tuple[str, float | int, float | int]], total_seconds: float | int
 ) -> list[tuple[str, float | int, float | int]]:
     """Merge neighbours of one kind; if there are very many, each slice of time has the kind that fills most
     of it."""
@@ -251,7 +256,7 @@ def _merged(
             joined.append((kind, since, until))
     if len(joined) <= MAX_SPANS:
         return joined
-    first, slice_seconds = joined[0][1], whole / MAX_SPANS
+    first, slice_seconds = joined[0][1], total_seconds / MAX_SPANS
     filled: list[dict[str, float | int]] = [{} for _ in range(MAX_SPANS)]
     for kind, since, until in joined:
         n = int((since - first) / slice_seconds)
@@ -264,4 +269,4 @@ def _merged(
         for n, kinds in enumerate(filled)
         if kinds
     ]
-    return _merged(sliced, whole)
+    return _merged(sliced, total_seconds)

@@ -19,45 +19,51 @@ from .single import NO_LEDGER
 
 def comparison_sections(runs: Sequence[RunFiles], rate: Rate) -> list[Section]:
     """Return all sections of the page, in order."""
-    found = [compute_figures(run) for run in runs]
+    all_figures = [compute_figures(run) for run in runs]
     return [
-        Section("", (_figures(found, rate), *_bars(found))),
-        Section("Curves", _curves(found)),
+        Section("", (_figures(all_figures, rate), *_bars(all_figures))),
+        Section("Curves", _curves(all_figures)),
         Section("Settings that differ", _settings(runs)),
         Section("Environments", _environments(runs)),
-        Section("Incidents", _incidents(found, rate)),
+        Section("Incidents", _incidents(all_figures, rate)),
         Section("How to reproduce them", _origins(runs)),
     ]
 
 
-def _figures(found: Sequence[RunFigures], rate: Rate) -> TextTable:
-    rows: list[tuple[str, ...]] = [("", *(each.run.name for each in found))]
+def _figures(all_figures: Sequence[RunFigures], rate: Rate) -> TextTable:
+    rows: list[tuple[str, ...]] = [("", *(each.run.name for each in all_figures))]
 
     def row(title: str, values: Sequence[str]) -> None:
         if any(values):
             rows.append((title, *(value or "—" for value in values)))
 
-    row("state", [each.state.word for each in found])
-    row("steps", ["" if each.run.last_step is None else f"{each.run.last_step:,}" for each in found])
+    row("state", [each.state.word for each in all_figures])
+    row("steps", ["" if each.run.last_step is None else f"{each.run.last_step:,}" for each in all_figures])
     for title, name in (("loss, held out", HELD_OUT), ("loss, training", LOSS)):
-        values = [each.last(name) for each in found]
+        values = [each.last(name) for each in all_figures]
         # Only for runs with the same last step.
-        same = len({each.run.last_step for each in found}) == 1
+        same = len({each.run.last_step for each in all_figures}) == 1
         row(title, _best(values) if same else [format_loss(value) for value in values])
-    row("accuracy, held out", [format_percent(each.last("evaluation/accuracy")) for each in found])
-    row("throughput, median", [f"{short(each.speed[1])} {each.speed[0]}/s" if each.speed else "" for each in found])
-    row("MFU, median", [format_percent(each.median(MFU)) for each in found])
-    row("goodput", [format_percent(each.goodput) for each in found])
-    row("time", [format_duration(each.wall_seconds) for each in found])
-    row("devices", [read_environment(each.run).get("devices", "") for each in found])
-    row("device-hours", ["" if each.device_hours is None else format_hours(each.device_hours.total) for each in found])
+    row("accuracy, held out", [format_percent(each.last("evaluation/accuracy")) for each in all_figures])
+    row(
+        "throughput, median",
+        [f"{short(each.speed[1])} {each.speed[0]}/s" if each.speed else "" for each in all_figures],
+    )
+    row("MFU, median", [format_percent(each.median(MFU)) for each in all_figures])
+    row("goodput", [format_percent(each.goodput) for each in all_figures])
+    row("time", [format_duration(each.wall_seconds) for each in all_figures])
+    row("devices", [read_environment(each.run).get("devices", "") for each in all_figures])
+    row(
+        "device-hours",
+        ["" if each.device_hours is None else format_hours(each.device_hours.total) for each in all_figures],
+    )
     row(
         "of them in steps that count",
-        ["" if each.device_hours is None else format_hours(each.device_hours.training) for each in found],
+        ["" if each.device_hours is None else format_hours(each.device_hours.training) for each in all_figures],
     )
-    row("price", [each.price(rate) for each in found])
-    row("energy", ["" if each.run.energy is None else format_energy(each.run.energy[0]) for each in found])
-    row("incidents", [str(len(each.mishaps)) if has_incident_records(each) else "" for each in found])
+    row("price", [each.price(rate) for each in all_figures])
+    row("energy", ["" if each.run.energy is None else format_energy(each.run.energy[0]) for each in all_figures])
+    row("incidents", [str(len(each.mishaps)) if has_incident_records(each) else "" for each in all_figures])
     return TextTable(tuple(rows))
 
 
@@ -70,46 +76,46 @@ def _best(values: Sequence[float | int | None]) -> list[str]:
     ]
 
 
-def _bars(found: Sequence[RunFigures]) -> tuple[Block, ...]:
-    totals = [_without_idle(each) for each in found]
+def _bars(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
+    totals = [_without_idle(each) for each in all_figures]
     longest = max_finite(totals, default=0.0)
-    strips = [goodput_strip(each, each.run.name, longest) for each in found]
+    strips = [goodput_strip(each, each.run.name, longest) for each in all_figures]
     drawn: list[Strip] = [strip for strip in strips if strip is not None]
-    lives = [timeline(each, each.run.name, row) for row, each in enumerate(found)]
+    lives = [timeline(each, each.run.name, row) for row, each in enumerate(all_figures)]
     if not drawn:
         return (Paragraph(NO_LEDGER, faint=True),)
-    kinds = {kind for each in found for kind in list_kinds(each)}
+    kinds = {kind for each in all_figures for kind in list_kinds(each)}
     ordered = sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS))
     legend = tuple((kind_color(kind), kind, "") for kind in ordered)
     blocks: list[Block] = [Strips(tuple(drawn), legend)]
-    lacking = [each.run.name for each, strip in zip(found, strips) if strip is None]
+    lacking = [each.run.name for each, strip in zip(all_figures, strips) if strip is None]
     if lacking:
         blocks.append(Paragraph(f"Without a bar, since goodput.jsonl is missing: {', '.join(lacking)}.", faint=True))
-    whole = tuple(life for life in lives if life is not None)
-    blocks.append(Fold("When: each run from its begin to its end", (Strips(whole, legend),)))
+    timelines = tuple(life for life in lives if life is not None)
+    blocks.append(Fold("When: each run from its begin to its end", (Strips(timelines, legend),)))
     return tuple(blocks)
 
 
-def _without_idle(found: RunFigures) -> float | int:
-    life = found.run.life
+def _without_idle(figures: RunFigures) -> float | int:
+    life = figures.run.life
     return 0.0 if life is None else sum(seconds for kind, seconds in life.seconds.items() if kind != "idle")
 
 
-def _curves(found: Sequence[RunFigures]) -> tuple[Block, ...]:
-    runs = [each.run for each in found]
+def _curves(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
+    runs = [each.run for each in all_figures]
     drawn = select_charts(runs, apart=True)
     if not drawn:
         return (
             Paragraph("There are no curves: none of these runs has a metrics.jsonl with values in it.", faint=True),
         )
-    by_step = Grid(tuple(curve_picture(chart, found) for chart in drawn))
+    by_step = Grid(tuple(curve_picture(chart, all_figures) for chart in drawn))
     ways: list[tuple[str, tuple[Block, ...]]] = [("by step", (by_step,))]
     if any(run.times is not None for run in runs):
-        by_time = Grid(tuple(curve_picture(chart, found, by_time=True) for chart in drawn))
+        by_time = Grid(tuple(curve_picture(chart, all_figures, by_time=True) for chart in drawn))
         ways.append(("by time", (by_time, *_of_times(runs))))
     blocks: list[Block] = [Tabs("curves", tuple(ways))]
     if others := other_charts(runs, drawn, most=12):
-        pictures = tuple(curve_picture(chart, found, points=300) for chart in others)
+        pictures = tuple(curve_picture(chart, all_figures, points=300) for chart in others)
         blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))
     return tuple(blocks)
 
@@ -152,25 +158,29 @@ def _without_sessions(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
 
 def _environments(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     known = [run for run in runs if run.facts]
-    found = [read_environment(run) for run in known]
-    rows = list_differences(found)
+    environments = [read_environment(run) for run in known]
+    rows = list_differences(environments)
     blocks: list[Block] = []
     if rows:
         blocks.append(TextTable((("differs", *(run.name for run in known)), *rows)))
     if len(known) > 1:
-        same = [(name, value) for name, value in found[0].items() if all(one.get(name) == value for one in found)]
+        same = [
+            (name, value)
+            for name, value in environments[0].items()
+            if all(one.get(name) == value for one in environments)
+        ]
         if same:
             blocks.append(Fold(f"{len(same)} that are the same", (TextTable((("", ""), *same)),)))
     return (*blocks, *_without_sessions(runs))
 
 
-def _incidents(found: Sequence[RunFigures], rate: Rate) -> tuple[Block, ...]:
+def _incidents(all_figures: Sequence[RunFigures], rate: Rate) -> tuple[Block, ...]:
     blocks: list[Block] = []
-    for row, each in enumerate(found):
+    for row, each in enumerate(all_figures):
         if each.mishaps:
             blocks += incident_blocks(each, rate, row=row, of=each.run.name)
-    free = [each.run.name for each in found if not each.mishaps and has_incident_records(each)]
-    untold = [each.run.name for each in found if not has_incident_records(each)]
+    free = [each.run.name for each in all_figures if not each.mishaps and has_incident_records(each)]
+    untold = [each.run.name for each in all_figures if not has_incident_records(each)]
     if free:
         blocks.append(Paragraph(f"There was none in {', '.join(free)}."))
     if untold:

@@ -72,7 +72,7 @@ def compute_device_hours(run: RunFiles) -> DeviceHours | None:
     counts = {session.number: run.devices(session) for session in sessions}
     if any(count is None for count in counts.values()):
         return None
-    found: dict[str, float | int] = {}
+    hours_by_kind: dict[str, float | int] = {}
     begins = [session.began for session in sessions]
     for kind, begin, end in run.life.spans:
         if kind == "idle":
@@ -81,6 +81,8 @@ def compute_device_hours(run: RunFiles) -> DeviceHours | None:
         n = max(bisect.bisect_right(begins, begin) - 1, 0)
         while begin < end:
             until = min(end, begins[n + 1]) if n + 1 < len(begins) else end
-            found[kind] = found.get(kind, 0.0) + (until - begin) * (counts[sessions[n].number] or 0) / 3600
+            hours_by_kind[kind] = (
+                hours_by_kind.get(kind, 0.0) + (until - begin) * (counts[sessions[n].number] or 0) / 3600
+            )
             begin, n = until, n + 1
-    return DeviceHours(found)
+    return DeviceHours(hours_by_kind)

@@ -59,12 +59,12 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
                 curve = curves.get(name)
                 if curve is None:
                     curve = curves[name] = Curve(array("d"), array("d"))
-                found = float("nan") if value is None else _float(value)
+                parsed_value = float("nan") if value is None else _float(value)
                 if curve.x and curve.x[-1] == step:
-                    curve.y[-1] = found
+                    curve.y[-1] = parsed_value
                 else:
                     curve.x.append(step)
-                    curve.y.append(found)
+                    curve.y.append(parsed_value)
     return {name: curve for name, curve in curves.items() if len(curve.x)}, unread
 
 

@@ -23,11 +23,11 @@ def format_duration(seconds: float | int | None, *, brief: bool = False) -> str:
         return ""
     if seconds < 60:
         return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if brief and 600 <= whole < 3600:
+    rounded_seconds = round(seconds)
+    if brief and 600 <= rounded_seconds < 3600:
         return f"{round(seconds / 60)} min"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
+    if rounded_seconds < 3600:
+        return f"{rounded_seconds // 60} min {rounded_seconds % 60} s"
     minutes = round(seconds / 60)
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"

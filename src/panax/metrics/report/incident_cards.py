@@ -22,45 +22,45 @@ MAX_EXPANDED = 3
 """Maximum number of cards shown; more incidents are a table first, with their cards collapsed."""
 
 
-def has_incident_records(found: RunFigures) -> bool:
+def has_incident_records(figures: RunFigures) -> bool:
     """Return True if the run's files contain information on incidents at all."""
-    return bool(found.mishaps) or found.run.life is not None or bool(found.run.job)
+    return bool(figures.mishaps) or figures.run.life is not None or bool(figures.run.job)
 
 
-def incident_blocks(found: RunFigures, rate: Rate, *, row: int = 0, of: str = "") -> Iterator[Block]:
+def incident_blocks(figures: RunFigures, rate: Rate, *, row: int = 0, of: str = "") -> Iterator[Block]:
     """Yield a card for each incident; or one line on why there is none.
 
     Args:
         row: The run's index on a page of several.
         of: The run's name on a page of several.
     """
-    if not found.mishaps:
-        known = has_incident_records(found)
+    if not figures.mishaps:
+        known = has_incident_records(figures)
         said = (
             "There was none." if known else "None is known: a run without goodput.jsonl and job/ has no record of them."
         )
         yield Paragraph(said, faint=not known)
         return
-    if found.run.life is None:
+    if figures.run.life is None:
         yield Paragraph("The loss is unknown: there is no goodput.jsonl.", faint=True)
-    cards = tuple(_card(mishap, n, rate, row, of) for n, mishap in enumerate(found.mishaps, start=1))
+    cards = tuple(_card(mishap, n, rate, row, of) for n, mishap in enumerate(figures.mishaps, start=1))
     if len(cards) <= MAX_EXPANDED:
         yield from cards
         return
-    yield _table(found, rate, of)
+    yield _table(figures, rate, of)
     yield Fold(f"Each of the {len(cards)} with its message and last lines", cards)
 
 
-def _table(found: RunFigures, rate: Rate, of: str) -> TextTable:
+def _table(figures: RunFigures, rate: Rate, of: str) -> TextTable:
     heads = (of or "incident", "when", "step", "cause", "steps lost", "until it trained again", "device-hours")
     rows: list[tuple[str, ...]] = [(*heads, *(("price",) if rate.per_hour is not None else ()))]
-    for n, mishap in enumerate(found.mishaps, start=1):
+    for n, mishap in enumerate(figures.mishaps, start=1):
         price = (rate.price(mishap.device_hours),) if rate.per_hour is not None else ()
         step = "" if mishap.step is None else f"{mishap.step:,}"
         lost = "" if mishap.lost_steps is None else f"{mishap.lost_steps:,}"
         when, again = format_time(mishap.at), format_duration(mishap.restart_seconds)
         rows.append((str(n), when, step, mishap.cause, lost, again, format_hours(mishap.device_hours), *price))
-    lost = [mishap.device_hours for mishap in found.mishaps if mishap.device_hours is not None]
+    lost = [mishap.device_hours for mishap in figures.mishaps if mishap.device_hours is not None]
     if lost:
         price = (rate.price(sum(lost)),) if rate.per_hour is not None else ()
         rows.append(("in all", "", "", "", "", "", format_hours(sum(lost)), *price))

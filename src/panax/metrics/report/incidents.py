@@ -53,7 +53,7 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
     sessions = list(run.life.sessions) if run.life is not None else []
     # One that ended in order to get a new layout is an incident if the supervisor recorded it.
     left = {each.number: each for each in sessions if not _ended_well(each) or each.restart_seconds > 0}
-    found = []
+    incidents = []
     for one in run.incidents:
         at = number(one, "at") or 0.0
         before = [session for session in left.values() if session.began <= at]
@@ -64,23 +64,23 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
             del left[session.number]
         started = session is not None or run.life is None
         cost = _cost(run, session, number(one, "step")) if started else _cost_of_start(run, at)
-        found.append(_recorded(one, at, cost))
-        _share(found)
+        incidents.append(_recorded(one, at, cost))
+        _share(incidents)
     newest = sessions[-1].number if sessions else None
     for session in left.values():
         if _ended_well(session):
             continue
         if session.end or session.number != newest or not run.alive:
-            found.append(_unrecorded(run, session))
+            incidents.append(_unrecorded(run, session))
     rolled_back = [session for session in sessions if session.rolled_back]
     for one in run.rollbacks:
         at = number(one, "at") or 0.0
         session = min_finite(rolled_back, key=lambda session: abs(session.ended - at), default=None)
         if session is not None:
             rolled_back.remove(session)
-        found.append(_rollback_incident(run, one, at, session))
-    found += map(_found_slow, run.findings)
-    return sort_finite_first(found, key=lambda mishap: mishap.at)
+        incidents.append(_rollback_incident(run, one, at, session))
+    incidents += map(_found_slow, run.findings)
+    return sort_finite_first(incidents, key=lambda mishap: mishap.at)
 
 
 def _found_slow(one: Facts) -> RunIncident:

@@ -38,7 +38,7 @@ def read_environment(run: RunFiles) -> dict[str, str]:
     """Return a run's environment, by name."""
     facts = run.facts
     devices = mapping(facts, "devices")
-    found = {
+    environment = {
         "devices": " x ".join(filter(None, (format_value(devices.get("count")), format_value(devices.get("kind"))))),
         "platform": format_value(devices.get("platform")),
         "processes": format_value(facts.get("processes")),
@@ -49,14 +49,14 @@ def read_environment(run: RunFiles) -> dict[str, str]:
         **{str(name): format_value(version) for name, version in mapping(facts, "versions").items()},
         "launched by": text(run.job, "engine"),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in environment.items() if value}
 
 
 def environment_blocks(run: RunFiles) -> Iterator[Block]:
     """Yield devices, hosts, versions."""
-    found = read_environment(run)
+    environment = read_environment(run)
     if run.facts:
-        yield TextTable((("", ""), *found.items()))
+        yield TextTable((("", ""), *environment.items()))
     else:
         yield Paragraph(f"The environment {NO_SESSIONS}.", faint=True)
     variables = mapping(run.job, "environment")
@@ -100,9 +100,9 @@ def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
     rows.append(("data", _data(run.account)))
     yield TextTable(tuple(rows))
     if settings:
-        given = _given(command if isinstance(command, list) else [])
-        first = [(name, value) for name, value in settings.items() if _is_given(name, given)]
-        rest = [(name, value) for name, value in settings.items() if not _is_given(name, given)]
+        command_settings = _given(command if isinstance(command, list) else [])
+        first = [(name, value) for name, value in settings.items() if _is_given(name, command_settings)]
+        rest = [(name, value) for name, value in settings.items() if not _is_given(name, command_settings)]
         if first:
             yield Paragraph("Settings that the command gives:")
             yield TextTable((("setting", "value"), *first))
@@ -142,5 +142,5 @@ def _given(command: list[Any]) -> set[str]:
     }
 
 
-def _is_given(name: str, given: set[str]) -> bool:
-    return name in given or any(name.startswith(f"{one}.") for one in given)
+def _is_given(name: str, command_settings: set[str]) -> bool:
+    return name in command_settings or any(name.startswith(f"{one}.") for one in command_settings)

@@ -182,9 +182,11 @@ def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Fa
     ended = "end" in status or (life is not None and life.sessions[-1].end != "")
     if ended or ((path / LOCK_FILE).is_file() and facts.get("hosts") == [socket.gethostname()]):
         return False
-    found = max((path / name).stat().st_mtime for name in (LOG, LEDGER, SESSIONS, JOB) if (path / name).is_file())
+    last_modified = max(
+        (path / name).stat().st_mtime for name in (LOG, LEDGER, SESSIONS, JOB) if (path / name).is_file()
+    )
     step = curves["seconds/step"].median if "seconds/step" in curves else None
-    return time.time() - found < max(FRESH_SECONDS, FRESH_STEPS * (step or 0.0))
+    return time.time() - last_modified < max(FRESH_SECONDS, FRESH_STEPS * (step or 0.0))
 
 
 def _held(path: Path) -> bool:
@@ -210,7 +212,7 @@ def _check(path: Path) -> None:
         raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
     if not any((path / name).is_file() for name in RUN_MARKER_FILES):
         raise DataError(
-            f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; give the folder that "
+            f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; pass the folder that "
             "`panax train` or `panax "
             f"launch` has written, as runs/NAME{_runs_in(path)}"
         )
@@ -219,23 +221,25 @@ def _check(path: Path) -> None:
 def _runs_in(path: Path) -> str:
     """Return a clause that names runs nearby."""
     try:
-        found = sorted(
+        run_folders = sorted(
             str(each)
             for each in path.iterdir()
             if each.is_dir() and any((each / name).is_file() for name in RUN_MARKER_FILES)
         )
     except OSError:
         return ""
-    return f"; there are {', '.join(found[:8])}{' and more' if len(found) > 8 else ''}" if found else ""
+    return (
+        f"; there are {', '.join(run_folders[:8])}{' and more' if len(run_folders) > 8 else ''}" if run_folders else ""
+    )
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return (the objects in a file's lines, number of complete lines that could not be read); a truncated
     last line is skipped."""
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     unread = 0
     if not path.is_file():
-        return found, unread
+        return objects, unread
     with open(path, "rb") as file:
         for line in file:
             try:
@@ -243,10 +247,10 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             except ValueError:
                 row = None
             if isinstance(row, dict):
-                found.append(row)
+                objects.append(row)
             elif line.endswith(b"\n") and line.strip():
                 unread += 1
-    return found, unread
+    return objects, unread
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -272,13 +276,13 @@ def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
     """Find the facts of each session, by its number or by its time."""
     sessions = life.sessions if life is not None else ()
     begins = [session.began for session in sessions]
-    found: dict[int, Facts] = {}
+    facts_by_session: dict[int, Facts] = {}
     for one in facts:
         at, named = number(one, "at"), number(one, "session")
         n = -1 if at is None else bisect.bisect_right(begins, at) - 1
         if n >= 0 and named in (None, sessions[n].number):
-            found.setdefault(sessions[n].number, one)
-    return found
+            facts_by_session.setdefault(sessions[n].number, one)
+    return facts_by_session
 
 
 def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
@@ -287,7 +291,7 @@ def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
     Initial sessions without it, which may have been killed before they wrote it, had as many as the first
     session with it.
     """
-    found: dict[int, int] = {}
+    device_counts: dict[int, int] = {}
     last: int | None = None
     sessions = life.sessions if life is not None else ()
     for session in sessions:
@@ -295,10 +299,10 @@ def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
             count = number(mapping(said[session.number], "devices"), "count")
             last = None if count is None or count < 1 else int(count)
         if last is not None:
-            if not found and not any(each < session.number for each in said):
-                found |= {each.number: last for each in sessions if each.number < session.number}
-            found[session.number] = last
-    return found
+            if not device_counts and not any(each < session.number for each in said):
+                device_counts |= {each.number: last for each in sessions if each.number < session.number}
+            device_counts[session.number] = last
+    return device_counts
 
 
 def _anchors(ledger: Sequence[Facts], life: Life) -> Iterator[tuple[float | int, float | int]]:

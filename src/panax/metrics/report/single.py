@@ -27,22 +27,22 @@ NO_LEDGER = (
 
 def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
     """Return all sections of the page, in order."""
-    found = compute_figures(run)
+    figures = compute_figures(run)
     return [
-        Section("", (*_lead(found), tiles(found, rate), *_time_bars(found))),
-        Section("Incidents", tuple(incident_blocks(found, rate))),
-        Section("Curves", _curves(found)),
-        Section("Time and cost", _costs(found, rate)),
-        Section("Sessions", _sessions(found)),
+        Section("", (*_lead(figures), tiles(figures, rate), *_time_bars(figures))),
+        Section("Incidents", tuple(incident_blocks(figures, rate))),
+        Section("Curves", _curves(figures)),
+        Section("Time and cost", _costs(figures, rate)),
+        Section("Sessions", _sessions(figures)),
         Section("Layout", tuple(layout_blocks(run))),
         Section("Environment", tuple(environment_blocks(run))),
         Section("How to reproduce it", tuple(reproduce_blocks(run))),
     ]
 
 
-def _lead(found: RunFigures) -> tuple[Block, ...]:
-    run = found.run
-    said = [f"{found.state.word.capitalize()}: {found.state.detail}.", describe_hardware(run)]
+def _lead(figures: RunFigures) -> tuple[Block, ...]:
+    run = figures.run
+    said = [f"{figures.state.word.capitalize()}: {figures.state.detail}.", describe_hardware(run)]
     blocks: list[Block] = [Paragraph(" ".join(filter(None, said)))]
     if run.unread:
         lines = ", ".join(f"{count:,} of {name}" for name, count in run.unread.items())
@@ -61,23 +61,23 @@ def describe_hardware(run: RunFiles) -> str:
     return f"On {format_value(count)} x {format_value(kind)}{at}."
 
 
-def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
+def tiles(figures: RunFigures, rate: Rate) -> FigureTiles:
     """Return the main figures as tiles."""
-    run = found.run
+    run = figures.run
     step, of = run.last_step, run.num_steps
     steps = "no step yet" if step is None else f"step {step:,}" + (f" of {of:,}" if of else "")
-    loss, held_out = found.last(LOSS), found.last(HELD_OUT)
+    loss, held_out = figures.last(LOSS), figures.last(HELD_OUT)
     main, note = (held_out, "held out") if held_out is not None else (loss, "training")
     if held_out is not None and loss is not None:
         note = f"held out; training {format_loss(loss)}"
-    unit, speed = found.speed or ("", None)
-    mfu = found.median(MFU)
-    cost = found.device_hours
-    count, known = len(found.mishaps), has_incident_records(found)
-    causes = ", ".join(dict.fromkeys(mishap.cause for mishap in found.mishaps))
+    unit, speed = figures.speed or ("", None)
+    mfu = figures.median(MFU)
+    cost = figures.device_hours
+    count, known = len(figures.mishaps), has_incident_records(figures)
+    causes = ", ".join(dict.fromkeys(mishap.cause for mishap in figures.mishaps))
     return FigureTiles(
         (
-            Tile("State", found.state.word, steps, found.state.tone),
+            Tile("State", figures.state.word, steps, figures.state.tone),
             Tile(
                 "Loss at the end",
                 format_loss(main) or "—",
@@ -92,14 +92,14 @@ def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
             ),
             Tile(
                 "Goodput",
-                format_percent(found.goodput) or "—",
-                "of the time" if found.goodput is not None else "no goodput.jsonl",
+                format_percent(figures.goodput) or "—",
+                "of the time" if figures.goodput is not None else "no goodput.jsonl",
             ),
-            Tile("Time", format_duration(found.wall_seconds, brief=True) or "—", _time_note(found)),
+            Tile("Time", format_duration(figures.wall_seconds, brief=True) or "—", _time_note(figures)),
             Tile(
                 "Device-hours",
                 "—" if cost is None else format_hours(cost.total),
-                "not known" if cost is None else found.price(rate) or RATE_ADVICE,
+                "not known" if cost is None else figures.price(rate) or RATE_ADVICE,
             ),
             Tile("Incidents", str(count), format_value(causes), "bad" if count else "good")
             if known
@@ -108,54 +108,57 @@ def tiles(found: RunFigures, rate: Rate) -> FigureTiles:
     )
 
 
-def _time_note(found: RunFigures) -> str:
-    life = found.run.life
+def _time_note(figures: RunFigures) -> str:
+    life = figures.run.life
     if life is None:
-        return "" if found.wall_seconds is None else "in steps alone" if not found.run.status else "since the launch"
+        return (
+            "" if figures.wall_seconds is None else "in steps alone" if not figures.run.status else "since the launch"
+        )
     count = len(life.sessions)
     return f"in {count} sessions" if count > 1 else "in one session"
 
 
-def build_legend(found: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
+def build_legend(run_figures: RunFigures, *, figures: bool = True) -> tuple[tuple[int, str, str], ...]:
     """Return the legend of the kinds of time that a run has spent."""
-    life = found.run.life
+    life = run_figures.run.life
     if life is None:
         return ()
     return tuple(
-        (kind_color(kind), kind, format_duration(life.seconds[kind]) if figures else "") for kind in list_kinds(found)
+        (kind_color(kind), kind, format_duration(life.seconds[kind]) if figures else "")
+        for kind in list_kinds(run_figures)
     )
 
 
-def _time_bars(found: RunFigures) -> tuple[Block, ...]:
-    strips = [strip for strip in (goodput_strip(found, "Where the time went"), timeline(found, "When")) if strip]
-    return (Strips(tuple(strips), build_legend(found)),) if strips else (Paragraph(NO_LEDGER, faint=True),)
+def _time_bars(figures: RunFigures) -> tuple[Block, ...]:
+    strips = [strip for strip in (goodput_strip(figures, "Where the time went"), timeline(figures, "When")) if strip]
+    return (Strips(tuple(strips), build_legend(figures)),) if strips else (Paragraph(NO_LEDGER, faint=True),)
 
 
-def _curves(found: RunFigures) -> tuple[Block, ...]:
-    if not found.run.curves:
+def _curves(figures: RunFigures) -> tuple[Block, ...]:
+    if not figures.run.curves:
         return (
             Paragraph(
                 "There are no curves: metrics.jsonl is missing or empty; a run writes it from its first report on.",
                 faint=True,
             ),
         )
-    drawn = select_charts([found.run], apart=False)
-    blocks: list[Block] = [Grid(tuple(curve_picture(chart, [found]) for chart in drawn))]
+    drawn = select_charts([figures.run], apart=False)
+    blocks: list[Block] = [Grid(tuple(curve_picture(chart, [figures]) for chart in drawn))]
     said = "Of many points, the minimum and the maximum of each stretch are drawn; values that are not finite are gaps."
-    if found.mishaps:
+    if figures.mishaps:
         said += " Dashed lines are incidents."
     blocks.append(Paragraph(said, faint=True))
-    if others := other_charts([found.run], drawn):
-        pictures = tuple(curve_picture(chart, [found], points=240) for chart in others)
+    if others := other_charts([figures.run], drawn):
+        pictures = tuple(curve_picture(chart, [figures], points=240) for chart in others)
         blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))
     return tuple(blocks)
 
 
-def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
-    life, cost = found.run.life, found.device_hours
+def _costs(figures: RunFigures, rate: Rate) -> tuple[Block, ...]:
+    life, cost = figures.run.life, figures.device_hours
     if life is None:
         return (Paragraph(NO_LEDGER, faint=True),)
-    whole = sum(life.seconds.values())
+    total_seconds = sum(life.seconds.values())
     heads = (
         "spent on",
         "time",
@@ -164,21 +167,21 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
         *((f"at {rate.per_hour:g} {rate.currency}",) if rate.per_hour is not None else ()),
     )
     rows: list[tuple[str, ...]] = [heads]
-    for kind in list_kinds(found):
+    for kind in list_kinds(figures):
         spent = None if cost is None else cost.by_kind.get(kind, 0.0)
         price = (rate.price(spent),) if rate.per_hour is not None else ()
         rows.append(
             (
                 kind,
                 format_duration(life.seconds[kind]),
-                format_percent(life.seconds[kind] / whole),
+                format_percent(life.seconds[kind] / total_seconds),
                 format_hours(spent),
                 *price,
             )
         )
     total = None if cost is None else cost.total
     price = (rate.price(total),) if rate.per_hour is not None else ()
-    rows.append(("in all", format_duration(whole), "", format_hours(total), *price))
+    rows.append(("in all", format_duration(total_seconds), "", format_hours(total), *price))
     blocks: list[Block] = [TextTable(tuple(rows), marked=len(rows) - 2)]
     if cost is None:
         blocks.append(
@@ -194,32 +197,32 @@ def _costs(found: RunFigures, rate: Rate) -> tuple[Block, ...]:
                 + (
                     f"A device-hour is counted at {rate.per_hour:g} {rate.currency}."
                     if rate.per_hour is not None
-                    else "No price: give --rate, the price of a device-hour."
+                    else "No price: pass --rate, the price of a device-hour."
                 ),
                 faint=True,
             )
         )
-    blocks.append(_energy(found))
+    blocks.append(_energy(figures))
     return tuple(blocks)
 
 
-def _energy(found: RunFigures) -> Block:
-    if found.run.energy is None:
+def _energy(figures: RunFigures) -> Block:
+    if figures.run.energy is None:
         return Paragraph("Energy is unknown: no device has reported it.", faint=True)
-    joules, of = found.run.energy
+    joules, of = figures.run.energy
     return Paragraph(f"**Energy:** {format_energy(joules)}, of {of}.")
 
 
-def _sessions(found: RunFigures) -> tuple[Block, ...]:
-    life = found.run.life
+def _sessions(figures: RunFigures) -> tuple[Block, ...]:
+    life = figures.run.life
     if life is None:
         return (Paragraph("The number of the run's starts is unknown without goodput.jsonl.", faint=True),)
     rows = [
         ("session", "began", "for", "steps", "devices", "ended", "steps lost", "work lost", "until it trained again")
     ]
     for session in life.sessions:
-        devices = mapping(found.run.session(session), "devices")
-        count = found.run.devices(session)
+        devices = mapping(figures.run.session(session), "devices")
+        count = figures.run.devices(session)
         newest = session is life.sessions[-1]
         rows.append(
             (
@@ -228,7 +231,7 @@ def _sessions(found: RunFigures) -> tuple[Block, ...]:
                 format_duration(session.ended - session.began),
                 _steps(session),
                 f"{count} x {format_value(devices.get('kind'))}" if count else "",
-                format_value(session.end) or (found.state.word if newest else "without a message"),
+                format_value(session.end) or (figures.state.word if newest else "without a message"),
                 f"{session.lost_steps:,}" if session.lost_steps else "",
                 format_duration(session.lost_seconds) if session.lost_seconds else "",
                 format_duration(session.restart_seconds) if session.restart_seconds else "",

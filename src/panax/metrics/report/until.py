@@ -73,14 +73,14 @@ def time_to_loss(
 
 def _reached(run: RunFiles, loss: float | int, price: float | int | None, interpolate: bool) -> LossTarget:
     evaluated = [(step, value) for step, value in _curve(run, HELD_OUT) if math.isfinite(value)]
-    found = LossTarget(run.name, str(run.folder), None, min_finite((value for _, value in evaluated), default=None))
+    target = LossTarget(run.name, str(run.folder), None, min_finite((value for _, value in evaluated), default=None))
     if not evaluated:
-        return dataclasses.replace(found, note="never evaluated: set evaluate.every, and give held-out data")
+        return dataclasses.replace(target, note="never evaluated: set evaluate.every, and give held-out data")
     at = next((n for n, (_, value) in enumerate(evaluated) if value <= loss), None)
     if at is None:
         lowest, where = min_finite((value, step) for step, value in evaluated)
         ends = ", and it continues" if run.alive else ""
-        return dataclasses.replace(found, note=f"not reached: {lowest:.4f} at best, at step {where:,.0f}{ends}")
+        return dataclasses.replace(target, note=f"not reached: {lowest:.4f} at best, at step {where:,.0f}{ends}")
     step, value = evaluated[at]
     notes = []
     if at == 0:
@@ -94,7 +94,7 @@ def _reached(run: RunFiles, loss: float | int, price: float | int | None, interp
         notes.append("time of the steps alone: there is no goodput.jsonl")
     cost = None if price is None or device_hours is None else price * device_hours
     return dataclasses.replace(
-        found, step=step, loss=value, unit=unit, units=units, seconds=seconds, device_hours=device_hours, cost=cost,
+        target, step=step, loss=value, unit=unit, units=units, seconds=seconds, device_hours=device_hours, cost=cost,
         note="; ".join(notes),
     )  # fmt: skip
 
@@ -133,18 +133,18 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
     return seconds, None if spent is None else float(spent.total)
 
 
-def format_time_to_loss(found: Sequence[LossTarget], loss: float | int, currency: str = "USD") -> list[str]:
+def format_time_to_loss(targets: Sequence[LossTarget], loss: float | int, currency: str = "USD") -> list[str]:
     """Format a table for a terminal, with a row for each run; then remarks on some."""
-    units = {each.unit for each in found if each.unit}
-    priced = any(each.cost is not None for each in found)
+    units = {each.unit for each in targets if each.unit}
+    priced = any(each.cost is not None for each in targets)
     rows = [["run", f"steps to {loss:g}", *(units if len(units) == 1 else ["samples"]), "time", "device-hours", "loss"]]
-    for each in found:
+    for each in targets:
         counted = "" if each.units is None else f"{each.units:,.0f}" + (f" {each.unit}" if len(units) > 1 else "")
         steps = "" if each.step is None else f"{each.step:,.0f}"
         row = [steps, counted, format_duration(each.seconds), format_hours(each.device_hours), format_loss(each.loss)]
         rows.append([each.name, *(cell or "—" for cell in row)])
     if priced:
-        costs = ["—" if each.cost is None else format_money(each.cost, currency) for each in found]
+        costs = ["—" if each.cost is None else format_money(each.cost, currency) for each in targets]
         rows = [[*row[:-1], cost, row[-1]] for row, cost in zip(rows, ["cost", *costs])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [
@@ -153,5 +153,5 @@ def format_time_to_loss(found: Sequence[LossTarget], loss: float | int, currency
         )
         for row in rows
     ]
-    notes = [f"{each.name}: {each.note}" for each in found if each.note]
+    notes = [f"{each.name}: {each.note}" for each in targets if each.note]
     return [*lines, *([""] if notes else []), *notes]

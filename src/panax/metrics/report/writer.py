@@ -37,14 +37,14 @@ def report(
         DataError: A folder is not a run's; or the page can't be written.
     """
     priced = Rate.of(rate, currency)
-    found = read_runs(runs)
-    place = Path(output) if output is not None else Path(runs[0]) / (PAGE if len(found) == 1 else COMPARISON)
+    run_files = read_runs(runs)
+    place = Path(output) if output is not None else Path(runs[0]) / (PAGE if len(run_files) == 1 else COMPARISON)
     if place.is_dir():
         raise DataError(f"{place} is a folder; expected the name of a file for the page, as {place / PAGE}")
-    if len(found) == 1:
-        text = page(f"Run {found[0].name}", sections_of(found[0], priced))
+    if len(run_files) == 1:
+        text = page(f"Run {run_files[0].name}", sections_of(run_files[0], priced))
     else:
-        text = page(f"Runs {' · '.join(run.name for run in found)}", comparison_sections(found, priced))
+        text = page(f"Runs {' · '.join(run.name for run in run_files)}", comparison_sections(run_files, priced))
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="replace")
@@ -52,7 +52,7 @@ def report(
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
         ) from error
     return place
 
@@ -65,7 +65,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:
     places = [Path(folder).resolve() for folder in folders]
     for n, place in enumerate(places):
         if place in places[:n]:
-            raise RecipeError(f"{folders[n]} is given twice; give each run once")
+            raise RecipeError(f"{folders[n]} is given twice; pass each run once")
     return _named_apart([read_run(folder) for folder in folders])
 
 

@@ -47,7 +47,7 @@ class BaseWidth(Validated):
         narrow = self.of(model)
         if narrow == model:
             raise RecipeError(
-                "task.base has the model's widths, so it changes nothing; give narrower ones, or remove it"
+                "task.base has the model's widths, so it changes nothing; pass narrower ones, or remove it"
             )
         mixers = {kind.mixer for kind in model.kinds} - {"attention"}
         if mixers:

@@ -70,7 +70,7 @@ class DecoderConfig(Validated):
         norm: Kind of norm. Layer norms have a bias unless the kind is unbiased.
         attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
         query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
-        post_norms: Also normalise each sub-layer's output before it is added to the residual stream (Gemma
+        post_norms: Also normalize each sub-layer's output before it is added to the residual stream (Gemma
             2).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
         dropout: Dropout rate of the embedding and of each sub-layer's output.
@@ -156,7 +156,7 @@ class DecoderConfig(Validated):
                     getattr(self, name) == needed,
                     f"model.{name}={getattr(self, name)!r} has no effect with latent attention; leave it {needed!r}",
                 )
-            require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, give it a Rotary")
+            require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, set a Rotary")
         if self.rotary is not None:
             self.rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
 

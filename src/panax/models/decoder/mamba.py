@@ -41,7 +41,7 @@ class HybridConfig(DecoderConfig):
         ssm_head_dim: Width of a head; `ssm_heads * ssm_head_dim` is the mixer's inner width, usually `2 *
             embed`.
         ssm_groups: Number of groups of adjacent heads that share B and C (the state's input and output
-            projections) and are normalised together.
+            projections) and are normalized together.
         ssm_state: State size N: columns of a head's state.
         conv_taps: Kernel width of the convolution before the scan.
         conv_bias: True if the convolution has a bias.
@@ -138,14 +138,14 @@ def _shortest(kinds: tuple[LayerKind, ...]) -> tuple[tuple[tuple[LayerKind, ...]
     count = len(kinds)
     best: list[tuple[int, int, tuple]] = [(0, 0, ())] * (count + 1)
     for first in reversed(range(count)):
-        found = []
+        splits = []
         for length in range(1, count - first + 1):
             period, end = kinds[first : first + length], first + length
             while kinds[end : end + length] == period:
                 end += length
             places, stacks, rest = best[end]
-            found.append((length + places, stacks - 1, ((period, (end - first) // length), *rest)))
-        best[first] = min(found, key=lambda split: split[:2])
+            splits.append((length + places, stacks - 1, ((period, (end - first) // length), *rest)))
+        best[first] = min(splits, key=lambda split: split[:2])
     return best[0][2]
 
 

@@ -1,4 +1,4 @@
-"""The decoder: embed, run the stacked layers, normalise."""
+"""The decoder: embed, run the stacked layers, normalize."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from .config import DecoderConfig
 
 
 class Decoder(Module):
-    """A transformer decoder, from tokens to the normalised residual stream.
+    """A transformer decoder, from tokens to the normalized residual stream.
 
     The loss applies the head, to a chunk of tokens at a time.
     """

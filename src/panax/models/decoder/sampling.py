@@ -70,13 +70,13 @@ def _check_settings(num_tokens: int, temperature: float, top_k: int) -> None:
 
 def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
     if prompt.shape[1] < 1:
-        raise DataError("the prompt has no token; give at least one to continue")
+        raise DataError("the prompt has no token; pass at least one to continue")
     if isinstance(prompt, Tracer):
         return
-    least, most = int(prompt.min()), int(prompt.max())
-    if least < 0 or most >= vocab_size:
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= vocab_size:
         raise DataError(
-            f"the prompt holds the token {least if least < 0 else most}; the model has tokens 0 to {vocab_size - 1}: "
+            f"the prompt holds the token {low if low < 0 else high}; the model has tokens 0 to {vocab_size - 1}: "
             "encode it with "
             f"the model's own tokenizer"
         )
@@ -100,8 +100,10 @@ def _sample(
         context = Context(jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None], tokens.shape))
         x = model.embed(tokens, context.position, dtype)
         new = []
-        for stack, cache, own in zip(model.stacks, caches, split_state_by_stack(model.stacks, layer_state(state))):
-            x, cache = stack.extend(x, context, cache, start, own)
+        for stack, cache, stack_state in zip(
+            model.stacks, caches, split_state_by_stack(model.stacks, layer_state(state))
+        ):
+            x, cache = stack.extend(x, context, cache, start, stack_state)
             new.append(cache)
         return compute_logits(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
 

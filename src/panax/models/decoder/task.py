@@ -120,7 +120,7 @@ class DecoderTask(Validated, StagedTask):
                     f"to use the tokenizer's"
                 )
         if not model.vocab_size:
-            raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; give a number")
+            raise RecipeError("task.model.vocab_size=0 takes the tokenizer's, and the data has none; set a number")
         if facts.sequence_length is not None and facts.sequence_length > model.max_length:
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)

@@ -52,7 +52,7 @@ def to_decoder_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     if not _is_theirs(batch):
         return batch
     _check_names(batch)
-    found: dict[str, Any] = {name: leaf for name, leaf in batch.items() if name not in _THEIRS}
+    decoder_batch: dict[str, Any] = {name: leaf for name, leaf in batch.items() if name not in _THEIRS}
     tokens, labels = np.asarray(batch["input_ids"]), np.asarray(batch["labels"])
     if labels.shape != tokens.shape or labels.ndim != 2:
         raise DataError(
@@ -66,9 +66,9 @@ def to_decoder_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     # The last position has no target within the row.
     following = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORED)], axis=1)
     counts = following != IGNORED
-    found |= {"tokens": tokens, "targets": np.where(counts, following, 0), MASK_LEAF: counts.astype(np.float32)}
+    decoder_batch |= {"tokens": tokens, "targets": np.where(counts, following, 0), MASK_LEAF: counts.astype(np.float32)}
     if "attention_mask" in batch:
-        found["segment"] = _segments(np.asarray(batch["attention_mask"]), counts)
+        decoder_batch["segment"] = _segments(np.asarray(batch["attention_mask"]), counts)
     if "position_ids" in batch:
         position = np.asarray(batch["position_ids"])
         if (np.diff(position, axis=-1) < 0).any():
@@ -76,8 +76,8 @@ def to_decoder_batch(batch: Mapping[str, Any]) -> Mapping[str, Any]:
                 "the batch's leaf 'position_ids' begins again within a row, so the row holds several documents; give their "
                 "segments as well: tokens, targets, loss_mask, segment and position"
             )
-        found["position"] = np.broadcast_to(position, tokens.shape)
-    return found
+        decoder_batch["position"] = np.broadcast_to(position, tokens.shape)
+    return decoder_batch
 
 
 def _is_theirs(names: Mapping[str, Any]) -> bool:
@@ -89,7 +89,7 @@ def _check_names(names: Mapping[str, Any]) -> None:
     ours = [name for name in ("tokens", "targets", MASK_LEAF, "segment", "position") if name in names and name in _OURS]
     if ours:
         raise DataError(
-            f"the batch has {', '.join(theirs)} as well as {', '.join(ours)}, and only one can be meant; give either "
+            f"the batch has {', '.join(theirs)} as well as {', '.join(ours)}, and only one can be meant; pass either "
             "input_ids and "
             f"labels (unshifted, {IGNORED} ignored), or tokens, targets (shifted by one) and {MASK_LEAF}"
         )

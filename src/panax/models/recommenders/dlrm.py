@@ -63,7 +63,7 @@ class DlrmConfig(Validated):
         widths = sorted({table.width for table in self.tables.tables})
         if self.interaction == "dot" and len(widths) > 1:
             raise RecipeError(
-                f'model.interaction="dot" multiplies vectors of one width, and the tables have {widths}; give them one, or use '
+                f'model.interaction="dot" multiplies vectors of one width, and the tables have {widths}; use one width, or '
                 f'"cross"'
             )
 
@@ -145,7 +145,7 @@ class Dlrm(Module):
         """
         config = self.config
         with scope("tables"):
-            vectors = {leaf: found.astype(dtype) for leaf, found in self.tables(batch).items()}
+            vectors = {leaf: vector.astype(dtype) for leaf, vector in self.tables(batch).items()}
         features = [vectors[leaf] for leaf in config.leaves]
         numbers = []
         if config.numeric:

@@ -107,14 +107,14 @@ def retrieval_metrics(
     for begin in range(0, len(queries), chunk):
         part = slice(begin, begin + chunk)
         scores = queries[part] @ items.T
-        own = np.take_along_axis(scores, targets[part, None], axis=1)
-        ranks[part] = 1 + (scores > own).sum(axis=1) + 0.5 * ((scores == own).sum(axis=1) - 1)
-    found = {"mrr": float((1 / ranks).mean())}
+        target_scores = np.take_along_axis(scores, targets[part, None], axis=1)
+        ranks[part] = 1 + (scores > target_scores).sum(axis=1) + 0.5 * ((scores == target_scores).sum(axis=1) - 1)
+    metrics = {"mrr": float((1 / ranks).mean())}
     for k in at:
         inside = ranks <= k
-        found[f"hit_rate@{k}"] = float(inside.mean())
-        found[f"ndcg@{k}"] = float(np.where(inside, 1 / np.log2(ranks + 1), 0.0).mean())
-    return found
+        metrics[f"hit_rate@{k}"] = float(inside.mean())
+        metrics[f"ndcg@{k}"] = float(np.where(inside, 1 / np.log2(ranks + 1), 0.0).mean())
+    return metrics
 
 
 def _all(

@@ -97,7 +97,7 @@ class SequenceTask(Validated, StagedTask):
                 )
         if not model.vocab_size:
             raise RecipeError(
-                "task.model.vocab_size=0 takes the data's items, but the data does not state how many; give a number"
+                "task.model.vocab_size=0 takes the data's items, but the data does not state how many; set a number"
             )
         if self.negatives >= model.vocab_size:
             raise RecipeError(
@@ -129,7 +129,7 @@ class SequenceTask(Validated, StagedTask):
         # Padding follows all events, so causal attention never sees it.
         times, following = batch.get("times"), batch.get("target_times")
         if times is None and following is not None:
-            raise RecipeError("the batch has target_times without times; give the events' own times too")
+            raise RecipeError("the batch has target_times without times; pass the events' own times too")
         return Context(
             position, None, batch["row"], drawn, place, train=train, times=times,
             target_times=times if following is None else following,
@@ -191,14 +191,14 @@ class SequenceTask(Validated, StagedTask):
         others = all_gather_sequence(params.embedding(drawn, hidden.dtype))[0, : self.negatives]
         drawn = drawn[:, : self.negatives]
         hidden, right = all_gather_sequence(hidden), all_gather_sequence(right)
-        own = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
+        target_scores = jnp.einsum("bse,bse->bs", hidden, right, preferred_element_type=jnp.float32)
         scores = jnp.einsum("bse,ne->bsn", hidden, others, preferred_element_type=jnp.float32)
         # In expectation, the sum of exponentials is that over all other items: samples equal to the target
         # are masked below.
         scores = scores + math.log(self.model.vocab_size / self.negatives)
         scores = jnp.where(following[..., None] == drawn[0][None, None], -jnp.inf, scores)
-        every = jnp.logaddexp(own, jax.nn.logsumexp(scores, axis=-1))
-        return (split_cotangent(every - own) * targets["weights"]).sum()
+        every = jnp.logaddexp(target_scores, jax.nn.logsumexp(scores, axis=-1))
+        return (split_cotangent(every - target_scores) * targets["weights"]).sum()
 
 
 def _weights(batch: Batch) -> Float[Array, "... batch seq"]:

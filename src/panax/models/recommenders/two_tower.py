@@ -91,11 +91,11 @@ class TwoTower(Module):
 
         def tower(key: jax.Array, tables: TablesConfig) -> Tower:
             inputs = sum(table.width * len(table.features) for table in tables.tables)
-            table_key, own = jax.random.split(key)
+            table_key, perceptron_key = jax.random.split(key)
             widths = (*config.hidden, config.width)
             return Tower(
                 tables=tables.create(table_key),
-                perceptron=Perceptron.build(own, inputs, widths, last_linear=True),
+                perceptron=Perceptron.build(perceptron_key, inputs, widths, last_linear=True),
                 config=config,
             )
 

@@ -98,13 +98,13 @@ class TwoTowerTask(Validated, Task):
         axes = token_axes()
         first = axis_index(axes) * len(names) if axes else 0
         items: Any = all_gather_sum(item, axes, 0) if axes else item
-        given = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
-        names, log_q, real = (all_gather(leaf, axes, 0) for leaf in given) if axes else given
-        own = first + jnp.arange(query.shape[0])
-        scores = in_batch_scores(query, items, own, names, log_q, self.model.temperature)
+        leaves = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
+        names, log_q, real = (all_gather(leaf, axes, 0) for leaf in leaves) if axes else leaves
+        targets = first + jnp.arange(query.shape[0])
+        scores = in_batch_scores(query, items, targets, names, log_q, self.model.temperature)
         # Padding rows are not used as negatives.
-        scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == own[:, None]), scores, -jnp.inf)
-        right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
+        scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == targets[:, None]), scores, -jnp.inf)
+        right = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
         losses = split_cotangent(jax.nn.logsumexp(scores, axis=1) - right)
         best = (scores > right[:, None]).sum(axis=1) == 0
         weight = mask.sum()

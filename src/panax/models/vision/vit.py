@@ -139,7 +139,7 @@ class Vit(Module):
         """Return the class logits, in float32, without dropout.
 
         Args:
-            image: Bytes, which are normalised, or floats, which are used unchanged.
+            image: Bytes, which are normalized, or floats, which are used unchanged.
             dtype: Dtype of activations and matmuls.
 
         Raises:
@@ -171,7 +171,7 @@ class Vit(Module):
             return dropout(x, self.config.dropout, key, context.row)
 
     def pool(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch embed"]:
-        """Pool each image for the head: the normalised class token, or the mean of the normalised patches."""
+        """Pool each image for the head: the normalized class token, or the mean of the normalized patches."""
         with scope("final_norm"):
             # The norm is per position, so only the class token needs it.
             return self.final_norm(x).mean(axis=1) if self.class_token is None else self.final_norm(x[:, 0])

@@ -22,7 +22,7 @@ _SIZES: dict[str, tuple[int, int, int]] = {
 (arXiv:2012.12877), table 1."""
 
 HALF = (0.5,)
-"""Mean and standard deviation of each channel with which released vision transformers normalise images."""
+"""Mean and standard deviation of each channel with which released vision transformers normalize images."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class VitConfig(Validated):
         attention_bias: True if queries, keys and values have biases.
         dropout: Dropout rate of the embedding and of each sub-layer's output.
         mean: Mean of the pixels, from 0 (black) to 1 (white); one value for all channels, or one per channel.
-        std: Standard deviation of the pixels, in the same form. Images of bytes are normalised to
+        std: Standard deviation of the pixels, in the same form. Images of bytes are normalized to
             `(pixel / 255 - mean) / std`; images of floats are used unchanged.
     """
 
@@ -86,10 +86,10 @@ class VitConfig(Validated):
         )
         require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
         for name in ("mean", "std"):
-            given = getattr(self, name)
+            values = getattr(self, name)
             require(
-                len(given) in (1, self.channels),
-                f"model.{name}={given}; expected one number for all channels, or {self.channels}, one for each",
+                len(values) in (1, self.channels),
+                f"model.{name}={values}; expected one number for all channels, or {self.channels}, one for each",
             )
         require(min(self.std) > 0, f"model.std={self.std}; expected positive numbers: pixels are divided by them")
 

@@ -88,7 +88,7 @@ class VitTask(Validated, StagedTask):
                     f"use the data's"
                 )
         if not model.num_classes:
-            raise RecipeError("task.model.num_classes=0 takes the data's, which does not state how many; give a number")
+            raise RecipeError("task.model.num_classes=0 takes the data's, which does not state how many; set a number")
         return dataclasses.replace(self, model=model)
 
     def flops_per_example(self) -> float:

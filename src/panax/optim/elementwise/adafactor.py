@@ -58,24 +58,24 @@ class Adafactor(ShardedOptimizer):
         row, column = dims
         return {ROW: _without(parameter, column), COLUMN: _without(parameter, row)}
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        squares = jnp.square(taken.gradient) + FLOOR
-        decay = 1 - jnp.power(taken.num_updates + 1, -self.decay_rate)
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        squares = jnp.square(inputs.gradient) + FLOOR
+        decay = 1 - jnp.power(inputs.num_updates + 1, -self.decay_rate)
         dims = self.factored_dims(shard.parameter)
         if dims is None:
-            after = {SQUARE: _moved(taken.state[SQUARE], squares, decay)}
-            update = taken.gradient * jax.lax.rsqrt(after[SQUARE])
+            after = {SQUARE: _moved(inputs.state[SQUARE], squares, decay)}
+            update = inputs.gradient * jax.lax.rsqrt(after[SQUARE])
         else:
             row, column = dims
             after = {
-                ROW: _moved(taken.state[ROW], shard.mean(squares, (column,)), decay),
-                COLUMN: _moved(taken.state[COLUMN], shard.mean(squares, (row,)), decay),
+                ROW: _moved(inputs.state[ROW], shard.mean(squares, (column,)), decay),
+                COLUMN: _moved(inputs.state[COLUMN], shard.mean(squares, (row,)), decay),
             }
             along = jax.lax.rsqrt(after[ROW] / shard.mean(after[ROW], (row,)))
-            update = taken.gradient * along * jax.lax.rsqrt(after[COLUMN])
+            update = inputs.gradient * along * jax.lax.rsqrt(after[COLUMN])
         update = update / jnp.maximum(1, _size(shard, update) / self.clipping)
-        scale = jnp.maximum(_size(shard, taken.value), MIN_SCALE)
-        return -(taken.rate * update * scale + taken.decay * taken.value), after
+        scale = jnp.maximum(_size(shard, inputs.value), MIN_SCALE)
+        return -(inputs.rate * update * scale + inputs.decay * inputs.value), after
 
 
 def _without(parameter: Parameter, gone: int) -> StateSpec:

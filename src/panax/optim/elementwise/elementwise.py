@@ -33,8 +33,8 @@ class AdamW(ShardedOptimizer):
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return Moments.state_specs(parameter)
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return adamw_step(taken, self.b1, self.b2, self.epsilon)
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return adamw_step(inputs, self.b1, self.b2, self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ class Lion(ShardedOptimizer):
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)}
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        gradient, mean = taken.gradient, taken.state[MEAN].astype(taken.gradient.dtype)
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        gradient, mean = inputs.gradient, inputs.state[MEAN].astype(inputs.gradient.dtype)
         direction = jnp.sign(self.b1 * mean + (1 - self.b1) * gradient)
         return (
-            -taken.rate * (direction + taken.decay * taken.value),
+            -inputs.rate * (direction + inputs.decay * inputs.value),
             {MEAN: self.b2 * mean + (1 - self.b2) * gradient},
         )
 
@@ -85,10 +85,10 @@ class Sgd(ShardedOptimizer):
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)} if self.momentum else {}
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        gradient = taken.gradient + taken.decay * taken.value
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        gradient = inputs.gradient + inputs.decay * inputs.value
         if not self.momentum:
-            return -taken.rate * gradient, {}
-        running = gradient + self.momentum * taken.state[MEAN].astype(gradient.dtype)
+            return -inputs.rate * gradient, {}
+        running = gradient + self.momentum * inputs.state[MEAN].astype(gradient.dtype)
         direction = gradient + self.momentum * running if self.nesterov else running
-        return -taken.rate * direction, {MEAN: running}
+        return -inputs.rate * direction, {MEAN: running}

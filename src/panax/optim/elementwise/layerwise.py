@@ -79,13 +79,13 @@ class Lamb(_Layerwise):
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return Moments.state_specs(parameter)
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        moments = Moments.update(taken, self.b1, self.b2)
-        direction = moments.direction(taken, self.b1, self.b2, self.epsilon) + taken.decay * taken.value
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        moments = Moments.update(inputs, self.b1, self.b2)
+        direction = moments.direction(inputs, self.b1, self.b2, self.epsilon) + inputs.decay * inputs.value
         if self.uses_trust_ratio(shard.parameter.semantic_axes):
-            ratio = trust_ratio(shard, taken.value, direction)
+            ratio = trust_ratio(shard, inputs.value, direction)
             direction = direction * (ratio if self.max_ratio is None else jnp.minimum(ratio, self.max_ratio))
-        return -taken.rate * direction, moments.arrays
+        return -inputs.rate * direction, moments.arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,10 @@ class Lars(_Layerwise):
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         return {MEAN: StateSpec.like(parameter)}
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        update = taken.gradient + taken.decay * taken.value
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        update = inputs.gradient + inputs.decay * inputs.value
         if self.uses_trust_ratio(shard.parameter.semantic_axes):
-            update = update * trust_ratio(shard, self.trust * taken.value, update, self.epsilon)
-        update = -taken.rate * update
-        running = update + self.momentum * taken.state[MEAN].astype(update.dtype)
+            update = update * trust_ratio(shard, self.trust * inputs.value, update, self.epsilon)
+        update = -inputs.rate * update
+        running = update + self.momentum * inputs.state[MEAN].astype(update.dtype)
         return (update + self.momentum * running if self.nesterov else running), {MEAN: running}

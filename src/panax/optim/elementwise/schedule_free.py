@@ -72,19 +72,19 @@ class ScheduleFreeAdamW(ShardedOptimizer):
             WEIGHT: StateSpec((1,) * dims, "float32", (None,) * dims, moment=False),
         }
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
-        dtype = taken.gradient.dtype
-        offset, square = (taken.state[kind].astype(dtype) for kind in (OFFSET, SQUARE))
-        square = self.b2 * square + (1 - self.b2) * jnp.square(taken.gradient)
-        direction = taken.gradient / (jnp.sqrt(square / bias_correction(self.b2, taken.num_updates)) + self.epsilon)
-        weight = jnp.square(taken.scheduled).astype(jnp.float32)
-        weights = taken.state[WEIGHT] + weight
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+        dtype = inputs.gradient.dtype
+        offset, square = (inputs.state[kind].astype(dtype) for kind in (OFFSET, SQUARE))
+        square = self.b2 * square + (1 - self.b2) * jnp.square(inputs.gradient)
+        direction = inputs.gradient / (jnp.sqrt(square / bias_correction(self.b2, inputs.num_updates)) + self.epsilon)
+        weight = jnp.square(inputs.scheduled).astype(jnp.float32)
+        weights = inputs.state[WEIGHT] + weight
         share = jnp.where(weights > 0, weight / jnp.where(weights > 0, weights, 1), 0).astype(dtype)
         # Both are offsets from the old parameter, so that differences of close values lose no digits.
-        own = offset - taken.rate * (direction + taken.decay * taken.value)
-        average = (1 - share) * self._average(offset) + share * own
-        change = (1 - self.b1) * own + self.b1 * average
-        return change, {OFFSET: own - change, SQUARE: square, WEIGHT: weights}
+        new_offset = offset - inputs.rate * (direction + inputs.decay * inputs.value)
+        average = (1 - share) * self._average(offset) + share * new_offset
+        change = (1 - self.b1) * new_offset + self.b1 * average
+        return change, {OFFSET: new_offset - change, SQUARE: square, WEIGHT: weights}
 
     def _average(self, offset: jax.Array) -> jax.Array:
         """Convert the base iterate's offset to the average's: the parameter is between the two."""

@@ -63,24 +63,24 @@ class MatrixOptimizer(ShardedOptimizer):
         )
 
     def step_all(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         matrices = {name: shard for name, shard in shards.items() if self.is_matrix(shard.parameter.semantic_axes)}
-        others = {name: self.step(shard, taken[name]) for name, shard in shards.items() if name not in matrices}
-        return others | self.update_matrices(matrices, taken)
+        others = {name: self.step(shard, inputs[name]) for name, shard in shards.items() if name not in matrices}
+        return others | self.update_matrices(matrices, inputs)
 
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Compute AdamW's update."""
-        return adamw_step(taken, self.b1, self.b2, self.epsilon)
+        return adamw_step(inputs, self.b1, self.b2, self.epsilon)
 
     def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
         """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
         raise NotImplementedError
 
     def update_matrices(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `taken` also holds the
+        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `inputs` also holds the
         other parameters."""
         raise NotImplementedError
 

@@ -51,12 +51,12 @@ class Muon(MatrixOptimizer):
         return {MEAN: StateSpec.like(parameter)}
 
     def update_matrices(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
+        updates: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
         running, directions = {}, {}
         for name in shards:
-            gradient, mean = taken[name].gradient, taken[name].state[MEAN]
+            gradient, mean = inputs[name].gradient, inputs[name].state[MEAN]
             running[name] = self.momentum * mean.astype(gradient.dtype) + (1 - self.momentum) * gradient
             ahead = self.momentum * running[name] + (1 - self.momentum) * gradient if self.nesterov else running[name]
             # Normalized, so that bfloat16 can represent it; zeros stay zeros.
@@ -64,10 +64,10 @@ class Muon(MatrixOptimizer):
         parts = {name: [OwnedArray.of(shard)] for name, shard in shards.items()}
         orthogonal = map_to_owners(self._orthogonalised, parts, directions, parts)
         for name, shard in shards.items():
-            now = taken[name]
-            update = orthogonal[name][0].astype(now.gradient.dtype) * self._scale(shard.parameter)
-            found[name] = -now.rate * (update + now.decay * now.value), {MEAN: running[name]}
-        return found
+            entry = inputs[name]
+            update = orthogonal[name][0].astype(entry.gradient.dtype) * self._scale(shard.parameter)
+            updates[name] = -entry.rate * (update + entry.decay * entry.value), {MEAN: running[name]}
+        return updates
 
     def _scale(self, parameter: Parameter) -> float:
         rows, columns = (math.prod(parameter.shape[dim] for dim in dims) for dims in parameter.matrix or ((), ()))

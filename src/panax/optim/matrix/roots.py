@@ -31,10 +31,10 @@ def inverse_root(matrices: jax.Array, power: int, ridge: float, iterations: int 
     matrices = matrices.astype(dtype)
     identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=dtype), matrices.shape)
     # Divide by the largest element first: squared statistics of small gradients underflow in float32.
-    most = jnp.max(jnp.abs(matrices), (-2, -1), keepdims=True)
-    known = most > 0
-    most = jnp.where(known, most, 1)
-    norm = most * jnp.where(known, jnp.linalg.norm(matrices / most, axis=(-2, -1), keepdims=True), 1)
+    scale = jnp.max(jnp.abs(matrices), (-2, -1), keepdims=True)
+    known = scale > 0
+    scale = jnp.where(known, scale, 1)
+    norm = scale * jnp.where(known, jnp.linalg.norm(matrices / scale, axis=(-2, -1), keepdims=True), 1)
     # Relative to the norm, eigenvalues are between 0 and 1.
     scaled = matrices / norm + jnp.asarray(ridge, dtype) * identity
     largest = 1 + ridge
@@ -59,15 +59,15 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _power(x: jax.Array, power: int) -> jax.Array:
-    found = None
+    result = None
     while power:
         if power & 1:
-            found = x if found is None else _product(found, x)
+            result = x if result is None else _product(result, x)
         power >>= 1
         if power:
             x = _product(x, x)
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def count_products(power: int, iterations: int = ITERATIONS) -> int:

@@ -93,27 +93,27 @@ class Shampoo(MatrixOptimizer):
         return kept
 
     def update_matrices(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        moments = {name: Moments.update(taken[name], self.b1, self.b2) for name in shards}
-        preconditioned = self._preconditioned(shards, taken, moments)
-        found: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
+        moments = {name: Moments.update(inputs[name], self.b1, self.b2) for name in shards}
+        preconditioned = self._preconditioned(shards, inputs, moments)
+        updates: dict[str, tuple[jax.Array, dict[str, jax.Array]]] = {}
         for name, shard in shards.items():
-            now, (towards, *statistics) = taken[name], preconditioned[name]
-            direction = moments[name].direction(now, self.b1, self.b2, self.epsilon)
+            entry, (towards, *statistics) = inputs[name], preconditioned[name]
+            direction = moments[name].direction(entry, self.b1, self.b2, self.epsilon)
             size, wanted = shard.norm(towards), shard.norm(direction)
             # AdamW's update if there are no roots yet, or if all gradients of this matrix were zero.
             update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
             kept = {
                 **moments[name].arrays,
                 **dict(zip(STATISTICS, statistics)),
-                **{kind: now.state[kind] for kind in {*ROOTS, *self._renews}},
+                **{kind: entry.state[kind] for kind in {*ROOTS, *self._renews}},
             }
-            found[name] = -now.rate * (update + now.decay * now.value), kept
-        return found
+            updates[name] = -entry.rate * (update + entry.decay * entry.value), kept
+        return updates
 
     def _preconditioned(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs], moments: Mapping[str, Moments]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs], moments: Mapping[str, Moments]
     ) -> dict[str, list[jax.Array]]:
         """Compute the preconditioned mean of gradients, and the statistics after this gradient."""
 
@@ -128,17 +128,17 @@ class Shampoo(MatrixOptimizer):
             towards = matmul_float32(matmul_float32(roots[0], blocks.split(mean)), roots[1])
             return [blocks.join(towards), left, right]
 
-        given, arrays, returned = {}, {}, {}
+        owned_inputs, arrays, returned = {}, {}, {}
         for name, shard in shards.items():
             matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
-            given[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
+            owned_inputs[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
             arrays[name] = [
-                taken[name].gradient,
+                inputs[name].gradient,
                 moments[name].mean,
-                *(taken[name].state[kind] for kind in (*STATISTICS, *ROOTS)),
+                *(inputs[name].state[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
             returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
-        return map_to_owners(map_one_by_one(work), given, arrays, returned)
+        return map_to_owners(map_one_by_one(work), owned_inputs, arrays, returned)
 
     def renewal_due(self, number: int) -> bool:
         return number % self.precondition_frequency == 0

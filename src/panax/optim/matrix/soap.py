@@ -68,12 +68,12 @@ class Soap(MatrixOptimizer):
         return kept
 
     def update_matrices(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
         if not shards:
             return {}
         # One update fewer than AdamW's count: there is no basis yet for the first gradient.
-        before = next(iter(taken.values())).num_updates
+        before = next(iter(inputs.values())).num_updates
         begun = before > 0
         since = jnp.maximum(before - 1, 0)
 
@@ -90,33 +90,33 @@ class Soap(MatrixOptimizer):
             return [_turned(towards, bases, back=True), square, *after]
 
         # Owners receive (gradient, mean, square, statistics..., bases...) and return (update, square, statistics...).
-        given, arrays, returned = {}, {}, {}
+        owned_inputs, arrays, returned = {}, {}, {}
         means: dict[str, jax.Array] = {}
         for name, shard in shards.items():
-            now, matrix, kept = (
-                taken[name],
+            entry, matrix, kept = (
+                inputs[name],
                 OwnedArray.of(shard),
                 statistic_shards(shard, self.state_specs(shard.parameter)),
             )
-            gradient = now.gradient
-            mean = self.b1 * now.state[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
+            gradient = entry.gradient
+            mean = self.b1 * entry.state[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
             means[name] = jnp.where(begun, mean, 0)
-            square = jnp.where(begun, now.state[SQUARE].astype(gradient.dtype), 0)
+            square = jnp.where(begun, entry.state[SQUARE].astype(gradient.dtype), 0)
             sides = self.sides(shard.parameter)
             kinds = [STATISTICS[side] for side in sides] + [BASES[side] for side in sides]
-            given[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
-            arrays[name] = [gradient, means[name], square, *(now.state[kind] for kind in kinds)]
+            owned_inputs[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
+            arrays[name] = [gradient, means[name], square, *(entry.state[kind] for kind in kinds)]
             returned[name] = [matrix, matrix, *(kept[STATISTICS[side]] for side in sides)]
-        found = {}
+        updates = {}
         for name, (towards, square, *statistics) in map_to_owners(
-            map_one_by_one(work), given, arrays, returned
+            map_one_by_one(work), owned_inputs, arrays, returned
         ).items():
-            now, sides = taken[name], self.sides(shards[name].parameter)
+            entry, sides = inputs[name], self.sides(shards[name].parameter)
             kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
-            kept |= {BASES[side]: now.state[BASES[side]] for side in sides}
-            found[name] = jnp.where(begun, -now.rate * (towards + now.decay * now.value), 0), kept
-        return found
+            kept |= {BASES[side]: entry.state[BASES[side]] for side in sides}
+            updates[name] = jnp.where(begun, -entry.rate * (towards + entry.decay * entry.value), 0), kept
+        return updates
 
     def renewal_due(self, number: int) -> bool:
         return number == 1 or number % self.precondition_frequency == 0
@@ -175,9 +175,9 @@ def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax
         The new basis, and the order in which it takes the vectors of the old one.
     """
     # Rescale to about 1: the statistics of small gradients are too small to factorize.
-    most = jnp.max(jnp.abs(statistics), (1, 2), keepdims=True)
-    known = most > 0
-    statistics = statistics / jnp.where(known, most, 1)
+    scale = jnp.max(jnp.abs(statistics), (1, 2), keepdims=True)
+    known = scale > 0
+    statistics = statistics / jnp.where(known, scale, 1)
     identity = jnp.broadcast_to(jnp.eye(statistics.shape[-1], dtype=statistics.dtype), statistics.shape)
     begins = ~jnp.any(basis != 0, (1, 2), keepdims=True)
     ahead = matmul_float32(statistics, jnp.where(begins, identity, basis))
@@ -186,5 +186,5 @@ def _next_basis(statistics: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax
     # The full eigendecomposition costs ten times as much, and runs only once.
     first = jax.lax.cond(jnp.any(begins & known), lambda: jnp.linalg.eigh(statistics)[1][:, :, ::-1], lambda: identity)
     usual = jnp.broadcast_to(jnp.arange(order.shape[-1]), order.shape)
-    found = jnp.where(begins, jnp.where(known, first, identity), jnp.where(known, turned, basis))
-    return found, jnp.where((known & ~begins)[:, 0], order, usual)
+    new_basis = jnp.where(begins, jnp.where(known, first, identity), jnp.where(known, turned, basis))
+    return new_basis, jnp.where((known & ~begins)[:, 0], order, usual)

@@ -157,12 +157,12 @@ MatrixFunction = Callable[..., Sequence[jax.Array]]
 
 
 def map_to_owners(
-    work: MatrixFunction, given: ArraysToOwn, arrays: Arrays, returned: ArraysToOwn
+    work: MatrixFunction, owned_inputs: ArraysToOwn, arrays: Arrays, returned: ArraysToOwn
 ) -> dict[str, list[jax.Array]]:
     """Run `work` on every matrix of some parameters, each matrix on one device.
 
     Args:
-        given: Parameter name to the inputs of `work`.
+        owned_inputs: Parameter name to the inputs of `work`.
         arrays: Parameter name to this device's shards of those inputs.
         returned: Parameter name to the results of `work`.
 
@@ -171,18 +171,18 @@ def map_to_owners(
     """
     # Matrices with equal shapes and shardings are concatenated, so each group costs one pair of all-to-alls.
     groups: dict[OwnedMatrices, list[str]] = {}
-    for name in given:
-        groups.setdefault(OwnedMatrices.of(given[name], returned[name]), []).append(name)
-    found: dict[str, list[jax.Array]] = {}
+    for name in owned_inputs:
+        groups.setdefault(OwnedMatrices.of(owned_inputs[name], returned[name]), []).append(name)
+    returned_shards: dict[str, list[jax.Array]] = {}
     for group, names in groups.items():
-        stacks = {name: [part.stack(x) for part, x in zip(given[name], arrays[name])] for name in names}
+        stacks = {name: [part.stack(x) for part, x in zip(owned_inputs[name], arrays[name])] for name in names}
         results = _worked(work, group, [jnp.concatenate(one) for one in zip(*stacks.values())])
         begin = 0
         for name, (first, *_) in stacks.items():
             end = begin + len(first)
-            found[name] = [part.unstack(x[begin:end]) for part, x in zip(returned[name], results)]
+            returned_shards[name] = [part.unstack(x[begin:end]) for part, x in zip(returned[name], results)]
             begin = end
-    return found
+    return returned_shards
 
 
 def map_one_by_one(work: MatrixFunction) -> MatrixFunction:
@@ -204,13 +204,13 @@ def map_one_by_one(work: MatrixFunction) -> MatrixFunction:
 def _worked(work: MatrixFunction, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
     if layout is None or not group.owner_axes:
-        whole = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.inputs, stacks)]
-        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.outputs, work(*whole))]
+        matrices = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.inputs, stacks)]
+        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.outputs, work(*matrices))]
     count, sizes = len(stacks[0]), layout.sizes
     owned = group.num_owned(count, sizes)
-    whole = [_to_owners(lying, group.owner_axes, stack, owned, sizes) for lying, stack in zip(group.inputs, stacks)]
+    matrices = [_to_owners(lying, group.owner_axes, stack, owned, sizes) for lying, stack in zip(group.inputs, stacks)]
     # From here on, each device holds different matrices.
-    done = work(*assert_sharding(whole, dict.fromkeys(group.owner_axes, ValueState.SPLIT)))
+    done = work(*assert_sharding(matrices, dict.fromkeys(group.owner_axes, ValueState.SPLIT)))
     return [_from_owners(lying, group.owner_axes, x, sizes)[:count] for lying, x in zip(group.outputs, done)]
 
 
@@ -243,9 +243,9 @@ def _to_owners(
     return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
 
 
-def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+def _from_owners(lying: ShardPlacement, over: MeshAxes, matrices: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
     """Invert `_to_owners`: (owned, whole dims) to (owners x owned, dims of a shard)."""
-    owned, split = len(whole), lying.split
+    owned, split = len(matrices), lying.split
     copied = tuple(axis for axis in over if axis not in split)
     cut: list[int] = []
     local: list[int] = []
@@ -255,7 +255,7 @@ def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes:
         cut += [*ways, local[-1]]
     # Split each whole dimension into (mesh axes..., local size), and bring the mesh axes to the front.
     order = _interleaved(lying)
-    parts = whole.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
+    parts = matrices.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
     parts = parts.reshape(-1, owned, *local)
     if split:
         with tag_comm("optimizer"):
@@ -267,8 +267,8 @@ def _from_owners(lying: ShardPlacement, over: MeshAxes, whole: jax.Array, sizes:
             parts = all_gather(assert_sharding(parts[None], dict.fromkeys(copied, ValueState.SPLIT)), copied, 0)
     parts = parts.reshape(*(sizes[axis] for axis in (*copied, *split)), owned, *local)
     # Restore the mesh order of the owners, in which `_to_owners` enumerated the matrices.
-    found = [(*copied, *split).index(axis) for axis in over]
-    return parts.transpose(*found, *range(len(over), parts.ndim)).reshape(-1, *local)
+    owner_order = [(*copied, *split).index(axis) for axis in over]
+    return parts.transpose(*owner_order, *range(len(over), parts.ndim)).reshape(-1, *local)
 
 
 def _interleaved(lying: ShardPlacement) -> list[int]:

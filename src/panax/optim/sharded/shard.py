@@ -71,11 +71,11 @@ class ParameterShard:
         """
         layout = current_layout()
         places = []
-        for dim, (whole, axes) in enumerate(zip(self.parameter.shape, self.dim_axes)):
+        for dim, (size, axes) in enumerate(zip(self.parameter.shape, self.dim_axes)):
             parts = 1 if layout is None else math.prod(layout.sizes[axis] for axis in axes)
-            index = jnp.arange(whole // parts, dtype=jnp.uint32)
+            index = jnp.arange(size // parts, dtype=jnp.uint32)
             if axes:
-                index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(whole // parts)
+                index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size // parts)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.dim_axes)))))
         return element_bits(f"{self.parameter.name} {what}", count, places)
 

@@ -136,14 +136,14 @@ class ShardedOptimizer(Optimizer):
         """Return the spec of each state array of a parameter, by name; state is initialized with zeros."""
 
     @abc.abstractmethod
-    def step(self, shard: ParameterShard, taken: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Compute one parameter's update: the change to add to its shard, and its new state."""
 
     def step_all(
-        self, shards: Mapping[str, ParameterShard], taken: Mapping[str, UpdateInputs]
+        self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, Any]]:
         """Compute the update of all parameters; by default, each independently."""
-        return {name: self.step(shard, taken[name]) for name, shard in shards.items()}
+        return {name: self.step(shard, inputs[name]) for name, shard in shards.items()}
 
     @property
     def average(self) -> Callable[[Any, Any], Any] | None:
@@ -215,14 +215,14 @@ class ShardedOptimizer(Optimizer):
             return state
 
         def state_axes(state: Any, params: ParameterSpecs) -> Any:
-            found: dict[str, Any] = {COUNT: ()}
+            axes_by_kind: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
                 # The sharding does not depend on the dtype.
                 for kind, kept in self.state_specs(
                     Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))
                 ).items():
-                    found.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], kept.axes)
-            return found
+                    axes_by_kind.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], kept.axes)
+            return axes_by_kind
 
         def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
             parameters = described(params)
@@ -276,8 +276,8 @@ class ShardedOptimizer(Optimizer):
                     kept[kind][name] = self._stored(name, f"renewed {kind}", declared[kind], before, value, count)
             return kept
 
-        lie, whole = self._kept_lies(parameters, arrays), PartitionSpec()
-        return shard_map_over_params(local, (lie, whole), lie)(dict(arrays), count)
+        lie, replicated = self._kept_lies(parameters, arrays), PartitionSpec()
+        return shard_map_over_params(local, (lie, replicated), lie)(dict(arrays), count)
 
     def _kept_lies(
         self, parameters: Mapping[str, Parameter], kept: Mapping[str, Arrays]
@@ -295,10 +295,10 @@ class ShardedOptimizer(Optimizer):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
             shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
-            found = self.step_all(shards, {name: arrays.taken(name, rate, count) for name in parameters})
+            updates = self.step_all(shards, {name: arrays.taken(name, rate, count) for name in parameters})
             changes: dict[str, Any] = {}
             kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
-            for name, (change, after) in found.items():
+            for name, (change, after) in updates.items():
                 shard, old = shards[name], arrays.values[name]
                 if self._rounds(old.dtype):
                     old = old.astype(change.dtype)
@@ -317,8 +317,8 @@ class ShardedOptimizer(Optimizer):
             return {name: PartitionSpec(*places[name][: min(factors[name].ndim, 1)]) for name in places}
 
         read = _Arrays(places, places, kept, of_layers(arrays.rates), of_layers(arrays.decays))
-        whole = PartitionSpec()
-        return shard_map_over_params(local, (read, whole, whole), (places, kept))(arrays, rate, count)
+        replicated = PartitionSpec()
+        return shard_map_over_params(local, (read, replicated, replicated), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
         """Return whether parameters of this dtype are rounded stochastically."""

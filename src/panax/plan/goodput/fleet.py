@@ -111,10 +111,10 @@ def check_together(stages: StageTimes, fleet: Fleet) -> None:
     """
     days = (stages.interval + stages.stall) / SECONDS_PER_DAY
     if days > fleet.days:
-        most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / stages.step_with_waits)
+        max_steps = int((fleet.days * SECONDS_PER_DAY - stages.stall) / stages.step_with_waits)
         raise RecipeError(
             f"every={stages.every}: a checkpoint comes after {days:.3g} days, and the run lasts {fleet.days:g} days; "
-            + (f"use at most {most} steps, or set --days" if most >= 1 else "set --days to more")
+            + (f"use at most {max_steps} steps, or set --days" if max_steps >= 1 else "set --days to more")
         )
     share = fleet.planned_stops_per_day * fleet.planned(stages) / SECONDS_PER_DAY
     if share >= 1:

@@ -149,13 +149,13 @@ def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]
     if rate * unit < 1e-12:
         return stages.copy_every / unit, wait / unit, 0.0
     training_time = _exp(-rate * recovery)
-    whole = _exp(-rate * unit)
+    success_probability = _exp(-rate * unit)
     # There may also be a failure during the recovery: a single failure that destroys the copies is enough.
     spares = 1 - fleet.destroys_copies(stages)
     destroyed = 1 - training_time * spares / (1 - (1 - training_time) * spares)
-    units = whole / -math.expm1(-rate * unit)
+    units = success_probability / -math.expm1(-rate * unit)
     if destroyed:
-        advances = whole / (whole - math.expm1(-rate * unit) * destroyed)
+        advances = success_probability / (success_probability - math.expm1(-rate * unit) * destroyed)
         behind = _mean_remainder(advances, copies) + (_exp(rate * stages.commit) - 1) * copies + stages.commit / unit
         units = max(units - destroyed * behind, 0.0)
     done = rate * training_time * units
@@ -214,18 +214,20 @@ def best_every(stages: StageTimes, fleet: Fleet) -> int:
     A multiple of `copy_every` if there are copies in memory.
     """
     unit = stages.copy_every or 1
-    most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
+    max_count = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
     check_together(dataclasses.replace(stages, every=unit), fleet)
     known: dict[int, float] = {}
 
     def goodput(count: int) -> float:
         if count not in known:
             # If no interval advances the run, the shorter one is better.
-            found = forecast(dataclasses.replace(stages, every=count * unit), fleet)
-            known[count] = found.goodput if found.advances else -float(count)
+            prediction = forecast(dataclasses.replace(stages, every=count * unit), fleet)
+            known[count] = prediction.goodput if prediction.advances else -float(count)
         return known[count]
 
-    tried = sorted({min(round(1.3**power), most) for power in range(int(math.log(most, 1.3)) + 2)} | {1, most})
+    tried = sorted(
+        {min(round(1.3**power), max_count) for power in range(int(math.log(max_count, 1.3)) + 2)} | {1, max_count}
+    )
     best = max(tried, key=goodput)
     place = tried.index(best)
     low, high = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]

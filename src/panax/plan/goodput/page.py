@@ -34,7 +34,7 @@ MAX_POINTS = 60
 FEWER_COLOR = 5
 
 
-def write_page(found: Simulation, output: str | Path) -> Path:
+def write_page(simulation: Simulation, output: str | Path) -> Path:
     """Write the page.
 
     Raises:
@@ -43,85 +43,101 @@ def write_page(found: Simulation, output: str | Path) -> Path:
     place = Path(output)
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        beside.write_text(page(_title(found), sections_of(found)), encoding="utf-8", errors="replace")
+        beside.write_text(page(_title(simulation), sections_of(simulation)), encoding="utf-8", errors="replace")
         os.replace(beside, place)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
         ) from error
     return place
 
 
-def _title(found: Simulation) -> str:
-    of = f" of {Path(found.run).name}" if found.run else ""
-    return f"Goodput{of} on {found.fleet.devices:,} devices"
+def _title(simulation: Simulation) -> str:
+    of = f" of {Path(simulation.run).name}" if simulation.run else ""
+    return f"Goodput{of} on {simulation.fleet.devices:,} devices"
 
 
-def sections_of(found: Simulation) -> list[Section]:
+def sections_of(simulation: Simulation) -> list[Section]:
     """Return all sections of the page, in order."""
     return [
-        Section("", (Paragraph(advice(found), lead=True), _tiles(found), _strips(found))),
-        Section("How often to save, on how many devices", (Grid((*_by_interval(found), _by_devices(found))),)),
-        Section("Numbers of devices", (_table_of_devices(found),)),
-        Section("Intervals", (_table_of_intervals(found),)),
-        Section("Stage times", (TextTable((("stage", "time", "from"), *list_stage_times(found))),)),
-        Section("Assumed", (Points(found.assumptions),)),
+        Section("", (Paragraph(advice(simulation), lead=True), _tiles(simulation), _strips(simulation))),
+        Section(
+            "How often to save, on how many devices", (Grid((*_by_interval(simulation), _by_devices(simulation))),)
+        ),
+        Section("Numbers of devices", (_table_of_devices(simulation),)),
+        Section("Intervals", (_table_of_intervals(simulation),)),
+        Section("Stage times", (TextTable((("stage", "time", "from"), *list_stage_times(simulation))),)),
+        Section("Assumed", (Points(simulation.assumptions),)),
     ]
 
 
-def _tiles(found: Simulation) -> FigureTiles:
-    now, best, lives = found.now, found.best, found.lives
-    between = now.seconds_between_failures
-    tone = "good" if now.goodput >= 0.9 else "busy" if now.advances else "bad"
+def _tiles(simulation: Simulation) -> FigureTiles:
+    current, best, lives = simulation.now, simulation.best, simulation.lives
+    between = current.seconds_between_failures
+    tone = "good" if current.goodput >= 0.9 else "busy" if current.advances else "bad"
     spread = f"{format_percent(lives.low)} to {format_percent(lives.high)} in nine of ten lives"
     return FigureTiles(
         (
-            Tile("Goodput", format_percent(now.goodput), spread if now.advances else "the run never advances", tone),
+            Tile(
+                "Goodput",
+                format_percent(current.goodput),
+                spread if current.advances else "the run never advances",
+                tone,
+            ),
             Tile("At the best interval", format_percent(best.goodput), describe_interval(best)),
             Tile(
-                "Interval by theory", describe_theory(found) if math.isfinite(found.theory) else "—", "Young and Daly"
+                "Interval by theory",
+                describe_theory(simulation) if math.isfinite(simulation.theory) else "—",
+                "Young and Daly",
             ),
-            Tile("ETTR", format_percent(now.ettr), "the run makes progress"),
-            Tile("Failures", f"{now.failures_per_day:.3g}", "a day"),
+            Tile("ETTR", format_percent(current.ettr), "the run makes progress"),
+            Tile("Failures", f"{current.failures_per_day:.3g}", "a day"),
             Tile("Between failures", format_duration(between) or "—", "on average"),
             Tile(
                 "A failure costs",
-                format_duration(now.recovery + now.lost_per_failure, brief=True),
+                format_duration(current.recovery + current.lost_per_failure, brief=True),
                 "recovery and lost work",
             ),
         )
     )
 
 
-def _colour(kind: str) -> int:
+def _color(kind: str) -> int:
     return FEWER_COLOR if kind == FEWER_DEVICES else kind_color(kind)
 
 
-def _strips(found: Simulation) -> Block:
-    kinds = [kind for kind in SHOWN_KINDS if found.now.shares.get(kind, 0) > 0 or found.best.shares.get(kind, 0) > 0]
+def _strips(simulation: Simulation) -> Block:
+    kinds = [
+        kind
+        for kind in SHOWN_KINDS
+        if simulation.now.shares.get(kind, 0) > 0 or simulation.best.shares.get(kind, 0) > 0
+    ]
     strips = tuple(
         Strip(
             title,
             tuple(
-                StripSegment(each.shares[kind], _colour(kind), f"{kind}: {format_percent(each.shares[kind])}")
+                StripSegment(each.shares[kind], _color(kind), f"{kind}: {format_percent(each.shares[kind])}")
                 for kind in kinds
                 if each.shares.get(kind, 0) > 0
             ),
             f"goodput {format_percent(each.goodput)}, {describe_interval(each)}",
         )
-        for title, each in (("Now", found.now), ("At the best interval", found.best))
+        for title, each in (("Now", simulation.now), ("At the best interval", simulation.best))
     )
     return Strips(
-        strips, tuple((_colour(kind), kind, format_percent(found.now.shares.get(kind, 0.0))) for kind in kinds)
+        strips, tuple((_color(kind), kind, format_percent(simulation.now.shares.get(kind, 0.0))) for kind in kinds)
     )
 
 
-def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
-    stages, fleet = found.stages, found.fleet
+def _by_interval(simulation: Simulation) -> tuple[Picture, Picture]:
+    stages, fleet = simulation.stages, simulation.fleet
     unit = stages.copy_every or 1
-    most = max(int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits)), 1)
-    low, high = max(found.best.every / unit / 10, 1), min(max(found.best.every, stages.every) / unit * 3, most)
+    max_count = max(int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits)), 1)
+    low, high = (
+        max(simulation.best.every / unit / 10, 1),
+        min(max(simulation.best.every, stages.every) / unit * 3, max_count),
+    )
     counts = sorted({round(low * (max(high, low) / low) ** (n / MAX_POINTS)) for n in range(MAX_POINTS + 1)})
     made = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
     minutes = [each.interval / 60 for each in made]
@@ -134,7 +150,7 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
         Line("goodput", minutes, [100 * each.goodput for each in made], marked=False),
         *(
             Line(word, [at.interval / 60], [100 * at.goodput])
-            for word, at in (("now", found.now), ("best", found.best))
+            for word, at in (("now", simulation.now), ("best", simulation.best))
         ),
     ]
     return (
@@ -143,23 +159,23 @@ def _by_interval(found: Simulation) -> tuple[Picture, Picture]:
     )
 
 
-def _by_devices(found: Simulation) -> Picture:
-    host, most = found.fleet.devices_per_host, max(COUNTS[-1], found.fleet.devices)
+def _by_devices(simulation: Simulation) -> Picture:
+    host, max_devices = simulation.fleet.devices_per_host, max(COUNTS[-1], simulation.fleet.devices)
     least = 2 * host
     counts = sorted(
-        {max(round(least * (most / least) ** (n / MAX_POINTS) / host), 2) * host for n in range(MAX_POINTS + 1)}
+        {max(round(least * (max_devices / least) ** (n / MAX_POINTS) / host), 2) * host for n in range(MAX_POINTS + 1)}
     )
-    now: list[Forecast] = []
+    current: list[Forecast] = []
     best: list[Forecast] = []
     for count in counts:
-        fleet = dataclasses.replace(found.fleet, devices=count)
-        now.append(forecast(found.stages, fleet))
-        best.append(forecast(dataclasses.replace(found.stages, every=best_every(found.stages, fleet)), fleet))
+        fleet = dataclasses.replace(simulation.fleet, devices=count)
+        current.append(forecast(simulation.stages, fleet))
+        best.append(forecast(dataclasses.replace(simulation.stages, every=best_every(simulation.stages, fleet)), fleet))
     lines = [
         Line(title, counts, [100 * each.goodput for each in made], marked=False)
-        for title, made in (("at the present interval", now), ("at the best for each", best))
+        for title, made in (("at the present interval", current), ("at the best for each", best))
     ]
-    lines.append(Line("now", [found.fleet.devices], [100 * found.now.goodput]))
+    lines.append(Line("now", [simulation.fleet.devices], [100 * simulation.now.goodput]))
     return _picture("Goodput by number of devices, %", lines, "devices")
 
 
@@ -168,22 +184,22 @@ def _picture(title: str, lines: list[Line], below: str) -> Picture:
     return Picture(title, drawn.svg, title=title)
 
 
-def _table_of_devices(found: Simulation) -> TextTable:
+def _table_of_devices(simulation: Simulation) -> TextTable:
     rows: list[tuple[str, ...]] = [
         ("devices", "failures a day", "between failures", "goodput", "best goodput", "best interval")
     ]
     marked = None
-    for now, best in found.by_devices:
-        if now.devices == found.fleet.devices:
+    for current, best in simulation.by_devices:
+        if current.devices == simulation.fleet.devices:
             marked = len(rows) - 1
-        between = format_duration(now.seconds_between_failures)
+        between = format_duration(current.seconds_between_failures)
         interval = describe_interval(best) if best.advances else "none: it never advances"
         rows.append(
             (
-                f"{now.devices:,}",
-                f"{now.failures_per_day:.3g}",
+                f"{current.devices:,}",
+                f"{current.failures_per_day:.3g}",
                 between,
-                format_percent(now.goodput),
+                format_percent(current.goodput),
                 format_percent(best.goodput),
                 interval,
             )
@@ -191,11 +207,11 @@ def _table_of_devices(found: Simulation) -> TextTable:
     return TextTable(tuple(rows), marked=marked)
 
 
-def _table_of_intervals(found: Simulation) -> TextTable:
+def _table_of_intervals(simulation: Simulation) -> TextTable:
     rows: list[tuple[str, ...]] = [("checkpoint every", "steps", "goodput", "checkpoint wait", "lost work", "")]
     marked = None
-    for each in found.by_interval:
-        notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
+    for each in simulation.by_interval:
+        notes = [word for word, at in (("now", simulation.now), ("best", simulation.best)) if at.every == each.every]
         if "now" in notes:
             marked = len(rows) - 1
         waiting, lost = format_percent(each.shares["checkpoint wait"]), format_percent(each.shares["lost work"])

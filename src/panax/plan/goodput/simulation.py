@@ -54,12 +54,12 @@ class Simulation:
     def to_json(self) -> str:
         """Serialize the result as JSON; times are in seconds."""
 
-        def plain(found: Forecast) -> dict[str, Any]:
-            between = found.seconds_between_failures
+        def plain(prediction: Forecast) -> dict[str, Any]:
+            between = prediction.seconds_between_failures
             return {
-                **dataclasses.asdict(found),
-                "goodput": found.goodput,
-                "ettr": found.ettr,
+                **dataclasses.asdict(prediction),
+                "goodput": prediction.goodput,
+                "ettr": prediction.ettr,
                 "seconds_between_failures": between if math.isfinite(between) else None,
             }
 
@@ -72,8 +72,8 @@ class Simulation:
                 "best": plain(self.best),
                 "theory_interval": self.theory if math.isfinite(self.theory) else None,
                 "lives": dataclasses.asdict(self.lives),
-                "by_devices": [{"now": plain(now), "best": plain(best)} for now, best in self.by_devices],
-                "by_interval": [plain(found) for found in self.by_interval],
+                "by_devices": [{"now": plain(current), "best": plain(best)} for current, best in self.by_devices],
+                "by_interval": [plain(prediction) for prediction in self.by_interval],
                 "sources": dict(self.sources),
                 "assumptions": list(self.assumptions),
             },
@@ -88,7 +88,7 @@ def simulate(
     lives: int = 64,
     seed: int = 0,
     output: str | Path | None = None,
-    **given: float | int | bool | None,
+    **overrides: float | int | bool | None,
 ) -> Simulation:
     """Predict the goodput of a run on a number of devices, and how often it should save.
 
@@ -98,7 +98,7 @@ def simulate(
         lives: Number of runs to simulate, for the variation between them.
         seed: Seed of the simulated runs.
         output: A file for a page with curves.
-        given: Fields of `StageTimes` and `Fleet`, which override the measured values. None counts as not
+        overrides: Fields of `StageTimes` and `Fleet`, which override the measured values. None counts as not
             given.
 
     Raises:
@@ -110,37 +110,37 @@ def simulate(
     >>> round(found.now.goodput, 3), found.best.every
     (0.944, 33)
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    for name in overrides:
         if name not in STAGE_FIELDS and name not in FLEET_FIELDS:
-            raise RecipeError(f"there is no stage time {name!r}; {suggest_name(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
+            raise RecipeError(f"unknown stage time {name!r}; {suggest_name(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
     _check_place(output)
     read = GoodputFigures({}, {}, ()) if run is None else read_stage_times(run)
-    times = {**read.times, **{name: value for name, value in given.items() if name in STAGE_FIELDS}}
-    if "copy_stall" not in given and not times.get("copy_every"):
+    times = {**read.times, **{name: value for name, value in overrides.items() if name in STAGE_FIELDS}}
+    if "copy_stall" not in overrides and not times.get("copy_every"):
         times.pop("copy_stall", None)
     _check_complete(times, run)
     stages = StageTimes(**times)  # pyright: ignore[reportArgumentType]
-    fleet = Fleet(devices=devices, **{name: value for name, value in given.items() if name in FLEET_FIELDS})  # pyright: ignore[reportArgumentType]
-    now, lived = forecast(stages, fleet), simulate_lives(stages, fleet, count=lives, seed=seed)
-    found = Simulation(
+    fleet = Fleet(devices=devices, **{name: value for name, value in overrides.items() if name in FLEET_FIELDS})  # pyright: ignore[reportArgumentType]
+    current, lived = forecast(stages, fleet), simulate_lives(stages, fleet, count=lives, seed=seed)
+    simulation = Simulation(
         run="" if run is None else str(run),
         stages=stages,
         fleet=fleet,
-        now=now,
+        now=current,
         best=_at(stages, fleet, best_every(stages, fleet)),
         theory=young_daly_seconds(stages, fleet),
         lives=lived,
         by_devices=_by_devices(stages, fleet),
         by_interval=_by_interval(stages, fleet),
-        sources={name: "given" if name in given else read.sources[name] for name in times},
-        assumptions=tuple(_assumptions(stages, fleet, read, given)),
+        sources={name: "given" if name in overrides else read.sources[name] for name in times},
+        assumptions=tuple(_assumptions(stages, fleet, read, overrides)),
     )
     if output is not None:
         from .page import write_page
 
-        write_page(found, output)
-    return found
+        write_page(simulation, output)
+    return simulation
 
 
 def _check_place(output: str | Path | None) -> None:
@@ -181,49 +181,53 @@ def _by_devices(stages: StageTimes, fleet: Fleet) -> tuple[tuple[Forecast, Forec
 def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
     """Forecast intervals around the present and the best one, each twice the previous."""
     unit = stages.copy_every or 1
-    most = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
+    max_count = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
     best = best_every(stages, fleet) // unit
     counts = {round(best * 2.0**power) for power in range(-4, 5)} | {stages.every // unit}
-    return tuple(_at(stages, fleet, count * unit) for count in sorted(counts) if 1 <= count <= most)
+    return tuple(_at(stages, fleet, count * unit) for count in sorted(counts) if 1 <= count <= max_count)
 
 
-def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, given: Mapping[str, Any]) -> Sequence[str]:
+def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, overrides: Mapping[str, Any]) -> Sequence[str]:
     """List the assumptions of the figures, in addition to the measurements."""
-    found = list(read.notes)
-    assumed = [name for name, source in read.sources.items() if source == ASSUMED_SOURCE and name not in given]
+    assumptions = list(read.notes)
+    assumed = [name for name, source in read.sources.items() if source == ASSUMED_SOURCE and name not in overrides]
     if assumed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
-        found.append(f"The measured run has not gone through every stage: {flags} are assumed; give your own.")
-    source = "as given" if "failures_per_device_day" in given else "that of Llama 3's training, not yours"
-    found.append(
+        assumptions.append(f"The measured run has not gone through every stage: {flags} are assumed; pass your own.")
+    source = "as given" if "failures_per_device_day" in overrides else "that of Llama 3's training, not yours"
+    assumptions.append(
         f"A device fails {fleet.failures_per_device_day:.3g} times a day ({source}), independently of the others and of its age."
     )
     if stages.measured_devices and stages.measured_devices != fleet.devices:
-        found.append(
+        assumptions.append(
             f"Steps, stalls, commits, restore and first step take as long on {fleet.devices:,} devices as on the "
             f"{stages.measured_devices:,} that were measured."
         )
     elif not stages.measured_devices:
-        found.append(
+        assumptions.append(
             f"The stage times are taken to be those on {fleet.devices:,} devices, and the same for every number."
         )
     if stages.restart_per_doubling:
-        found.append(
+        assumptions.append(
             f"Restart grows by {stages.restart_per_doubling:g} s with each doubling: {stages.restart_at(fleet.devices):.4g} s on "
             f"{fleet.devices:,} devices."
         )
     elif stages.measured_devices != fleet.devices:
-        found.append("Restart is assumed not to grow with the number of devices; --restart-per-doubling lets it grow.")
-    if "commit" not in given:
-        found.append("A checkpoint is assumed to be committed as soon as its stall ends; --commit gives its duration.")
+        assumptions.append(
+            "Restart is assumed not to grow with the number of devices; --restart-per-doubling lets it grow."
+        )
+    if "commit" not in overrides:
+        assumptions.append(
+            "A checkpoint is assumed to be committed as soon as its stall ends; --commit gives its duration."
+        )
     if not fleet.replacement:
-        found.append("A lost host is assumed to be replaced at once; --replacement gives the delay in seconds.")
+        assumptions.append("A lost host is assumed to be replaced at once; --replacement gives the delay in seconds.")
     if stages.copy_every and fleet.copies_lost is None:
-        found.append(
+        assumptions.append(
             "Copies in memory are lost where the neighbouring host fails too before the run has recovered: a share of "
             f"{fleet.destroys_copies(stages):.2g} of all failures. Hosts that share a switch or a rack may fail together: "
             "--copies-lost sets that share."
         )
     if not fleet.planned_stops_per_day:
-        found.append("There are no planned stops; --planned-stops-per-day gives their number.")
-    return found
+        assumptions.append("There are no planned stops; --planned-stops-per-day gives their number.")
+    return assumptions

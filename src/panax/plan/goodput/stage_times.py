@@ -39,22 +39,22 @@ def read_stage_times(folder: str | Path) -> GoodputFigures:
         DataError: The folder is not a run's, or the run has no step.
     """
     run = read_run(folder)
-    found: dict[str, tuple[float | int, str]] = {}
+    times: dict[str, tuple[float | int, str]] = {}
     notes: list[str] = []
     steps = _steps(run)
     if steps is None and STEP_CURVE not in run.curves:
         raise DataError(
-            f"{folder} has no step in goodput.jsonl or metrics.jsonl; give the folder of a run that has "
+            f"{folder} has no step in goodput.jsonl or metrics.jsonl; pass the folder of a run that has "
             "trained, or remove RUN and give all times"
         )
-    _add_steps(run, steps, found)
-    _add_checkpoints(run, steps, found, notes)
-    _add_recovery(list_incidents(run), found, notes)
-    _add_devices(run, found)
-    found |= {name: (seconds, ASSUMED_SOURCE) for name, seconds in DEFAULT_SECONDS.items() if name not in found}
+    _add_steps(run, steps, times)
+    _add_checkpoints(run, steps, times, notes)
+    _add_recovery(list_incidents(run), times, notes)
+    _add_devices(run, times)
+    times |= {name: (seconds, ASSUMED_SOURCE) for name, seconds in DEFAULT_SECONDS.items() if name not in times}
     return GoodputFigures(
-        {name: value for name, (value, _) in found.items()},
-        {name: source for name, (_, source) in found.items()},
+        {name: value for name, (value, _) in times.items()},
+        {name: source for name, (_, source) in times.items()},
         notes,
     )
 
@@ -69,26 +69,26 @@ def _steps(run: RunFiles) -> int | None:
     return steps if steps > 0 else None
 
 
-def _add_steps(run: RunFiles, steps: int | None, found: dict[str, tuple[float | int, str]]) -> None:
+def _add_steps(run: RunFiles, steps: int | None, times: dict[str, tuple[float | int, str]]) -> None:
     if run.life is not None and steps is not None and run.life.seconds["training"] > 0:
         for name, kind in (("step", "training"), ("data_wait", "data wait"), ("evaluation", "evaluation")):
-            found[name] = run.life.seconds[kind] / steps, f"goodput.jsonl, mean of {steps:,} steps"
+            times[name] = run.life.seconds[kind] / steps, f"goodput.jsonl, mean of {steps:,} steps"
         return
     median = run.curves[STEP_CURVE].median if STEP_CURVE in run.curves else None
     if median is not None and median > 0:
-        found["step"] = median, "metrics.jsonl, median"
+        times["step"] = median, "metrics.jsonl, median"
 
 
 def _add_checkpoints(
-    run: RunFiles, steps: int | None, found: dict[str, tuple[float | int, str]], notes: list[str]
+    run: RunFiles, steps: int | None, times: dict[str, tuple[float | int, str]], notes: list[str]
 ) -> None:
     config = mapping(mapping(run.facts, "settings"), "checkpoint")
     every, copy_every = number(config, "every"), number(mapping(config, "memory"), "every")
     if every is not None and every >= 1:
-        found["every"] = int(every), "the run's settings"
+        times["every"] = int(every), "the run's settings"
     copies = int(copy_every) if copy_every is not None and copy_every >= 1 else 0
     if copies and every is not None and every >= 1 and int(every) % copies == 0:
-        found["copy_every"] = copies, "the run's settings"
+        times["copy_every"] = copies, "the run's settings"
     elif copies:
         notes.append(
             f"Copies in memory every {copies} steps are skipped: checkpoints are not saved at a multiple of them."
@@ -99,30 +99,33 @@ def _add_checkpoints(
     waited = run.life.seconds["checkpoint wait"]
     saves = steps // int(every) + (steps // copies if copies else 0)
     plural = "" if saves == 1 else "s"
-    found["stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
+    times["stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
     if copies:
-        found["copy_stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
+        times["copy_stall"] = waited / saves, f"goodput.jsonl, mean over {saves:,} save{plural}"
         notes.append("The ledger does not separate copies in memory from checkpoints: both are given the same stall.")
 
 
-def _add_recovery(mishaps: Sequence[RunIncident], found: dict[str, tuple[float | int, str]], notes: list[str]) -> None:
+def _add_recovery(mishaps: Sequence[RunIncident], times: dict[str, tuple[float | int, str]], notes: list[str]) -> None:
     recorded = [mishap for mishap in mishaps if mishap.phases]
     for name in PHASES:
         seconds = [mishap.phases[name] for mishap in recorded if name in mishap.phases]
         if seconds:
-            found[name] = statistics.fmean(seconds), f"job/incidents.jsonl, mean of {len(seconds)}"
+            times[name] = statistics.fmean(seconds), f"job/incidents.jsonl, mean of {len(seconds)}"
     if recorded:
         return
-    whole = [mishap.restart_seconds for mishap in mishaps if mishap.restart_seconds]
-    if whole:
-        found["restart"] = statistics.fmean(whole), f"goodput.jsonl, mean of {len(whole)} recoveries as a whole"
+    restart_seconds = [mishap.restart_seconds for mishap in mishaps if mishap.restart_seconds]
+    if restart_seconds:
+        times["restart"] = (
+            statistics.fmean(restart_seconds),
+            f"goodput.jsonl, mean of {len(restart_seconds)} recoveries as a whole",
+        )
         for name in PHASES:
-            found.setdefault(name, (0.0, "counted in restart"))
+            times.setdefault(name, (0.0, "counted in restart"))
         notes.append("No supervisor recorded the parts of a recovery: all of it is counted as restart.")
 
 
-def _add_devices(run: RunFiles, found: dict[str, tuple[float | int, str]]) -> None:
+def _add_devices(run: RunFiles, times: dict[str, tuple[float | int, str]]) -> None:
     sessions = run.life.sessions if run.life is not None else ()
     count = run.devices(sessions[-1]) if sessions else number(mapping(run.facts, "devices"), "count")
     if count is not None and count >= 1:
-        found["measured_devices"] = int(count), "sessions.jsonl"
+        times["measured_devices"] = int(count), "sessions.jsonl"

@@ -13,21 +13,21 @@ SHOWN_KINDS = (*KINDS[:-1], FEWER_DEVICES)
 STEPS = ("every", "copy_every", "measured_devices")
 
 
-def format_goodput(found: Simulation) -> list[str]:
+def format_goodput(simulation: Simulation) -> list[str]:
     """Format a simulation: the result first, then tables, then the assumptions."""
     return [
-        *_answer(found),
+        *_answer(simulation),
         "",
-        *_kinds(found),
+        *_kinds(simulation),
         "",
-        *_devices(found),
+        *_devices(simulation),
         "",
-        *_intervals(found),
+        *_intervals(simulation),
         "",
-        *_times(found),
+        *_times(simulation),
         "",
         "Assumed",
-        *(line for sentence in found.assumptions for line in wrap_sentence(f"- {sentence}", "  ")),
+        *(line for sentence in simulation.assumptions for line in wrap_sentence(f"- {sentence}", "  ")),
     ]
 
 
@@ -36,77 +36,79 @@ def wrap_sentence(sentence: str, indent: str = "") -> list[str]:
     return textwrap.wrap(sentence, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def describe_interval(found: Forecast) -> str:
+def describe_interval(prediction: Forecast) -> str:
     """Describe the interval of a forecast."""
-    return f"every {found.every:,} step{'s' if found.every > 1 else ''} ({format_duration(found.interval)})"
+    return (
+        f"every {prediction.every:,} step{'s' if prediction.every > 1 else ''} ({format_duration(prediction.interval)})"
+    )
 
 
-def advice(found: Simulation) -> str:
+def advice(simulation: Simulation) -> str:
     """Give advice on the interval, in a sentence."""
-    now, best = found.now, found.best
+    current, best = simulation.now, simulation.best
     if not best.advances:
         return (
             "At this failure rate no interval lets the run advance: it fails before it commits a checkpoint. Recover faster, "
             "commit faster, use fewer devices, or keep copies in memory."
         )
-    if not now.advances:
-        return f"With a checkpoint {describe_interval(now)} the run never advances. Save {describe_interval(best)}."
-    gain = best.goodput - now.goodput
-    if best.every == now.every or gain < 5e-4:
-        return f"The present interval, {describe_interval(now)}, is as good as the best."
-    return f"Save {describe_interval(best)} in place of {describe_interval(now)}: {gain * 100:.2g} points more goodput."
+    if not current.advances:
+        return f"With a checkpoint {describe_interval(current)} the run never advances. Save {describe_interval(best)}."
+    gain = best.goodput - current.goodput
+    if best.every == current.every or gain < 5e-4:
+        return f"The present interval, {describe_interval(current)}, is as good as the best."
+    return f"Save {describe_interval(best)} in place of {describe_interval(current)}: {gain * 100:.2g} points more goodput."
 
 
-def describe_theory(found: Simulation) -> str:
+def describe_theory(simulation: Simulation) -> str:
     """Describe the interval by theory."""
-    if not math.isfinite(found.theory):
+    if not math.isfinite(simulation.theory):
         return "as rarely as possible: nothing fails"
-    return format_duration(found.theory) if found.theory > 0 else "after each step: a stall costs nothing"
+    return format_duration(simulation.theory) if simulation.theory > 0 else "after each step: a stall costs nothing"
 
 
-def _answer(found: Simulation) -> list[str]:
-    now, best, lives = found.now, found.best, found.lives
-    between = now.seconds_between_failures
-    failures = f"{now.failures_per_day:.3g} a day" + (
+def _answer(simulation: Simulation) -> list[str]:
+    current, best, lives = simulation.now, simulation.best, simulation.lives
+    between = current.seconds_between_failures
+    failures = f"{current.failures_per_day:.3g} a day" + (
         f", one in {format_duration(between)}" if math.isfinite(between) else ""
     )
     spread = (
         f"{format_percent(lives.low)} to {format_percent(lives.high)} in nine of ten lives of {lives.days:.3g} days"
     )
     rows = [
-        ("devices", f"{now.devices:,} for {found.fleet.days:g} days"),
-        ("goodput", format_percent(now.goodput) + ("" if now.advances else ": the run never advances")),
-        *([("simulated", spread)] if now.advances else ()),
-        ("ETTR", format_percent(now.ettr)),
+        ("devices", f"{current.devices:,} for {simulation.fleet.days:g} days"),
+        ("goodput", format_percent(current.goodput) + ("" if current.advances else ": the run never advances")),
+        *([("simulated", spread)] if current.advances else ()),
+        ("ETTR", format_percent(current.ettr)),
         ("failures", failures),
         (
             "a failure costs",
-            f"{format_duration(now.recovery)} of recovery, {format_duration(now.lost_per_failure)} of lost work",
+            f"{format_duration(current.recovery)} of recovery, {format_duration(current.lost_per_failure)} of lost work",
         ),
-        ("checkpoints", f"{describe_interval(now)}, goodput {format_percent(now.goodput)}"),
+        ("checkpoints", f"{describe_interval(current)}, goodput {format_percent(current.goodput)}"),
         ("best", f"{describe_interval(best)}, goodput {format_percent(best.goodput)}" if best.advances else "none"),
-        *([("by theory", describe_theory(found))] if best.advances else ()),
+        *([("by theory", describe_theory(simulation))] if best.advances else ()),
     ]
-    return [*(f"{name:<16}{value}" for name, value in rows), "", *wrap_sentence(advice(found))]
+    return [*(f"{name:<16}{value}" for name, value in rows), "", *wrap_sentence(advice(simulation))]
 
 
-def _kinds(found: Simulation) -> list[str]:
+def _kinds(simulation: Simulation) -> list[str]:
     rows = [("time goes into", "now", "at the best")]
     for kind in SHOWN_KINDS:
-        now, best = (each.shares.get(kind, 0.0) for each in (found.now, found.best))
-        if now > 0 or best > 0:
-            rows.append((kind, format_percent(now), format_percent(best)))
+        current, best = (each.shares.get(kind, 0.0) for each in (simulation.now, simulation.best))
+        if current > 0 or best > 0:
+            rows.append((kind, format_percent(current), format_percent(best)))
     return table(rows)
 
 
-def _devices(found: Simulation) -> list[str]:
+def _devices(simulation: Simulation) -> list[str]:
     rows = [("devices", "failures/day", "goodput", "best goodput", "best interval")]
-    for now, best in found.by_devices:
+    for current, best in simulation.by_devices:
         rows.append(
             (
-                f"{now.devices:,}",
-                f"{now.failures_per_day:.3g}",
-                format_percent(now.goodput),
+                f"{current.devices:,}",
+                f"{current.failures_per_day:.3g}",
+                format_percent(current.goodput),
                 format_percent(best.goodput),
                 format_duration(best.interval) if best.advances else "none",
             )
@@ -114,10 +116,10 @@ def _devices(found: Simulation) -> list[str]:
     return table(rows)
 
 
-def _intervals(found: Simulation) -> list[str]:
+def _intervals(simulation: Simulation) -> list[str]:
     rows = [("checkpoint every", "steps", "goodput", "waiting", "lost work", "")]
-    for each in found.by_interval:
-        notes = [word for word, at in (("now", found.now), ("best", found.best)) if at.every == each.every]
+    for each in simulation.by_interval:
+        notes = [word for word, at in (("now", simulation.now), ("best", simulation.best)) if at.every == each.every]
         waiting, lost = format_percent(each.shares["checkpoint wait"]), format_percent(each.shares["lost work"])
         rows.append(
             (
@@ -132,19 +134,21 @@ def _intervals(found: Simulation) -> list[str]:
     return table(rows)
 
 
-def _times(found: Simulation) -> list[str]:
-    return table([("stage", "time", "from"), *((*row[:2], row[2]) for row in list_stage_times(found))], left=(0, 2))
+def _times(simulation: Simulation) -> list[str]:
+    return table(
+        [("stage", "time", "from"), *((*row[:2], row[2]) for row in list_stage_times(simulation))], left=(0, 2)
+    )
 
 
-def list_stage_times(found: Simulation) -> list[tuple[str, str, str]]:
+def list_stage_times(simulation: Simulation) -> list[tuple[str, str, str]]:
     """Return (stage, its time, its source) for each stage time that was used."""
     rows = []
     for name in STAGE_FIELDS:
-        if name in found.sources:
-            value = getattr(found.stages, name)
+        if name in simulation.sources:
+            value = getattr(simulation.stages, name)
             shown = f"{value:,}" if name in STEPS else format_duration(value)
             unit = {"every": " steps", "copy_every": " steps"}.get(name, "")
-            rows.append((name.replace("_", " "), shown + unit, found.sources[name]))
+            rows.append((name.replace("_", " "), shown + unit, simulation.sources[name]))
     return rows
 
 

@@ -117,9 +117,9 @@ def choose_mesh(
         )
     search = _Search(program_of, task, devices, batch, batch_axes, memory_bytes, fast_domain, rules or Rules())
     for beside in ("nothing", "experts", "wide experts", "context"):
-        found = search.best([mesh for mesh in search.legal if search.kind(mesh) == beside])
-        if found is not None:
-            return found
+        choice = search.best([mesh for mesh in search.legal if search.kind(mesh) == beside])
+        if choice is not None:
+            return choice
     rows = next(iter(batch.values())).shape[0]
     raise LayoutError(
         f"no layout of {len(devices)} device{'s' if len(devices) > 1 else ''} with {memory_bytes / 2**30:.0f} GiB each holds a "
@@ -184,34 +184,34 @@ class _Search:
             for mesh in candidates
             if self.state_bytes(mesh) * MEMORY_MARGIN < self.memory_bytes
         }
-        found: list[LayoutChoice] = []
+        choices: list[LayoutChoice] = []
         while waiting and self.walked < MAX_WALKS:
             key = min(waiting, key=lambda key: self.floor(waiting[key]))
-            least = min((choice.wire_bytes for choice in found), default=math.inf)
+            least = min((choice.wire_bytes for choice in choices), default=math.inf)
             if self.floor(waiting[key]) > TRAFFIC_SLACK * least:
                 break
-            found += self.tried(waiting.pop(key))
-        if not found:
+            choices += self.tried(waiting.pop(key))
+        if not choices:
             return None
-        least = min(choice.wire_bytes for choice in found)
-        near = [choice for choice in found if choice.wire_bytes <= TRAFFIC_SLACK * least]
+        least = min(choice.wire_bytes for choice in choices)
+        near = [choice for choice in choices if choice.wire_bytes <= TRAFFIC_SLACK * least]
         best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
         return dataclasses.replace(best, num_walks=self.walked)
 
     def tried(self, mesh: dict[str, int]) -> list[LayoutChoice]:
         """Return, for each policy needed, the layout that fits with the fewest micro-batches."""
-        found, policies = [], self.task.remat_policies or (None,)
+        choices, policies = [], self.task.remat_policies or (None,)
         for remat in (policies[0], *reversed(policies[1:])):
             choice = self.fitting(mesh, remat)
             if choice is not None:
-                found.append(choice)
+                choices.append(choice)
             first = remat == policies[0]
             enough = choice is not None and choice.micro_batches == self.counts(mesh)[0]
             # The policy that stores everything fits without more micro-batches; or the one that stores least
             # does not fit at all.
             if (first and enough) or (not first and choice is None):
                 break
-        return found
+        return choices
 
     def fitting(self, mesh: dict[str, int], remat: str | None) -> LayoutChoice | None:
         counts = self.counts(mesh)

@@ -240,18 +240,18 @@ def read_profile(path: str | Path) -> HardwareProfile:
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path} is not a hardware profile: it is not text; {_MAKE}") from error
     try:
-        found = json_reader.parse(text, constants=True)
+        content = json_reader.parse(text, constants=True)
     except ValueError as error:
         raise ProfileError(f"{path} is cut short or is not a hardware profile: {error}; {_MAKE}") from error
-    if not isinstance(found, dict) or "schema_version" not in found:
+    if not isinstance(content, dict) or "schema_version" not in content:
         raise ProfileError(f"{path} is not a hardware profile: schema_version is missing; {_MAKE}")
-    version = found.pop("schema_version")
+    version = content.pop("schema_version")
     if version != SCHEMA_VERSION:
         raise ProfileError(
             f"{path} is a hardware profile of version {version!r}, and this Panax reads version {SCHEMA_VERSION}; {_MAKE}"
         )
     try:
-        return _built(HardwareProfile, found, "the profile")
+        return _built(HardwareProfile, content, "the profile")
     except (PanaxError, OverflowError, RecursionError) as error:
         raise ProfileError(f"{path} is not a whole hardware profile: {error}; {_MAKE}") from error
 
@@ -261,23 +261,23 @@ _MAKE = "`panax check --save FILE` makes one"
 _Made = TypeVar("_Made")
 
 
-def _built(cls: type[_Made], found: Any, where: str) -> _Made:
+def _built(cls: type[_Made], content: Any, where: str) -> _Made:
     """Build a dataclass from its JSON object."""
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ProfileError(f"{where} is not an object")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    strange = sorted(found.keys() - fields.keys())
+    strange = sorted(content.keys() - fields.keys())
     if strange:
         raise ProfileError(f"{where} has {strange[0]!r}, which is not part of it")
     missing = [
         name
         for name, field in fields.items()
-        if name not in found and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if name not in content and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise ProfileError(f"{where} lacks {missing[0]!r}")
     hints = get_type_hints(cls)
-    return cls(**{name: _value(hints[name], value, name) for name, value in found.items()})
+    return cls(**{name: _value(hints[name], value, name) for name, value in content.items()})
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -340,15 +340,15 @@ def newest_profile(
 
     A file that can't be read, or has other content, is ignored.
     """
-    found: list[tuple[bool, str, HardwareProfile, Path]] = []
+    candidates: list[tuple[bool, str, HardwareProfile, Path]] = []
     for path in paths:
         try:
             profile = read_profile(path)
         except ProfileError:
             continue
         if profile.device_kind == device_kind and len(profile.places) == math.prod(mesh.values()):
-            found.append((_sizes(profile.mesh) == _sizes(mesh), profile.made, profile, path))
-    newest = max(found, key=lambda each: each[:2], default=None)
+            candidates.append((_sizes(profile.mesh) == _sizes(mesh), profile.made, profile, path))
+    newest = max(candidates, key=lambda each: each[:2], default=None)
     return None if newest is None else newest[2:]
 
 

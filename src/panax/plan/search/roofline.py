@@ -114,10 +114,10 @@ def step_time(cost: StepCost, speeds: Speeds) -> StepTime:
     """Compute the time of a traced step."""
     links: dict[MeshAxes, LinkTime] = {}
     for one in cost.traffic:
-        found = speeds.collective_figures(one.kind, one.axes)
+        figures = speeds.collective_figures(one.kind, one.axes)
         before = links.get(one.axes, LinkTime(one.axes, 0, 0.0))
-        taken = None if found is None else one.wire_bytes / found[0] + one.times.expected * found[1]
-        seconds = None if taken is None or before.seconds is None else before.seconds + taken
+        transfer_seconds = None if figures is None else one.wire_bytes / figures[0] + one.times.expected * figures[1]
+        seconds = None if transfer_seconds is None or before.seconds is None else before.seconds + transfer_seconds
         links[one.axes] = LinkTime(one.axes, before.sent + one.wire_bytes, seconds)
     known = sorted((one for one in links.values() if one.seconds is not None), key=lambda one: -(one.seconds or 0.0))
     unknown = [one for one in links.values() if one.seconds is None]

@@ -2,7 +2,7 @@
 
 A target has Google's name, `v5p-64`, or a kind and a number of devices, `h100x64`. Google's number counts
 cores for v4 and v5p, two per chip, and chips for v5e and v6e: `v5p-64` and `v5px32` are both 32 chips, which
-are 32 devices. `v5e-256x4` is four slices of `v5e-256`, connected by the data centre's network.
+are 32 devices. `v5e-256x4` is four slices of `v5e-256`, connected by the data center's network.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ CHIPS = {
     "h200": Chip(151_397_597_184, 989e12, 4.8e12, 450 * GB, 50 * GB, 8),
     "a100": Chip(85_100_068_864, 312e12, 2.04e12, 300 * GB, 25 * GB, 8),
     # cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. Interconnect figures are halved: they count both directions.
-    # Across slices: the pod's (v5e, v6e) or the chip's (v5p) data centre network; v4's is not published, its
+    # Across slices: the pod's (v5e, v6e) or the chip's (v5p) data center network; v4's is not published, its
     # hosts are assumed to be like v5p's. v4's links: 6 of 50 GB/s (arXiv:2304.01433, table 4). v5p: the
     # largest slice that is scheduled, of a pod of 8,960.
     "v4": Chip(32 * GIB, 275e12, 1.2e12, 300 * GB, 6.25 * GB, 4096, cores=2),
@@ -79,7 +79,7 @@ class Hardware:
         name: Name as requested.
         kind: One of `CHIPS`.
         count: Devices, over all slices.
-        num_slices: TPU slices joined by the data centre's network.
+        num_slices: TPU slices joined by the data center's network.
     """
 
     name: str
@@ -135,21 +135,21 @@ def parse_target(name: str) -> Hardware:
     >>> parse_target("v5e-16x2")
     Hardware(name='v5e-16x2', kind='v5e', count=32, num_slices=2)
     """
-    found = re.fullmatch(r"([a-z]+\d+[a-z]*?)(?:(x)(\d+)|-(\d+)(?:x(\d+))?)", name.strip().lower())
-    kind = found.group(1) if found else re.split(r"[-x]", name.strip().lower())[0]
+    match = re.fullmatch(r"([a-z]+\d+[a-z]*?)(?:(x)(\d+)|-(\d+)(?:x(\d+))?)", name.strip().lower())
+    kind = match.group(1) if match else re.split(r"[-x]", name.strip().lower())[0]
     if kind not in CHIPS:
-        raise RecipeError(f"there is no target {name!r}; {suggest_name(kind, CHIPS)} (a target is h100x64 or v5p-64)")
-    if found is None:
+        raise RecipeError(f"unknown target {name!r}; {suggest_name(kind, CHIPS)} (a target is h100x64 or v5p-64)")
+    if match is None:
         example = f"{kind}x64" if kind in DESCRIPTIONS else f"{kind}-64"
         raise RecipeError(f"the target {name!r} has no number of devices; expected for example {example}")
     if kind in DESCRIPTIONS:
-        return _gpus(name, kind, found.group(3))
-    slices = int(found.group(5) or 1)
-    chips = int(found.group(3)) if found.group(2) else int(found.group(4)) // CHIPS[kind].cores
+        return _gpus(name, kind, match.group(3))
+    slices = int(match.group(5) or 1)
+    chips = int(match.group(3)) if match.group(2) else int(match.group(4)) // CHIPS[kind].cores
     shapes = _shapes(kind)
-    if chips not in shapes or slices < 1 or (not found.group(2) and int(found.group(4)) % CHIPS[kind].cores):
+    if chips not in shapes or slices < 1 or (not match.group(2) and int(match.group(4)) % CHIPS[kind].cores):
         counts = ", ".join(f"{kind}-{size * CHIPS[kind].cores}" for size in shapes)
-        raise RecipeError(f"there is no slice {name!r}; there are {counts}, and several of them: {kind}-64x2")
+        raise RecipeError(f"unknown slice {name!r}; there are {counts}, and several of them: {kind}-64x2")
     return Hardware(name, kind, chips * slices, slices)
 
 

@@ -45,15 +45,19 @@ class _Pass:
 
 def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Operation]]]:
     """Reorder a block so that the operations of each such pass are adjacent; return it and the passes."""
-    passes = [found for found in _passes(block) if sum(one.name not in REDUCED for one in found.operations) > 1]
+    passes = [
+        fusion_pass
+        for fusion_pass in _passes(block)
+        if sum(one.name not in REDUCED for one in fusion_pass.operations) > 1
+    ]
     operations = list(block.operations)
     moved: list[list[Operation]] = []
     needs = LivenessInfo(block)
-    for found in passes:
-        changed = _moved(operations, found, needs)
+    for fusion_pass in passes:
+        changed = _moved(operations, fusion_pass, needs)
         if _is_ordered(changed):
             operations = changed
-            moved.append(found.operations)
+            moved.append(fusion_pass.operations)
     return dataclasses.replace(block, operations=operations), moved
 
 
@@ -83,18 +87,18 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
     return passes
 
 
-def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> list[Operation]:
+def _moved(operations: list[Operation], fusion_pass: _Pass, needs: LivenessInfo) -> list[Operation]:
     """Move the operations of a pass, and everything fused into them, directly before the first reader of a
     result."""
-    results = {id(needs.base(operation.outputs[0])) for operation in found.operations}
-    members = {id(operation) for operation in found.operations}
+    results = {id(needs.base(operation.outputs[0])) for operation in fusion_pass.operations}
+    members = {id(operation) for operation in fusion_pass.operations}
     reads = (
         number
         for number, operation in enumerate(operations)
         if operation.name not in SAME_MEMORY and any(id(needs.base(v)) in results for v in operation.arrays)
     )
     due = min(reads, default=len(operations))
-    wanted = {id(value) for operation in found.operations for value in operation.arrays}
+    wanted = {id(value) for operation in fusion_pass.operations for value in operation.arrays}
     chain: list[Operation] = []
     for operation in reversed(operations[due:]):
         if id(operation) not in members and any(id(value) in wanted for value in operation.outputs):
@@ -106,10 +110,10 @@ def _moved(operations: list[Operation], found: _Pass, needs: LivenessInfo) -> li
         for operation in operations[:due]
         if operation.name in SAME_MEMORY and any(id(needs.base(v)) in results for v in operation.arrays)
     ]
-    taken = members | {id(operation) for operation in (*chain, *names)}
-    rest = [operation for operation in operations if id(operation) not in taken]
-    before = sum(id(operation) not in taken for operation in operations[:due])
-    return [*rest[:before], *reversed(chain), *found.operations, *names, *rest[before:]]
+    moved_ids = members | {id(operation) for operation in (*chain, *names)}
+    rest = [operation for operation in operations if id(operation) not in moved_ids]
+    before = sum(id(operation) not in moved_ids for operation in operations[:due])
+    return [*rest[:before], *reversed(chain), *fusion_pass.operations, *names, *rest[before:]]
 
 
 def _is_ordered(operations: list[Operation]) -> bool:

@@ -97,7 +97,9 @@ class _Timeline:
         block, passes = group_passes(reschedule(block, carried))
         needs = LivenessInfo(block)
         places = {id(operation): place for place, operation in enumerate(block.operations)}
-        together = {places[id(one)]: places[id(found[-1])] for found in passes for one in found}
+        together = {
+            places[id(one)]: places[id(pass_operations[-1])] for pass_operations in passes for one in pass_operations
+        }
         frees: dict[int, list[Value]] = {}
         spans = []
         for operation in block.operations:
@@ -113,19 +115,19 @@ class _Timeline:
         for place, operation in enumerate(block.operations):
             at = together.get(place, place)
             if at not in frees:
-                given = {id(base): base for one in block.operations[place : at + 1] for base in needs.sources(one)}
+                sources = {id(base): base for one in block.operations[place : at + 1] for base in needs.sources(one)}
                 frees[at] = [
-                    base for key, base in given.items() if place <= needs.read.get(key, -1) <= at and key in memory
+                    base for key, base in sources.items() if place <= needs.read.get(key, -1) <= at and key in memory
                 ]
             free = frees[at]
             for number, value in enumerate(operation.outputs):
                 if id(value) not in needs.written or id(value) in needs.origin or id(value) in added:
                     continue
                 end = spans[needs.read.get(id(value), place)][1]
-                taken = self._taken(operation, number, value, free, needs)
-                if taken is not None:
-                    free.remove(taken)
-                    buffer = memory[id(taken)]
+                reused = self._taken(operation, number, value, free, needs)
+                if reused is not None:
+                    free.remove(reused)
+                    buffer = memory[id(reused)]
                     buffer.end = max(buffer.end, end)
                 else:
                     buffer = LiveRange(value.bytes, spans[at][0], end, value)
@@ -162,8 +164,8 @@ class _Timeline:
                 and id(operation.outputs[0]) in results
                 and needs.has_only_result_readers(operation)
             ):
-                given = needs.base(operation.arrays[0])
-                buffer, maker = memory.get(id(given)), needs.makers.get(id(given))
+                operand = needs.base(operation.arrays[0])
+                buffer, maker = memory.get(id(operand)), needs.makers.get(id(operand))
                 if buffer is not None and maker is not None and not maker.blocks:
                     # Scattered during the next iteration, while that computes its own.
                     buffer.end = spans[-1][1]
@@ -176,8 +178,8 @@ class _Timeline:
         for place, operation in enumerate(block.operations):
             if operation.name != "reduce_scatter":
                 continue
-            given = needs.base(operation.arrays[0])
-            buffer, maker = memory.get(id(given)), needs.makers.get(id(given))
+            operand = needs.base(operation.arrays[0])
+            buffer, maker = memory.get(id(operand)), needs.makers.get(id(operand))
             if maker is None or not maker.blocks:
                 continue
             first = needs.first_read(operation.outputs[0], place)
@@ -190,8 +192,8 @@ class _Timeline:
         """Return the operand with memory that a result reuses; None if it needs separate memory."""
         if operation.blocks:
             first, count = _carried(operation)
-            given = operation.inputs[first + number] if number < count and operation.name != "cond" else None
-            base = None if given is None else needs.base(given)
+            operand = operation.inputs[first + number] if number < count and operation.name != "cond" else None
+            base = None if operand is None else needs.base(operand)
             return base if base in free else None
         if operation.name == "ragged_all_to_all":
             # Rows are received into the array that they are scattered into.
@@ -225,15 +227,15 @@ def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessI
     if operation.name != "dot_general":
         return operation.name in FUSED or operation.name == "scatter-add"
     (left, right), (left_batch, right_batch) = contracted_dims(operation.eqn)
-    given = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
-    if not given:
+    operands = [v for v in operation.inputs if v is not None and needs.base(v) is needs.base(value)]
+    if not operands:
         sides = [
             len(operand_shape(operation, number)) - len(summed) - len(left_batch)
             for number, summed in enumerate((left, right))
         ]
         groups = [0] * len(left_batch) + [1] * sides[0] + [2] * sides[1]
     else:
-        first = given[0] is operation.inputs[0]
+        first = operands[0] is operation.inputs[0]
         summed, batch = (left, left_batch) if first else (right, right_batch)
         groups = [1 if d in summed else 0 if d in batch else 2 for d in range(len(value.shape))]
     if len(groups) != len(value.shape):

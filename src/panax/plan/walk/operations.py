@@ -51,8 +51,8 @@ def operation_flops(operation: Operation) -> float | None:
         return counted(operation)
     cost = lookup_cost(_name(operation))
     if cost is not None:
-        given = [value for value in operation.inputs if value is not None]
-        return cost(given, operation.outputs, operation.params) * (
+        inputs = [value for value in operation.inputs if value is not None]
+        return cost(inputs, operation.outputs, operation.params) * (
             operation.outputs[0].share if operation.outputs else 1
         )
     return None if operation.name == _FOREIGN or operation.name in _CALLED_BACK else 0.0

@@ -237,7 +237,7 @@ def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> OperationBlock:
 
 def _read_by(outputs: Sequence[Value | None], operations: list[Operation]) -> list[Operation]:
     """Return the operations that the outputs depend on."""
-    read, found = {id(value) for value in outputs}, []
+    read, dependencies = {id(value) for value in outputs}, []
     for operation in reversed(operations):
         if any(id(value) in read for value in operation.outputs):
             if operation.name == "psum":
@@ -245,8 +245,8 @@ def _read_by(outputs: Sequence[Value | None], operations: list[Operation]) -> li
                 pairs = [pair for pair in zip(operation.inputs, operation.outputs) if id(pair[1]) in read]
                 operation.inputs, operation.outputs = (list(each) for each in zip(*pairs))
             read |= {id(value) for value in operation.inputs}
-            found.append(operation)
-    return _as_compiled(found[::-1], outputs)
+            dependencies.append(operation)
+    return _as_compiled(dependencies[::-1], outputs)
 
 
 def _as_compiled(operations: list[Operation], outputs: Sequence[Value | None]) -> list[Operation]:
@@ -256,7 +256,7 @@ def _as_compiled(operations: list[Operation], outputs: Sequence[Value | None]) -
     for value in (*outputs, *(v for operation in operations for v in operation.inputs)):
         readers[id(value)] = readers.get(id(value), 0) + 1
     makers: dict[int, Operation] = {}
-    found: dict[int, Operation] = {}
+    compiled_operations: dict[int, Operation] = {}
     for operation in operations:
         before = [makers.get(id(v)) for v in operation.inputs if readers.get(id(v)) == 1]
         first = before[0] if before else None
@@ -264,15 +264,15 @@ def _as_compiled(operations: list[Operation], outputs: Sequence[Value | None]) -
             first.outputs = operation.outputs
             operation = first
         elif operation.name in ("add", "add_any") and first is not None and _scattered_alike(before):
-            given = [value for one in before if one is not None for value in one.arrays]
+            addends = [value for one in before if one is not None for value in one.arrays]
             for one in before:
-                del found[id(one)]
-            whole = dataclasses.replace(operation, inputs=list(given), outputs=[dataclasses.replace(given[0])])
-            found[id(whole)] = whole
-            operation = dataclasses.replace(first, inputs=list(whole.outputs), outputs=operation.outputs)
-        found[id(operation)] = operation
+                del compiled_operations[id(one)]
+            full_sum = dataclasses.replace(operation, inputs=list(addends), outputs=[dataclasses.replace(addends[0])])
+            compiled_operations[id(full_sum)] = full_sum
+            operation = dataclasses.replace(first, inputs=list(full_sum.outputs), outputs=operation.outputs)
+        compiled_operations[id(operation)] = operation
         makers.update((id(value), operation) for value in operation.outputs)
-    return list(found.values())
+    return list(compiled_operations.values())
 
 
 def _scattered_alike(operations: Sequence[Operation | None]) -> bool:

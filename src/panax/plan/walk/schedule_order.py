@@ -95,9 +95,9 @@ class _Order:
             over = start < last < len(operations) and operations[last].name in FUSED
             changes[max(start, 0)] += value.bytes
             changes[last + (0 if over else 1)] -= value.bytes
-        alive = most = total = 0
+        alive = peak = total = 0
         for number, change in enumerate(changes[:until]):
             alive += change
             if number >= first:
-                most, total = max(most, alive), total + alive
-        return most, total
+                peak, total = max(peak, alive), total + alive
+        return peak, total

@@ -94,12 +94,12 @@ def _axes(operation: Operation, mesh: Mapping[str, int]) -> MeshAxes:
 
 
 def _sent(kind: str, operation: Operation, ways: int) -> int:
-    given = sum(value.bytes for value in operation.arrays)
-    taken = sum(value.bytes for value in operation.outputs)
+    input_bytes = sum(value.bytes for value in operation.arrays)
+    output_bytes = sum(value.bytes for value in operation.outputs)
     if kind == "collective-permute":
-        return taken
+        return output_bytes
     if kind == "ragged-all-to-all":
         # Operand and result; then offsets and sizes. At equal loads the data fills the smaller one.
         return min(operation.arrays[0].bytes, operation.outputs[0].bytes) * (ways - 1) // ways
-    whole = taken if kind == "all-gather" else given
-    return (2 if kind == "all-reduce" else 1) * whole * (ways - 1) // ways
+    full_bytes = output_bytes if kind == "all-gather" else input_bytes
+    return (2 if kind == "all-reduce" else 1) * full_bytes * (ways - 1) // ways

@@ -51,8 +51,11 @@ def _inside(operation: Operation, times: ExecutionCount) -> list[ExecutionCount]
         return [times.times(length, length)]
     if operation.name == "while":
         declared = find_trip_count(_own(operation))
-        expected, most = (1.0, None) if declared is None else map(float, declared)
-        return [times.times(expected + 1, None if most is None else most + 1), times.times(expected, most)]
+        expected, max_trips = (1.0, None) if declared is None else map(float, declared)
+        return [
+            times.times(expected + 1, None if max_trips is None else max_trips + 1),
+            times.times(expected, max_trips),
+        ]
     each = find_branch_probs(_own(operation)) or [1.0] * len(operation.blocks)
     return [times.times(share, 1.0) for share in each]
 

@@ -31,8 +31,8 @@ class LivenessInfo:
         self.origin: dict[int, Value] = {}
         for operation in block.operations:
             if operation.name in SAME_MEMORY:
-                for given, taken in zip(operation.arrays, operation.outputs):
-                    self.origin[id(taken)] = self.base(given)
+                for operand, result in zip(operation.arrays, operation.outputs):
+                    self.origin[id(result)] = self.base(operand)
         self.makers = {id(value): operation for operation in block.operations for value in operation.outputs}
         self.readers: dict[int, list[Operation]] = {}
         for operation in block.operations:
@@ -54,15 +54,15 @@ class LivenessInfo:
     def sources(self, operation: Operation) -> list[Value]:
         """Return the values in memory that an operation reads: its operands, and those of operations fused
         into it."""
-        found: dict[int, Value] = {}
+        bases: dict[int, Value] = {}
         for value in operation.arrays:
             base = self.base(value)
             maker = self.makers.get(id(base))
             if id(base) in self.written or maker is None:
-                found[id(base)] = base
+                bases[id(base)] = base
             elif id(base) in self._sources:
-                found |= self._sources[id(base)]
-        return list(found.values())
+                bases |= self._sources[id(base)]
+        return list(bases.values())
 
     def first_readers(self) -> dict[int, int]:
         """Return the index of the first operation that reads each value, by any alias."""
@@ -88,13 +88,13 @@ class LivenessInfo:
     def results(self, carried: int) -> set[int]:
         """Return the values that are results of each iteration, after those that it carries, or are fused
         into one."""
-        found = {id(self.base(value)) for value in self.block.outputs[carried:] if value is not None}
+        result_ids = {id(self.base(value)) for value in self.block.outputs[carried:] if value is not None}
         for operation in reversed(self.block.operations):
             if (operation.name in FUSED or operation.name in SAME_MEMORY) and any(
-                id(v) in found for v in operation.outputs
+                id(v) in result_ids for v in operation.outputs
             ):
-                found |= {id(value) for value in operation.arrays}
-        return found
+                result_ids |= {id(value) for value in operation.arrays}
+        return result_ids
 
     def has_only_result_readers(self, operation: Operation) -> bool:
         """Return True if nothing in the block waits for the result of an operation."""
@@ -105,26 +105,26 @@ class LivenessInfo:
     def accumulated_products(self, carried: Sequence[Value]) -> list[Value]:
         """Return matrix multiplications that are added to a loop's carry in the single operation that
         compilers make of both."""
-        found = []
+        products = []
         for old, new in zip(carried, self.block.outputs):
             maker = None if new is None else self.makers.get(id(self.base(new)))
             if maker is not None and maker.name in ("add", "add_any"):
                 others = [self.base(v) for v in maker.arrays if self.base(v) is not old]
                 if len(others) == 1 and (of := self.makers.get(id(others[0]))) is not None and of.name == "dot_general":
-                    found += others
-        return found
+                    products += others
+        return products
 
     def _written(self) -> set[int]:
         """Return the inputs, and the values read or made by operations other than fused ones."""
-        found = {id(value) for value in self.block.inputs}
+        written_ids = {id(value) for value in self.block.inputs}
         for operation in self.block.operations:
             if operation.name in SAME_MEMORY:
                 continue
             if operation.name not in FUSED | REDUCED or operation.name in IN_PLACE_OPS:
-                found |= {id(self.base(value)) for value in operation.arrays}
+                written_ids |= {id(self.base(value)) for value in operation.arrays}
             if operation.name not in FUSED or operation.name in IN_PLACE_OPS:
-                found |= {id(value) for value in operation.outputs}
-        return found | {id(self.base(value)) for value in self.block.outputs if value is not None}
+                written_ids |= {id(value) for value in operation.outputs}
+        return written_ids | {id(self.base(value)) for value in self.block.outputs if value is not None}
 
     def _last_reads(self) -> dict[int, int]:
         """Return the last reader of each value: a fused operation reads at the position of its reader."""

@@ -97,8 +97,8 @@ def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     def halves(options: Options, q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
         q, k, v, d_out = (x.swapaxes(1, 2) for x in (q, k, v, d_out))
         scale = _scale(sizes)
-        out, normaliser = kernel.run.forward(q, k, v, options.causal, None, scale)
-        gradients = kernel.run.backward(d_out, q, k, v, out, normaliser, options.causal, None, scale)
+        out, normalizer = kernel.run.forward(q, k, v, options.causal, None, scale)
+        gradients = kernel.run.backward(d_out, q, k, v, out, normalizer, options.causal, None, scale)
         return tuple(x.swapaxes(1, 2) for x in (out, *gradients))
 
     def whole(options: Options) -> Callable[..., Any]:
@@ -132,10 +132,10 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     rows = P(None, "context")
     split = jax.shard_map(on_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows,) * 4, check_vma=False)
     with full_precision(dtype):
-        found = jax.jit(split)(*(np.asarray(x)[:, order] for x in (*arrays, segments)))
-    found = [np.asarray(x.astype(jnp.float32))[:, np.argsort(order)] for x in found]
+        results = jax.jit(split)(*(np.asarray(x)[:, order] for x in (*arrays, segments)))
+    results = [np.asarray(x.astype(jnp.float32))[:, np.argsort(order)] for x in results]
     wanted = _definition(options, arrays, segments, sizes)
-    share = worst_error_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes))
+    share = worst_error_share(NAMES, results, wanted, _allowed(wanted, dtype, sizes))
     return {"of the allowed error": f"{share:.0%}", "devices": str(WAYS)}
 
 
@@ -187,10 +187,10 @@ def _compared(
             out, pull = jax.vjp(lambda q, k, v: function(q, k, v, held), q, k, v)
             return out, *pull(d_out)
 
-        given = (*arrays, segments) if segments is not None else arrays
-        found, made = run_kernel(kernel, run, given, dtype, named=named)
+        operands = (*arrays, segments) if segments is not None else arrays
+        results, made = run_kernel(kernel, run, operands, dtype, named=named)
         wanted = _definition(options, arrays, segments, sizes)
-        worst = max(worst, worst_error_share(NAMES, found, wanted, _allowed(wanted, dtype, sizes)))
+        worst = max(worst, worst_error_share(NAMES, results, wanted, _allowed(wanted, dtype, sizes)))
         # The first supported variant is the plain one, with comparable time.
         figures = figures or made
     return {"of the allowed error": f"{worst:.0%}", "cases": f"{len(able)} of {len(variants)}", **figures}

@@ -71,10 +71,10 @@ def run_kernel(
     """
     device, names = jax.local_devices()[0], named or {}
     arrays = [jax.device_put(each, device) for each in arrays]
-    with full_precision(dtype), use_kernels(names) as taken:
+    with full_precision(dtype), use_kernels(names) as selections:
         compiled = jax.jit(function).lower(*arrays).compile()
     for work in names:
-        noted = [line for line, of in taken.items() if of == work]
+        noted = [line for line, of in selections.items() if of == work]
         if not any(f"runs {kernel.name!r}" in line for line in noted):
             raise ResultMismatch(
                 f"{work} was to run {kernel.name!r}; what was traced ran {'; '.join(noted) or 'none of it'}"
@@ -102,7 +102,7 @@ def run_kernel(
 
 def worst_error_share(
     names: Sequence[str],
-    found: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
     wanted: Sequence[np.ndarray],
     allowed: Sequence[Any],
 ) -> float:
@@ -115,11 +115,11 @@ def worst_error_share(
         ResultMismatch: It is above 1, or not finite; the message names the array.
     """
     worst = 0.0
-    for name, left, right, most in zip(names, found, wanted, allowed, strict=True):
+    for name, left, right, limit in zip(names, results, wanted, allowed, strict=True):
         if left.shape != right.shape:
             raise ResultMismatch(f"{name} has shape {left.shape}; its definition has {right.shape}")
         distance = np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64))
-        share = distance / np.maximum(np.asarray(most, np.float64), np.finfo(np.float64).tiny)
+        share = distance / np.maximum(np.asarray(limit, np.float64), np.finfo(np.float64).tiny)
         largest = float(share.max(initial=0.0))
         if not largest <= 1.0:
             bad = int((~(share <= 1.0)).sum())

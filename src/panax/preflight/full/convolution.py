@@ -43,7 +43,7 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
             functions.weight_gradient(x, d_out, w.shape, geometry),
         )
 
-    found, figures = run_kernel(kernel, run, (x, w, d_out), dtype)
+    results, figures = run_kernel(kernel, run, (x, w, d_out), dtype)
     x, w, d_out = (_round(each, dtype) for each in (x, w, d_out))
     wanted = _define(x, w, d_out, groups)
     terms = (inputs * TAPS**2, inputs * TAPS**2, d_out[:, 0].size)
@@ -52,7 +52,7 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     if dtype == "bfloat16":
         # A kernel may round its result to the operands' dtype.
         allowed = [each + 2.0**-8 * np.abs(value) for each, value in zip(allowed, wanted, strict=True)]
-    share = worst_error_share(("output", "gradient by the input", "gradient by the weights"), found, wanted, allowed)
+    share = worst_error_share(("output", "gradient by the input", "gradient by the weights"), results, wanted, allowed)
     return {"of the allowed error": f"{share:.0%}", "taps": f"{TAPS} x {TAPS}, stride {STRIDE}", **figures}
 
 

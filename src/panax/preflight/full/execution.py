@@ -53,18 +53,18 @@ def full_check(
     """
     check_single_process()
     start, day = time.perf_counter(), datetime.datetime.now(datetime.UTC).date().isoformat()
-    device, found = jax.local_devices()[0], []
+    device, results = jax.local_devices()[0], []
     chosen = [each for each in cases(sizes, folder) if only(each)]
     for number, case in enumerate(chosen):
         say(f"{case} ({number + 1} of {len(chosen)})")
-        found.append(run_case(case))
+        results.append(run_case(case))
     facts = {"devices": f"{jax.local_device_count()} x {device.device_kind}", **local_versions(version, device)}
     return FullCheck(
         day=day,
         platform=device_target(device).platform,
         chip=chip_name(),
         facts=facts,
-        parts=tuple(found),
+        parts=tuple(results),
         seconds=time.perf_counter() - start,
     )
 

@@ -38,17 +38,17 @@ def kernel_cases(sizes: Sizes, target: Target | None = None) -> list[Case]:
         target: The target with the kernels; by default this process's device, on which alone the parts can
             run.
     """
-    found = []
+    cases = []
     with_torch = _load_adapted()
     for work in list_works():
         check = CHECKS.get(work, _undefined)
         for kernel in list_kernels(work, target or local_target()):
             for dtype in DTYPES:
                 run = functools.partial(check, kernel, dtype, sizes)
-                found.append(Case("kernel", f"{work}, {kernel.name}, {dtype}", run))
+                cases.append(Case("kernel", f"{work}, {kernel.name}, {dtype}", run))
     if not with_torch:
-        found.append(Case("kernel", "adapted attention", _without_torch))
-    return [*found, *scan_cases(sizes)]
+        cases.append(Case("kernel", "adapted attention", _without_torch))
+    return [*cases, *scan_cases(sizes)]
 
 
 def _load_adapted() -> bool:
@@ -92,7 +92,7 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         outer = kernel.run.outer(x, y, groups, out_dtype=jnp.float32)
         return jnp.where(used, forward, 0.0), jnp.where(used, back, 0.0), outer
 
-    found, figures = run_kernel(kernel, run, (x, y, w, numbers), dtype)
+    results, figures = run_kernel(kernel, run, (x, y, w, numbers), dtype)
     wide = [np.zeros((total, width)), np.zeros((total, width)), np.zeros((count, width, width))]
     sums = [np.zeros_like(each) for each in wide]
     x, y, w = (np.asarray(each, np.float64) for each in (x, y, w))
@@ -104,7 +104,7 @@ def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
             into[2][group] = left[rows].T @ right[rows]
     terms = (width, width, sizes.rows)
     allowed = [_allowed(each, number) for each, number in zip(sums, terms)]
-    share = worst_error_share(("product", "transposed product", "sum over rows"), found, wide, allowed)
+    share = worst_error_share(("product", "transposed product", "sum over rows"), results, wide, allowed)
     return {"of the allowed error": f"{share:.0%}", "rows": f"{sizes.rows} in tiles of {tile}", **figures}
 
 
@@ -116,21 +116,21 @@ def check_matmul(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     b = _rounded(generator.normal(size=(sizes.width, sizes.rows // 2)), dtype)
 
     def run(a: Any, b: Any) -> tuple[Any, ...]:
-        found = []
+        products = []
         for turned in ((False, False), (False, True), (True, False), (True, True)):
             left, right = a.T if turned[0] else a, b.T if turned[1] else b
             if kernel.run is None:  # XLA's own
                 letters = f"{'ba' if turned[0] else 'ab'},{'cb' if turned[1] else 'bc'}->ac"
-                found.append(product(letters, left, right, jnp.float32))
+                products.append(product(letters, left, right, jnp.float32))
             else:
-                found.append(kernel.run(left, right, turned))
-        return tuple(found)
+                products.append(kernel.run(left, right, turned))
+        return tuple(products)
 
-    found, figures = run_kernel(kernel, run, (a, b), dtype, named=_named(kernel))
+    results, figures = run_kernel(kernel, run, (a, b), dtype, named=_named(kernel))
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     allowed = _allowed(np.abs(a) @ np.abs(b), sizes.width)
     names = ("product", "of b transposed", "of a transposed", "of both transposed")
-    share = worst_error_share(names, found, [a @ b] * 4, [allowed] * 4)
+    share = worst_error_share(names, results, [a @ b] * 4, [allowed] * 4)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
@@ -167,11 +167,11 @@ def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         codes, rest = kernel.run(x, owed, INT8)
         return codes.dequantize(jnp.float32) + rest, rest
 
-    found, figures = run_kernel(kernel, run, (x, owed), dtype)
+    results, figures = run_kernel(kernel, run, (x, owed), dtype)
     total = x.astype(np.float64) + owed
     steps = np.abs(total).max(1, keepdims=True) / 127
     allowed = [np.abs(total).max() * 4 * _ROUNDING, 0.5001 * steps]
-    share = worst_error_share(("codes and rest", "rest"), found, [total, np.zeros_like(total)], allowed)
+    share = worst_error_share(("codes and rest", "rest"), results, [total, np.zeros_like(total)], allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 

@@ -69,13 +69,16 @@ def _alone(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int])
 
 
 def _compared(comparison: Callable[[], LayoutComparison], sizes: Mapping[str, int]) -> Figures:
-    found = comparison()
-    reason = found.explain_unfit(sizes)
+    layout_comparison = comparison()
+    reason = layout_comparison.explain_unfit(sizes)
     if reason is not None:
         raise CaseSkipped(reason)
     with full_precision("float32"):
         try:
-            found.compare(sizes)
+            layout_comparison.compare(sizes)
         except AssertionError as error:
             raise ResultMismatch(str(error)) from error
-    return {"compared": f"parameters, gradient and losses of {STEPS} steps", "tolerance": f"{found.tolerance:.1g}"}
+    return {
+        "compared": f"parameters, gradient and losses of {STEPS} steps",
+        "tolerance": f"{layout_comparison.tolerance:.1g}",
+    }

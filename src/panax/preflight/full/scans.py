@@ -84,8 +84,8 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
     )
     segments, d_out = documents(length), normal(BATCH, length, heads, 16)
 
-    def with_gradients(scan: Any, given: Any, d_out: Any) -> tuple[Any, ...]:
-        out, pull = jax.vjp(lambda *given: scan(*given)[0], *given)
+    def with_gradients(scan: Any, operands: Any, d_out: Any) -> tuple[Any, ...]:
+        out, pull = jax.vjp(lambda *operands: scan(*operands)[0], *operands)
         return out, *pull(d_out)
 
     def chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, segments: Any, d_out: Any) -> tuple[Any, ...]:
@@ -97,11 +97,11 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
         return with_gradients(scan, (x, dt, a, b, c), d_out)
 
     kernel = Kernel(work="state-space scan", name="chunked", run=chunked)
-    found, figures = run_kernel(kernel, chunked, (*arrays, segments, d_out), dtype)
+    results, figures = run_kernel(kernel, chunked, (*arrays, segments, d_out), dtype)
     with evaluate_definition():
         wide = [np.asarray(each, np.float32) for each in arrays]
         wanted = [np.asarray(x) for x in jax.jit(stepwise)(*wide, segments, np.asarray(d_out, np.float32))]
-    distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(found, wanted)]
+    distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(results, wanted)]
     allowed = [SCAN_TOLERANCE[dtype] * float(np.linalg.norm(each)) for each in wanted]
     names = ["the output's norm", *(f"the norm of the gradient by {name}" for name in ("x", "dt", "a", "b", "c"))]
     share = worst_error_share(names, distances, [np.zeros(())] * len(names), allowed)

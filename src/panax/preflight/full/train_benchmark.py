@@ -75,8 +75,8 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
         start = time.perf_counter()
         again = jax.block_until_ready(restore(checkpointer.open(1), abstract, step.shardings))
         read = time.perf_counter() - start
-    found = _words(again)
-    odd = [name for name, leaf in wanted.items() if not np.array_equal(leaf, found[name])]
+    restored = _words(again)
+    odd = [name for name, leaf in wanted.items() if not np.array_equal(leaf, restored[name])]
     if odd:
         raise ResultMismatch(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
     return {

@@ -68,11 +68,11 @@ RATE_RISE_FACTOR = 1.01
 """Factor above which a learning rate that grows when a run is given more steps is worth a hint."""
 
 RESTART_ADVICE = (
-    "To train from step 0, give --fresh (fresh=True): the earlier run is set aside, not removed. To keep it as it is, give this "
-    "run another --name or --directory."
+    "To train from step 0, pass --fresh (fresh=True): the earlier run is set aside, not removed. To leave it in place, "
+    "set another --name or --directory."
 )
 RESUME_ADVICE = (
-    "To resume from its trained state all the same, give --accept-changes (accept_changes=True){}; data that has changed then "
+    "To resume from its trained state all the same, pass --accept-changes (accept_changes=True){}; data that has changed then "
     "begins again."
 )
 
@@ -141,11 +141,11 @@ def changed_settings(experiment: Experiment, checkpoint: Checkpoint) -> list[str
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} is not JSON: {error}") from error
     if not isinstance(before, dict):
         raise CheckpointError(f"{SETTINGS} of {checkpoint.url} holds no settings")
-    before, now = fill_defaults(with_present_names(before), experiment), serialize_config(experiment)
+    before, current_settings = fill_defaults(with_present_names(before), experiment), serialize_config(experiment)
     for name in UNTRACKED_SETTINGS:
         before.pop(name, None)
-        now.pop(name, None)
-    return list(diff_configs(before, now))
+        current_settings.pop(name, None)
+    return list(diff_configs(before, current_settings))
 
 
 def _rates_words(experiment: Experiment, checkpoint: Checkpoint) -> str:
@@ -216,9 +216,9 @@ def archive_run(experiment: Experiment, say: LogFn) -> None:
             f"address, or remove them with `panax checkpoint rm` and its folder {RECORD}/"
         )
     checkpoints = expand_user(where) if where else folder / "checkpoints"
-    found = [folder / name for name in (*RUN_FILES, "tensorboard")]
+    run_paths = [folder / name for name in (*RUN_FILES, "tensorboard")]
     try:
-        _move(folder, [path for path in found if path.exists()], say)
+        _move(folder, [path for path in run_paths if path.exists()], say)
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)
     except OSError as error:
         raise CheckpointError(

@@ -104,22 +104,22 @@ def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainS
     parts = ("step", "params", "model_state", "key", "guard")
     wanted = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
     places = {part: getattr(step.shardings, part) for part in parts} | {"optimizer_state": lies}
-    found = restore(checkpoint, wanted, places, part=True)
+    restored_parts = restore(checkpoint, wanted, places, part=True)
     say("replicas begin to take local steps, each with the parameters and the optimizer's state of the checkpoint")
 
-    def begun(found: dict[str, Any]) -> TrainState:
-        state = program.initial_state(found["key"], (found["params"], found["model_state"]))
+    def begun(restored_parts: dict[str, Any]) -> TrainState:
+        state = program.initial_state(restored_parts["key"], (restored_parts["params"], restored_parts["model_state"]))
         count = jax.tree.leaves(each)[0].shape[0]
         return dataclasses.replace(
             state,
-            step=found["step"],
-            key=found["key"],
-            guard=found["guard"],
-            optimizer_state=add_replica_axis(found["optimizer_state"], count),
-            replicas=dataclasses.replace(state.replicas, guard=add_replica_axis(found["guard"], count)),
+            step=restored_parts["step"],
+            key=restored_parts["key"],
+            guard=restored_parts["guard"],
+            optimizer_state=add_replica_axis(restored_parts["optimizer_state"], count),
+            replicas=dataclasses.replace(state.replicas, guard=add_replica_axis(restored_parts["guard"], count)),
         )
 
-    return jax.jit(begun, out_shardings=step.shardings)(found)
+    return jax.jit(begun, out_shardings=step.shardings)(restored_parts)
 
 
 def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
@@ -127,7 +127,7 @@ def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> T
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
     wanted = {part: getattr(step.program.abstract, part) for part in parts}
-    found = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
+    restored_parts = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
     if step.program.abstract.replicas is None:
         say(
             "the progress of replicas since they last agreed is dropped, with the optimizer's state: the run now has "
@@ -136,11 +136,13 @@ def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> T
     else:
         say("replicas begin from what they agreed on last, and the optimizer's state begins with them")
 
-    def begun(found: dict[str, Any]) -> TrainState:
-        state = step.program.initial_state(found["key"], (found["params"], found["model_state"]))
-        return dataclasses.replace(state, step=found["step"], key=found["key"])
+    def begun(restored_parts: dict[str, Any]) -> TrainState:
+        state = step.program.initial_state(
+            restored_parts["key"], (restored_parts["params"], restored_parts["model_state"])
+        )
+        return dataclasses.replace(state, step=restored_parts["step"], key=restored_parts["key"])
 
-    return jax.jit(begun, out_shardings=step.shardings)(found)
+    return jax.jit(begun, out_shardings=step.shardings)(restored_parts)
 
 
 def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
@@ -151,10 +153,10 @@ def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[
     asked = {name: shape for name, shape in had.items() if name in (axes or {})}
     if not asked or not isinstance(step, CompiledStep):
         return None, None
-    own = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
+    param_axes = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
     shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in asked.items()}
     # As many arrays as there were replicas, unsharded along these dimensions, since they may not divide now.
-    lies = {name: (*(None,) * (len(shape) - len(own[name])), *own[name]) for name, shape in asked.items()}
+    lies = {name: (*(None,) * (len(shape) - len(param_axes[name])), *param_axes[name]) for name, shape in asked.items()}
     return shapes, step.placement.storage_shardings(shapes, lies)
 
 

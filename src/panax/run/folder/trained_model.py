@@ -78,13 +78,13 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
     if any(entry.path == MANIFEST for entry in open_store(where).list()):
         yield open_checkpoint(where)
         return
-    found = False
+    has_checkpoint = False
     for folder in (join_url(where, "checkpoints"), where):
         checkpointer = Checkpointer(folder)
         for checkpoint in checkpointer.newest_first() if newest else checkpointer.best_first():
-            found = True
+            has_checkpoint = True
             yield checkpoint
-    if not found:
+    if not has_checkpoint:
         raise CheckpointError(
             f"{where} holds no checkpoint; name a folder like runs/quickstart, or runs/quickstart/checkpoints/step_00000100"
         )
@@ -179,13 +179,15 @@ def read_weights(
         "model_state": model_state,
     }
     places = {"params": pick(param_places, False), AVERAGED: pick(param_places, True), "model_state": state_places}
-    found = restore(checkpoint, wanted, places, part=True)
+    restored_parts = restore(checkpoint, wanted, places, part=True)
 
     def chosen(average: Any, leaf: Any, plain: Any) -> Any:
         return plain if average is None else average.astype(leaf.dtype)
 
-    merged = jax.tree.map(chosen, found[AVERAGED], params, found["params"], is_leaf=lambda leaf: leaf is None)
-    return merged, found["model_state"]
+    merged = jax.tree.map(
+        chosen, restored_parts[AVERAGED], params, restored_parts["params"], is_leaf=lambda leaf: leaf is None
+    )
+    return merged, restored_parts["model_state"]
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -47,7 +47,13 @@ class FallbackLayout:
 
 
 def fallback_layouts(
-    needs: MeshRequirements, rules: Rules, whole: Mapping[str, int], micro_batches: int, devices: int, *, may_pad: bool
+    needs: MeshRequirements,
+    rules: Rules,
+    full_mesh: Mapping[str, int],
+    micro_batches: int,
+    devices: int,
+    *,
+    may_pad: bool,
 ) -> list[FallbackLayout]:
     """List the legal layouts on `devices` devices, best first.
 
@@ -56,7 +62,7 @@ def fallback_layouts(
 
     Args:
         needs: Requirements, with the leaves of a batch.
-        whole: The mesh of the whole run.
+        full_mesh: The mesh of the whole run.
         micro_batches: The micro-batches of the whole run.
         may_pad: True if rows of weight zero are possible.
 
@@ -66,21 +72,21 @@ def fallback_layouts(
     ({'fsdp': 2}, 2)
     """
     rows = next(size for _, axes, shape in needs.batch for axis, size in zip(axes, shape) if _is_rows(axis))
-    most = rows // (data_parallel_size(whole) * micro_batches)
-    found = []
+    max_rows = rows // (data_parallel_size(full_mesh) * micro_batches)
+    candidates = []
     for mesh in enumerate_meshes(devices):
         parts = data_parallel_size(mesh)
-        if parts > rows or _begins_an_axis(mesh, whole):
+        if parts > rows or _begins_an_axis(mesh, full_mesh):
             continue
-        count = max(math.ceil(rows / (parts * most)), 1)
+        count = max(math.ceil(rows / (parts * max_rows)), 1)
         even = next((n for n in range(count, 2 * count + 1) if rows % (parts * n) == 0), None)
         layout = FallbackLayout(mesh, count if even is None else even, even is None)
         filled = math.ceil(rows / (parts * layout.micro_batches)) * parts * layout.micro_batches
         if layout.pad_rows and not may_pad:
             continue
         if find_problem(_of_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
-            found.append((filled, layout))
-    return [layout for _, layout in sorted(found, key=lambda each: _distance(each[1].mesh, whole, each[0]))]
+            candidates.append((filled, layout))
+    return [layout for _, layout in sorted(candidates, key=lambda each: _distance(each[1].mesh, full_mesh, each[0]))]
 
 
 def rank_layouts(
@@ -110,7 +116,7 @@ def rank_layouts(
     def fits(mesh: Mapping[str, int]) -> bool:
         return limit is None or state_bytes(step.program, fit_rules(rules, needs, mesh), mesh) * MEMORY_MARGIN < limit
 
-    found: dict[int, list[FallbackLayout]] = {}
+    layouts_by_count: dict[int, list[FallbackLayout]] = {}
     for count in range(processes - 1, 0, -1):
         layouts = fallback_layouts(
             needs,
@@ -120,10 +126,10 @@ def rank_layouts(
             count * each,
             may_pad=MASK in batch,
         )
-        found[count] = [layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)][
-            :LAYOUTS_PER_COUNT
-        ]
-    return found
+        layouts_by_count[count] = [
+            layout for layout in layouts if fits(layout.mesh) and _divides(layout, batch, parts)
+        ][:LAYOUTS_PER_COUNT]
+    return layouts_by_count
 
 
 def _divides(layout: FallbackLayout, batch: Mapping[str, Any], parts: Sequence[int]) -> bool:
@@ -141,18 +147,18 @@ def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], part
     """
     step, processes = prepared.step, jax.process_count()
     # If a job continues without some nodes, the layouts of the whole job are known already.
-    whole = processes > 1 and os.environ.get(PROCESSES_VARIABLE, "") == str(processes)
-    if not whole or not heartbeat().is_supervised or not is_process_zero() or not isinstance(step, CompiledStep):
+    is_full_job = processes > 1 and os.environ.get(PROCESSES_VARIABLE, "") == str(processes)
+    if not is_full_job or not heartbeat().is_supervised or not is_process_zero() or not isinstance(step, CompiledStep):
         return
     rules, each, ramp = prepared.experiment.rules, jax.local_device_count(), prepared.experiment.batch_ramp
     batch = {
         name: jax.ShapeDtypeStruct((leaf.shape[0] * parts, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
     }
     ranked = rank_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
-    found = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
+    content = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
     path = Path(prepared.folder) / FILE
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
     os.replace(beside, path)
 
 
@@ -177,16 +183,16 @@ def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequ
     return dataclasses.replace(needs, batch=batch, micro_batches=micro_batches)
 
 
-def _begins_an_axis(mesh: Mapping[str, int], whole: Mapping[str, int]) -> bool:
+def _begins_an_axis(mesh: Mapping[str, int], full_mesh: Mapping[str, int]) -> bool:
     """Return True if a mesh splits a model along an axis along which the whole run does not."""
-    return any(mesh[axis] > 1 == whole.get(axis, 1) for axis in MESH_AXES if axis not in ("replica", "fsdp"))
+    return any(mesh[axis] > 1 == full_mesh.get(axis, 1) for axis in MESH_AXES if axis not in ("replica", "fsdp"))
 
 
-def _distance(mesh: Mapping[str, int], whole: Mapping[str, int], rows: int) -> tuple[float, ...]:
+def _distance(mesh: Mapping[str, int], full_mesh: Mapping[str, int], rows: int) -> tuple[float, ...]:
     def by(axis: str) -> float:
-        return abs(math.log2(mesh[axis] / whole.get(axis, 1)))
+        return abs(math.log2(mesh[axis] / full_mesh.get(axis, 1)))
 
     model = [axis for axis in MESH_AXES if axis not in ("replica", "fsdp")]
-    changed = sum(mesh[axis] != whole.get(axis, 1) for axis in model)
+    changed = sum(mesh[axis] != full_mesh.get(axis, 1) for axis in model)
     # Fewer shards make a device hold more; fewer replicas don't.
     return float(changed), sum(map(by, model)), by("fsdp"), by("replica"), float(rows)

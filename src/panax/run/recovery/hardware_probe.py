@@ -168,8 +168,8 @@ class HardwareProbe:
         self._costs.append(time.perf_counter() - began - self._compiling)
         self._number += 1
         self._taken, self._next = 0, every
-        own = {name: parts[name] for name in PARTS}
-        most = max(own, key=lambda name: own[name])
+        part_seconds = {name: parts[name] for name in PARTS}
+        slowest_part = max(part_seconds, key=lambda name: part_seconds[name])
         heartbeat().facts(
             probe={
                 "number": self._number,
@@ -180,8 +180,8 @@ class HardwareProbe:
                 "step_seconds": _rounded(parts["step"]),
                 "matrix": _rounded(min(matrix)),
                 "matrix_flops": self._matrix.flops,
-                "host": _rounded(sum(own.values())),
-                "host_part": PARTS[most],
+                "host": _rounded(sum(part_seconds.values())),
+                "host_part": PARTS[slowest_part],
                 "device_wait": _rounded(parts["device"]),
                 "axes": {
                     each.use.axis: [_rounded(axes[each.use.axis]), each.sent_bytes, each.use.kind]
@@ -211,8 +211,8 @@ class HardwareProbe:
     def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
         """Return True if any process suspects a link, and the steps until the next probe, by process 0."""
         every = self._every if self._every > 0 else probe_interval(self._costs, self._steps, step_seconds)
-        found = gather_ints(int(suspects), every)
-        return bool(found[:, 0].any()), int(found[0, 1])
+        gathered = gather_ints(int(suspects), every)
+        return bool(gathered[:, 0].any()), int(gathered[0, 1])
 
     def _find(self, suspected: bool) -> dict[int, float]:
         """Measure the time of a message to each process; empty if no link is suspected."""
@@ -229,8 +229,8 @@ class HardwareProbe:
     def _tell_collectives(self, traced: Any) -> None:
         """Report the collectives of the step to the supervisor, in case one never ends."""
         assert isinstance(self._prepared.step, CompiledStep)
-        found = traffic_of_trace(traced, self._prepared.step.placement.sizes)
-        kinds = sorted({(each.axes, each.kind) for each in found})
+        collectives = traffic_of_trace(traced, self._prepared.step.placement.sizes)
+        kinds = sorted({(each.axes, each.kind) for each in collectives})
         heartbeat().facts(collectives=[[kind, list(axes)] for axes, kind in kinds[:MAX_NAMED_COLLECTIVES]])
 
 

@@ -56,10 +56,10 @@ class SignalHandler:
     def __enter__(self) -> "SignalHandler":
         # With many processes, JAX's coordination service handles SIGTERM and finds a step at which all can
         # stop.
-        taken = [*HANDLED_SIGNALS, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
+        handled_signals = [*HANDLED_SIGNALS, *([signal.SIGTERM] if jax.process_count() == 1 else [])]
         # Python delivers signals to the main thread only; elsewhere the caller's handlers stay.
         if threading.current_thread() is threading.main_thread():
-            for number in taken:
+            for number in handled_signals:
                 if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
                     continue
                 self._before[number] = signal.signal(number, self._handle)
@@ -134,17 +134,22 @@ class SignalHandler:
         threading.Thread(target=self._wait, args=(reading, before), name="panax-signals", daemon=True).start()
 
     def _wait(self, reading: int, before: int) -> None:
-        taken = {int(number) for number in self._before}
+        handled_signals = {int(number) for number in self._before}
         try:
             while numbers := os.read(reading, 64):
                 if before >= 0:
                     # Forward to whatever waited for signals before.
                     with contextlib.suppress(OSError):
                         os.write(before, numbers)
-                found = [number for number in numbers if number in taken]
-                if found and not self.has_news and not self._answered.wait(RESPONSE_SECONDS) and not self.has_news:
-                    name = signal.Signals(found[0]).name
+                received_signals = [number for number in numbers if number in handled_signals]
+                if (
+                    received_signals
+                    and not self.has_news
+                    and not self._answered.wait(RESPONSE_SECONDS)
+                    and not self.has_news
+                ):
+                    name = signal.Signals(received_signals[0]).name
                     write_last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")
-                    os._exit(128 + found[0])
+                    os._exit(128 + received_signals[0])
         finally:
             os.close(reading)

@@ -91,7 +91,7 @@ class Island:
             self._place.publish(0, self._agreed.to_arrays())
             if compute_digest(self._found(0, self._agreed.params).params) != compute_digest(self._agreed.params):
                 raise CheckpointError(
-                    "islands begin from different parameters; give all of them the same seed, init and model, and another "
+                    "islands begin from different parameters; start all of them with the same seed, init and model, and another "
                     "comms.islands.store"
                 )
         return start
@@ -106,10 +106,10 @@ class Island:
             return state
         assert self._agreed is not None
         number, began = self._round + 1, time.monotonic()
-        base, own = compute_digest(self._agreed.params), self._held(state)
-        decided = self._decided(number, base, own)
+        base, local_params = compute_digest(self._agreed.params), self._held(state)
+        decided = self._decided(number, base, local_params)
         if decided is None:
-            agreed = self._found(number, own)
+            agreed = self._found(number, local_params)
         else:
             present = frozenset(member.index for member in decided.members)
             self._tell(number, step, decided, time.monotonic() - began)
@@ -122,7 +122,7 @@ class Island:
             agreed = self._computed(number, decided, self._agreed, base)
             if agreed is None:
                 self._say(f"this island adopts the result of meeting {number}")
-                agreed = self._found(number, own)
+                agreed = self._found(number, local_params)
             elif self._islands.index == decided.by:
                 self._place.publish(number, agreed.to_arrays())
             if not joined:
@@ -131,13 +131,15 @@ class Island:
         self._agreed, self._round = agreed, number
         return self._with(state, agreed.params)
 
-    def _decided(self, number: int, base: str, own: Mapping[str, np.ndarray]) -> OuterRound | None:
+    def _decided(self, number: int, base: str, local_params: Mapping[str, np.ndarray]) -> OuterRound | None:
         """Contribute this island's update to a round and return the result; None if its record is damaged."""
         assert self._agreed is not None
         like = self._agreed.params
         try:
             if self._place.read_round(number) is None:
-                moved = {name: old.astype(np.float32) - own[name].astype(np.float32) for name, old in like.items()}
+                moved = {
+                    name: old.astype(np.float32) - local_params[name].astype(np.float32) for name, old in like.items()
+                }
                 chance = (
                     number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
                 )
@@ -229,13 +231,13 @@ class Island:
         """Return the result of a round, published by a member or computed from the updates of all."""
         until = time.monotonic() + PUBLISH_SECONDS
         while True:
-            found, why = self._written(number, like)
-            if found is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
+            group_update, why = self._written(number, like)
+            if group_update is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
                 with contextlib.suppress(CheckpointError):  # damaged: the published result may still arrive
                     decided = self._place.read_round(number)
-                    found = decided and self._computed(number, decided, before, compute_digest(before.params))
-            if found is not None:
-                return found
+                    group_update = decided and self._computed(number, decided, before, compute_digest(before.params))
+            if group_update is not None:
+                return group_update
             if time.monotonic() > until:
                 raise CheckpointError(
                     f"{self._islands.store} has neither what islands agreed on at meeting {number} nor all that they "
@@ -274,7 +276,7 @@ def _later(
     while count > 0:
         item = next(batches, None)
         if item is None:
-            raise DataError(f"the data ended {count} steps before the one at which the others are; give more")
+            raise DataError(f"the data ended {count} steps before the one at which the others are; provide more")
         drawn, position = drawn + 1, item.position
         count -= drawn not in left_out
         heartbeat().report_alive()

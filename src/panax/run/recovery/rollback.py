@@ -119,14 +119,14 @@ class RollbackController:
         Raises:
             TrainingError: It has rolled back too often.
         """
-        most, so_far = (
+        max_rollbacks, so_far = (
             self._prepared.experiment.verify.max_rollbacks,
             sum(each.is_corruption for each in self.drawn.rollbacks),
         )
-        if so_far >= most:
+        if so_far >= max_rollbacks:
             raise TrainingError(
-                f"{why}; verify.max_rollbacks={most} rollbacks are used up: remove the named host from the job, or find it with "
-                f"`panax check --full` on each"
+                f"{why}; verify.max_rollbacks={max_rollbacks} rollbacks are used up: remove the named host from the job, or "
+                f"find it with `panax check --full` on each"
             )
         self.is_due, self._corrupted = True, why
 
@@ -184,12 +184,12 @@ class RollbackController:
         """Return the state to roll back to, and True if the rollback follows directly on another one."""
         latest = self.drawn.verified if self._corrupted else self._first - 1
         before = None if self._corrupted else self._before()
-        found = None
+        start = None
         if before is not None:
-            found = self._newest(before.to - 1)
+            start = self._newest(before.to - 1)
             latest = min(latest, before.to)
-        found = found or self._newest(latest)
-        if found is None:
+        start = start or self._newest(latest)
+        if start is None:
             every = self._prepared.experiment.checkpoint.every
             if 0 < every <= latest:
                 raise TrainingError(
@@ -197,8 +197,8 @@ class RollbackController:
                     f"there is none in {self._checkpointer.store.url}: --fresh starts from step 0, "
                     f"--{'verify.every' if self._corrupted else 'rollback.after'} 0 continues from the newest one"
                 )
-            found = start_fresh(self._prepared, self._checkpointer, self._say)
-        return found, before is not None
+            start = start_fresh(self._prepared, self._checkpointer, self._say)
+        return start, before is not None
 
     def _newest(self, at_most: int) -> RunStart | None:
         """Return the newest whole state up to this step; changes were accepted when the run began."""

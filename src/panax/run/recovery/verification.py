@@ -55,19 +55,19 @@ def check_verifiable(prepared: PreparedRun) -> None:
     devices = list(step.placement.devices.devices.flat)
     if len(devices) < 2:
         raise LayoutError(
-            f"verify.every={every} repeats steps on other devices, and this run has one; give the mesh 2 or more, or set "
+            f"verify.every={every} repeats steps on other devices, and this run has one; use 2 or more, or set "
             f"verify.every to 0"
         )
     kinds = [f"{device.device_kind} of process {device.process_index}" for device in devices]
     models = {device.device_kind for device in devices}
     if step.placement.target.platform == "cpu":
         # Programs differ by a processor's features, not only by its name.
-        found = gather_texts(describe_processor())
+        processors = gather_texts(describe_processor())
         kinds = [
             f"process {process}: {text.partition(';')[0]} ({len(text.split()):,} features)"
-            for process, text in enumerate(found)
+            for process, text in enumerate(processors)
         ]
-        models = set(found)
+        models = set(processors)
     if len(models) > 1:
         raise LayoutError(
             f"verify.every={every} compares steps bit by bit, and the devices are of different models: "
@@ -156,12 +156,12 @@ class SdcVerifier:
         if not (is_step_due(self._every, number) or (self._every and self._fresh)):
             return self._step(state, batch)
         began, compiled = time.perf_counter(), self._compile_seconds()
-        taken = self._checked(state, batch, number)
+        result = self._checked(state, batch, number)
         spent = self._compile_seconds() - compiled
         # Booked with the usual program's.
         self._step.compile_seconds += spent
         self._report.record_verification(number, time.perf_counter() - began - spent)
-        return taken
+        return result
 
     def _checked(self, state: TrainState, batch: Mapping[str, jax.Array], number: int) -> tuple[TrainState, Scalars]:
         second = self._orders[0]
@@ -173,13 +173,13 @@ class SdcVerifier:
             self._fresh, self._good = False, True
             self._rollback.mark_verified(number)
             return new, scalars
-        names, found = leaf_names(new, scalars), ([usual, moved], [0, second])
+        names, replays = leaf_names(new, scalars), ([usual, moved], [0, second])
         del new
         heartbeat().phase("compile")
         for order in self._orders[1:]:
-            found[0].append(self._at(order).replay_step(state, batch)[2])
-            found[1].append(order)
-        verdict = compare_replays(*found)
+            replays[0].append(self._at(order).replay_step(state, batch)[2])
+            replays[1].append(order)
+        verdict = compare_replays(*replays)
         if not self._good and not verdict.is_conclusive:
             self._look_again(state, batch, (usual, moved), names, verdict, number)
         heartbeat().phase("steps")

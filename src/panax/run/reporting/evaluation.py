@@ -76,8 +76,8 @@ def evaluate_result(
     """Evaluate a state on its mesh; see `evaluate`."""
     experiment = prepared.experiment
     if data is None:
-        most = experiment.evaluate.batches if batches is None else batches
-        return _judge(prepared.step, state, prepared.data, most)
+        max_batches = experiment.evaluate.batches if batches is None else batches
+        return _judge(prepared.step, state, prepared.data, max_batches)
     opened = open_full(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
     task = prepared.task.adapt_to_data(opened.facts)
     opened = rename_leaves(opened, task)
@@ -110,12 +110,12 @@ def evaluate_loaded_model(
     settings = _settings(trained)
     if data is None:
         opened = _held_out(trained, settings)
-        most = settings.get("evaluate", {}).get("batches", 0) if batches is None else batches
+        max_batches = settings.get("evaluate", {}).get("batches", 0) if batches is None else batches
     else:
         opened = open_full(
             data, _described_data(settings), trained.tokenizer, classes=trained.classes, fields=fields, say=say
         )
-        most = batches or 0
+        max_batches = batches or 0
     choose_by_timing()
     task = trained.task.adapt_to_data(opened.facts)
     opened = rename_leaves(opened, task)
@@ -130,11 +130,11 @@ def evaluate_loaded_model(
         params=jax.device_put(jax.device_get(trained.params), places.params),
         model_state=jax.device_put(jax.device_get(trained.state), places.model_state),
     )
-    found = _judge(step, state, opened, most)
+    evaluation = _judge(step, state, opened, max_batches)
     decay = settings.get("step", {}).get("ema_decay")
     if decay is not None:
-        return {**found, "ema_decay": decay}
-    return {**found, "averaged": 1.0} if trained.averaged else found
+        return {**evaluation, "ema_decay": decay}
+    return {**evaluation, "averaged": 1.0} if trained.averaged else evaluation
 
 
 def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
@@ -146,7 +146,7 @@ def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
         kind = settings.get("data")
         kind = kind.get("type", "nothing") if isinstance(kind, dict) else str(kind)
         raise RecipeError(
-            f"{trained.url} is of a run with data that can't be read from its settings ({kind[:60]}); give data: "
+            f"{trained.url} is of a run with data that can't be read from its settings ({kind[:60]}); pass data: "
             "--data PATH, or in "
             f"Python a source or batches"
         )
@@ -186,20 +186,22 @@ def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
     return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=mesh_requirements(program))
 
 
-def _judge(step: Any, state: TrainState, opened: OpenedData, most: int) -> dict[str, float]:
+def _judge(step: Any, state: TrainState, opened: OpenedData, max_batches: int) -> dict[str, float]:
     """Evaluate on the held-out source of `opened`."""
-    if most < 0:
-        raise RecipeError(f"batches={most}; expected 1 or more, or 0 for all")
+    if max_batches < 0:
+        raise RecipeError(f"batches={max_batches}; expected 1 or more, or 0 for all")
     source = opened.held_out
     if source is None:
-        raise RecipeError("the run held nothing out; give data: --data PATH, or in Python paths, a source or batches")
-    if not most and is_endless(source):
-        raise RecipeError("the data has no end; give the number of batches: --batches N (batches=N)")
-    with contextlib.closing(prefetch_to_device(source, step, most=most or None, evaluates=True)) as batches:
-        found = evaluate_sent(step, state, (batch for batch, _, _ in batches))
-    if not found:
+        raise RecipeError("the run held nothing out; pass data: --data PATH, or in Python paths, a source or batches")
+    if not max_batches and is_endless(source):
+        raise RecipeError("the data has no end; pass the number of batches: --batches N (batches=N)")
+    with contextlib.closing(
+        prefetch_to_device(source, step, max_batches=max_batches or None, evaluates=True)
+    ) as batches:
+        evaluation = evaluate_sent(step, state, (batch for batch, _, _ in batches))
+    if not evaluation:
         raise DataError(
             "nothing in the data counts: no target carries loss, so there is no figure. Look at it with `panax data show`: "
             "answers may be cut away (raise data.sequence_length), or every row may be masked out"
         )
-    return dict(opened.add_bits_per_byte(found))
+    return dict(opened.add_bits_per_byte(evaluation))

@@ -53,7 +53,7 @@ def generate_text(
             raise RecipeError(f"{name}={value}; expected {least} or more")
     ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
     if not ids:
-        raise RecipeError("the prompt is empty; give at least one character")
+        raise RecipeError("the prompt is empty; pass at least one character")
     # On one device, however it was trained: a single row has nothing to be split over. By way of the host,
     # since moving an array to a device that it is on already would leave the training mesh in its type.
     params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))

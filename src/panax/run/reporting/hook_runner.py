@@ -96,7 +96,7 @@ class HookRunner:
     def collect_state(self, run: RunView) -> dict[str, Any]:
         """Return the state of each hook for a checkpoint, after its `before_save`."""
         self.call("before_save", run)
-        found = {}
+        states = {}
         for name, hook in self._hooks.items():
             try:
                 state = hook.state()
@@ -105,8 +105,8 @@ class HookRunner:
                 self._fail(name, "state", run.step, error)
             else:
                 if state is not None:
-                    found[name] = state
-        return found
+                    states[name] = state
+        return states
 
     def raise_failure(self, checkpoint: str, failed: bool) -> None:
         """Raise the exception of a hook, now that the run has saved.

@@ -196,20 +196,20 @@ class RunReporter:
         if self._pending is None:
             return
         (number, scalars, position), self._pending = self._pending, None
-        found = jax.device_get(dict(scalars))
+        host_scalars = jax.device_get(dict(scalars))
         if not self._first_told:
             self._first_told = True
             _tell_first_step()
-        for name in [name for name, value in found.items() if isinstance(value, DataChecks)]:
-            found.pop(name).raise_if_failed(f"the batch of step {number}")
-        values = {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
+        for name in [name for name, value in host_scalars.items() if isinstance(value, DataChecks)]:
+            host_scalars.pop(name).raise_if_failed(f"the batch of step {number}")
+        values = {name: float(value) for name, value in host_scalars.items() if np.ndim(value) == 0}
         check_finite_update(number, values)
         if not self._gradient_seen:
             self._gradient_seen = True
             if (line := _zero_gradient_words(self._prepared, number, values)) is not None:
                 self._say(line)
         if self._watch is not None:
-            self._watch.add({name: value for name, value in found.items() if np.ndim(value) > 0})
+            self._watch.add({name: value for name, value in host_scalars.items() if np.ndim(value) > 0})
         experiment = self._prepared.experiment
         self._latest.update(_named(values))
         goes_back = self.goes_back(number, values)

@@ -159,10 +159,10 @@ def _commit(folder: Path) -> dict[str, Any] | None:
     def git(*arguments: str) -> str:
         # Programs that a repository's settings would start must not run.
         command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
-        found = children.run_command(command, _GIT_SECONDS)
-        if found.code:
-            raise OSError(found.errors)
-        return found.output.strip()
+        result = children.run_command(command, _GIT_SECONDS)
+        if result.code:
+            raise OSError(result.errors)
+        return result.output.strip()
 
     try:
         commit = git("rev-parse", "HEAD")

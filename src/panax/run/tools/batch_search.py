@@ -112,21 +112,21 @@ def find_batch(
     check_single_process("find_batch")
     devices = jax.devices() if devices is None else list(devices)
     memory = usable_bytes(devices) if memory_gib is None else round(memory_gib * 2**30)
-    found = sketch_step(experiment, devices, say, memory)
-    assert isinstance(found.step, CompiledStep)
-    batch, limit = found.batch(), int(MAX_MEMORY_SHARE * memory)
-    batch_size, ways = next(iter(batch.values())).shape[0], data_parallel_size(found.step.placement.sizes)
+    sketch = sketch_step(experiment, devices, say, memory)
+    assert isinstance(sketch.step, CompiledStep)
+    batch, limit = sketch.batch(), int(MAX_MEMORY_SHARE * memory)
+    batch_size, ways = next(iter(batch.values())).shape[0], data_parallel_size(sketch.step.placement.sizes)
     tried: dict[int, BatchTrial] = {}
 
     def fits(rows: int) -> bool:
-        tried[rows] = BatchTrial(rows, step_memory_bytes(found, batch, rows, ways, batch_size))
+        tried[rows] = BatchTrial(rows, step_memory_bytes(sketch, batch, rows, ways, batch_size))
         total = tried[rows].total_bytes
-        taken = "more than the compiler allows" if total is None else size(total)
+        size_text = "more than the compiler allows" if total is None else size(total)
         verdict = "fits" if total is not None and total <= limit else "does not fit"
-        say(f"{rows:,} row{'s' if rows > 1 else ''} on each device: {taken} of {size(limit)}: {verdict}")
+        say(f"{rows:,} row{'s' if rows > 1 else ''} on each device: {size_text} of {size(limit)}: {verdict}")
         return verdict == "fits"
 
-    config = found.experiment.step
+    config = sketch.experiment.step
     rows = find_largest(fits, max(1, batch_size // (ways * config.micro_batches)))
     total = tried[rows].total_bytes if rows else None
     if total is None:
@@ -171,15 +171,15 @@ def find_largest(fits: Callable[[int], bool], first: int) -> int:
     return good * unit
 
 
-def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
+def step_memory_bytes(sketch: Sketch, batch: Mapping[str, Any], rows: int, ways: int, batch_size: int) -> int | None:
     """Return the memory of a step on each device, in bytes, with `rows` at one time and at least the global
     batch; None if the compiler refused it."""
     parts = math.ceil(batch_size / (ways * rows))
-    step = dataclasses.replace(found.experiment.step, micro_batches=parts)
-    program = make_program(dataclasses.replace(found.experiment, step=step), found.task)
-    old: Placement = found.step.placement
+    step = dataclasses.replace(sketch.experiment.step, micro_batches=parts)
+    program = make_program(dataclasses.replace(sketch.experiment, step=step), sketch.task)
+    old: Placement = sketch.step.placement
     placement = Placement.create(
-        found.experiment.mesh, found.experiment.rules, list(old.devices.devices.flat), mesh_requirements(program)
+        sketch.experiment.mesh, sketch.experiment.rules, list(old.devices.devices.flat), mesh_requirements(program)
     )
     shapes = {
         name: jax.ShapeDtypeStruct((parts * ways * rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in batch.items()
@@ -188,7 +188,7 @@ def step_memory_bytes(found: Sketch, batch: Mapping[str, Any], rows: int, ways: 
         # Warnings about a pipeline with few micro-batches, for example: the step is compiled, not run.
         warnings.simplefilter("ignore")
         try:
-            compiled = CompiledStep(program, placement, found.step.batch_axes)
+            compiled = CompiledStep(program, placement, sketch.step.batch_axes)
             memory = plan_step(compiled, shapes).memory
             if program.transformation.renewal is None:
                 return memory.total
@@ -209,17 +209,17 @@ def usable_bytes(devices: list[Any]) -> int:
         return host_bytes() // len(devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if not limit:
-        raise RecipeError(f"{devices[0].device_kind} does not report its memory; give it: --memory-gib 80")
+        raise RecipeError(f"{devices[0].device_kind} does not report its memory; pass it: --memory-gib 80")
     return limit
 
 
-def format_batch_result(found: BatchSearch) -> list[str]:
+def format_batch_result(search: BatchSearch) -> list[str]:
     """Format the result for a terminal."""
-    each = f"{found.rows:,} rows on each device" + (", or more" if found.at_most else "")
+    each = f"{search.rows:,} rows on each device" + (", or more" if search.at_most else "")
     lines = [
-        f"micro-batch    {each}: {size(found.total_bytes)} of {size(found.memory_bytes)}",
-        f"global batch   up to {found.largest_batch:,} rows without accumulation, over {found.ways} "
-        f"{'devices' if found.ways > 1 else 'device'}",
+        f"micro-batch    {each}: {size(search.total_bytes)} of {size(search.memory_bytes)}",
+        f"global batch   up to {search.largest_batch:,} rows without accumulation, over {search.ways} "
+        f"{'devices' if search.ways > 1 else 'device'}",
     ]
-    flags = f"--step.micro-batches {found.micro_batches}" + ("" if found.even else " --step.pad-rows")
-    return [*lines, f"set            {flags}, for the recipe's {found.batch_size:,} rows"]
+    flags = f"--step.micro-batches {search.micro_batches}" + ("" if search.even else " --step.pad-rows")
+    return [*lines, f"set            {flags}, for the recipe's {search.batch_size:,} rows"]

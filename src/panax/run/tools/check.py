@@ -73,10 +73,10 @@ def check(
         PanaxError: The experiment or the mesh can't be used here.
     """
     if experiment is not None and mesh is not None:
-        raise RecipeError("check takes an experiment, which has a mesh, or a mesh; give one of them")
+        raise RecipeError("check takes an experiment, which has a mesh, or a mesh; pass one of them")
     if output is not None and not full:
         raise RecipeError(
-            "output has no effect without full: only a full check writes a page; give --full too, or remove it"
+            "output has no effect without full: only a full check writes a page; pass --full too, or remove it"
         )
     target, page = device_target(jax.local_devices()[0]), None
     if full:
@@ -98,10 +98,10 @@ def check(
     result = Preflight(profile, (*find_problems(profile), *broken))
     result = dataclasses.replace(result, kept=_keep(profile, save))
     if page is not None:
-        found = full_check(version, say)
+        full_result = full_check(version, say)
         checked = [*format_figures(profile), *format_findings(result)]
-        write_result(page, format_markdown(found, checked))
-        result = dataclasses.replace(result, full=found, page=page)
+        write_result(page, format_markdown(full_result, checked))
+        result = dataclasses.replace(result, full=full_result, page=page)
     if strict and not result.healthy:
         raise CheckError(_summarize_findings(result))
     return result

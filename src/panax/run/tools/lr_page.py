@@ -15,21 +15,21 @@ from .lr_search import RATE_DIVISOR, RateSearch
 ROWS, COLUMNS = 14, 66
 
 
-def format_rate_curve(found: RateSearch) -> list[str]:
+def format_rate_curve(search: RateSearch) -> list[str]:
     """Format the curve, followed by the answer."""
-    return [*plot_losses(found.rates, found.smoothed), "", *format_recommendation(found)]
+    return [*plot_losses(search.rates, search.smoothed), "", *format_recommendation(search)]
 
 
-def format_recommendation(found: RateSearch) -> list[str]:
+def format_recommendation(search: RateSearch) -> list[str]:
     """Format the recommended rate and its reasons; or the reason why there is none."""
-    if found.recommended is None or found.steepest is None or found.peak is None:
-        return ["no rate can be recommended: " + found.why]
-    lowest = found.recommended * RATE_DIVISOR
+    if search.recommended is None or search.steepest is None or search.peak is None:
+        return ["no rate can be recommended: " + search.why]
+    lowest = search.recommended * RATE_DIVISOR
     rows = [
         ("lowest loss", f"at a rate of {lowest:.2g}"),
-        ("steepest fall", f"at a rate of {found.steepest:.2g}"),
-        ("recommended", f"{found.recommended:.2g}: a tenth of the rate of the lowest smoothed loss"),
-        ("set", f"--optimizer.schedule.peak {found.peak:.2g}"),
+        ("steepest fall", f"at a rate of {search.steepest:.2g}"),
+        ("recommended", f"{search.recommended:.2g}: a tenth of the rate of the lowest smoothed loss"),
+        ("set", f"--optimizer.schedule.peak {search.peak:.2g}"),
     ]
     return [f"{name:<15}{value}" for name, value in rows]
 
@@ -54,7 +54,7 @@ def plot_losses(rates: Sequence[float], losses: Sequence[float]) -> list[str]:
     return [*drawn, f"{'':>8} +{'-' * COLUMNS}", f"{'':>10}{left}{'rate':^{COLUMNS - len(left) - len(right)}}{right}"]
 
 
-def write_page(found: RateSearch, name: str, output: str | Path) -> Path:
+def write_page(search: RateSearch, name: str, output: str | Path) -> Path:
     """Write the page to `output`.
 
     Raises:
@@ -64,35 +64,37 @@ def write_page(found: RateSearch, name: str, output: str | Path) -> Path:
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(page(f"Learning rate of {name}", _sections(found)), encoding="utf-8", errors="replace")
+        beside.write_text(page(f"Learning rate of {name}", _sections(search)), encoding="utf-8", errors="replace")
         os.replace(beside, place)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; give another file as output"
+            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
         ) from error
     return place
 
 
-def _sections(found: RateSearch) -> list[Section]:
+def _sections(search: RateSearch) -> list[Section]:
     lines = [
-        Line("smoothed", found.rates, found.smoothed, marked=False),
-        Line("each step", found.rates, found.losses, marked=False),
+        Line("smoothed", search.rates, search.smoothed, marked=False),
+        Line("each step", search.rates, search.losses, marked=False),
     ]
     marks = (
         []
-        if found.recommended is None
-        else [Annotation(found.recommended, "recommended", f"recommended: {found.recommended:.2g}")]
+        if search.recommended is None
+        else [Annotation(search.recommended, "recommended", f"recommended: {search.recommended:.2g}")]
     )
     drawn = line_chart(lines, "learning rate", logarithmic_x=True, titles_above=True, readable=True, marks=marks)
     tiles = FigureTiles(
         (
-            Tile("Recommended", _short(found.recommended), "a tenth of the rate of the lowest smoothed loss"),
-            Tile("Steepest fall", _short(found.steepest), "by the logarithm of the rate"),
-            Tile("Steps", f"{len(found.rates)}", "the loss ended them" if found.diverged else "up to the highest rate"),
+            Tile("Recommended", _short(search.recommended), "a tenth of the rate of the lowest smoothed loss"),
+            Tile("Steepest fall", _short(search.steepest), "by the logarithm of the rate"),
+            Tile(
+                "Steps", f"{len(search.rates)}", "the loss ended them" if search.diverged else "up to the highest rate"
+            ),
         )
     )
-    blocks = (Paragraph(" ".join(format_recommendation(found)[-1:]), lead=True), tiles)
+    blocks = (Paragraph(" ".join(format_recommendation(search)[-1:]), lead=True), tiles)
     return [Section("", blocks), Section("Loss by rate", (Picture("loss", drawn.svg, title="Loss by rate"),))]
 
 

@@ -149,15 +149,17 @@ def find_lr(
             f"transformation that leaves the rate to the schedule, with Optax(transformation=..., of_schedule=True)"
         )
     rising = CustomSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
-    own = dataclasses.replace(experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps)
-    prepared = prepare(own, say)
+    test_experiment = dataclasses.replace(
+        experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps
+    )
+    prepared = prepare(test_experiment, say)
     losses, rows = _losses(prepared, tried)
-    found = analyze_lr_range_test(losses, tried, _per_peak(usual.schedule, rows))
+    search = analyze_lr_range_test(losses, tried, _per_peak(usual.schedule, rows))
     if output is not None:
         from .lr_page import write_page
 
-        write_page(found, experiment.name, output)
-    return found
+        write_page(search, experiment.name, output)
+    return search
 
 
 def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
@@ -168,7 +170,7 @@ def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
 def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
     """Train and return (the losses of the steps, the rows of a batch)."""
     step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
-    with contextlib.closing(prefetch_to_device(prepared.data.train, step, most=tried.steps)) as batches:
+    with contextlib.closing(prefetch_to_device(prepared.data.train, step, max_batches=tried.steps)) as batches:
         for batch, _, _ in batches:
             rows = jax.tree.leaves(batch)[0].shape[0]
             state, scalars = step(state, batch)
@@ -177,7 +179,7 @@ def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
                 break
     if len(losses) < min(tried.steps, MIN_STEPS) and not has_diverged(losses, tried.smoothing):
         raise DataError(
-            f"the data ended after {len(losses)} steps; give more, or smaller batches: {MIN_STEPS} are a curve"
+            f"the data ended after {len(losses)} steps; provide more, or smaller batches: {MIN_STEPS} are a curve"
         )
     return losses, rows
 
@@ -238,7 +240,7 @@ def analyze_lr_range_test(losses: Sequence[float], tried: RateRange, per_peak: f
 def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequence[int], diverged: bool) -> str:
     """Return the reason why a curve does not allow a recommendation; empty if it does."""
     if len(finite) < 3:
-        return "the loss was not finite almost from the beginning: give a lower --lowest, or look for the cause with --debug"
+        return "the loss was not finite almost from the beginning: use a lower --lowest, or look for the cause with --debug"
     lowest = min_finite(finite, key=lambda n: smoothed[n])
     first = _first([losses[n] for n in finite])
     fall = first - smoothed[lowest]
@@ -247,8 +249,10 @@ def _why_none(losses: Sequence[float], smoothed: Sequence[float], finite: Sequen
     # Averaged over the memory of the smoothing, noise is smaller than from step to step: a cautious bound.
     if fall <= max(MIN_LOSS_DECREASE * abs(first), min(NOISE_FACTOR * noise, abs(first) / 4)):
         if diverged:
-            return "the loss rose before it had fallen: give a lower --lowest"
-        return "the loss did not fall: give a higher --highest, or more --steps; if it never does, the model does not learn"
+            return "the loss rose before it had fallen: use a lower --lowest"
+        return (
+            "the loss did not fall: use a higher --highest, or more --steps; if it never does, the model does not learn"
+        )
     if lowest == len(losses) - 1:
-        return "the loss still falls at the highest rate: give a higher --highest"
+        return "the loss still falls at the highest rate: use a higher --highest"
     return ""

@@ -87,13 +87,13 @@ class Sweep:
         Raises:
             RecipeError: Every trial failed, or no loss is finite.
         """
-        whole = [trial for trial in self.trials if not trial.error]
-        if not whole:
+        completed_trials = [trial for trial in self.trials if not trial.error]
+        if not completed_trials:
             raise RecipeError(f"no trial of the sweep in {self.folder} ended well; its table gives the reasons")
         # A training loss is not compared with held-out ones; a trial without a held-out figure was not
         # evaluated.
-        judged = [trial for trial in whole if "loss" in trial.evaluation]
-        best = min_finite(judged or whole, key=lambda trial: trial.loss)
+        judged = [trial for trial in completed_trials if "loss" in trial.evaluation]
+        best = min_finite(judged or completed_trials, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             raise RecipeError(f"no trial of the sweep in {self.folder} has a finite loss; its table shows them")
         return best
@@ -223,7 +223,7 @@ def run_trials(
     placed = [(settings, _placed(experiment, root, settings)) for settings, experiment in trials]
     folders = [experiment.folder for _, experiment in placed]
     if len(set(folders)) < len(folders):
-        raise RecipeError("two runs of the sweep have the same settings; give each value once")
+        raise RecipeError("two runs of the sweep have the same settings; pass each value once")
     announce: LogFn = say or ((lambda line: None) if quiet else open_console()[0])
     done: list[Trial] = []
     for number, (settings, experiment) in enumerate(placed, start=1):
@@ -241,10 +241,10 @@ def run_trials(
             # The next run needs the devices' memory.
             del result
         gc.collect()
-        found = Sweep(root, tuple(done), signal)
-        found.write()
+        partial_sweep = Sweep(root, tuple(done), signal)
+        partial_sweep.write()
         if signal is not None:
-            return found
+            return partial_sweep
     return Sweep(root, tuple(done))
 
 

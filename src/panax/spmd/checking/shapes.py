@@ -26,21 +26,21 @@ def _regrouped(before: tuple[int, ...], after: tuple[int, ...], parts: frozenset
     # Work in elements of the flattened array: a part covers strides from `start` to `end`, and each dimension
     # of the result that overlaps with this range is split.
     spans, into = _spans(before), _spans(after)
-    found: set[Part] = set()
+    new_parts: set[Part] = set()
     for dim, low, high in parts:
         start, end = spans[dim] * low, spans[dim] * (high or before[dim])
         if start == end:
             alone = _of_one(dim, before, after)
             if alone is None:
                 return None
-            found.add((alone, 1, 0))
+            new_parts.add((alone, 1, 0))
             continue
         for to, (size, stride) in enumerate(zip(after, into)):
             first, last = max(start, stride), min(end, stride * size)
             if first < last:
                 first, last = first // stride, -(-last // stride)
-                found.add((to, 1, 0) if first == 1 and last == size else (to, first, last))
-    return frozenset(found)
+                new_parts.add((to, 1, 0) if first == 1 and last == size else (to, first, last))
+    return frozenset(new_parts)
 
 
 def _of_one(dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> int | None:

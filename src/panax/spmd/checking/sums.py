@@ -30,8 +30,8 @@ def infer_reduction(equation: Any, states: States) -> AxisState:
     (state,) = states
     if state.kind is not Kind.SPLIT or not state.dims:
         return state
-    found, shape = _summed(equation, drop_dims(reduced_dims(equation), state)), equation.invars[0].aval.shape
-    return LONE if found is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else found
+    result, shape = _summed(equation, drop_dims(reduced_dims(equation), state)), equation.invars[0].aval.shape
+    return LONE if result is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else result
 
 
 def _summed(equation: Any, left: set[Part]) -> AxisState:
@@ -68,9 +68,9 @@ def contract_states(equation: Any, states: States, summed: Any, batch: Any, rank
         ranks: The operands' numbers of dimensions.
     """
     left, right = states[:2]
-    found = first_wrong((left, right))
-    if found is not None:
-        return found
+    error_state = first_wrong((left, right))
+    if error_state is not None:
+        return error_state
     if Kind.ZERO in (left.kind, right.kind):
         return ZERO
     if Kind.PARTIAL in (left.kind, right.kind):
@@ -102,9 +102,9 @@ def contract_states(equation: Any, states: States, summed: Any, batch: Any, rank
 
 def infer_slice(equation: Any, states: States) -> AxisState:
     operand, *places = states
-    found = first_wrong(states)
-    if found is not None or all(place.kind in FIXED for place in places):
-        return found or operand
+    error_state = first_wrong(states)
+    if error_state is not None or all(place.kind in FIXED for place in places):
+        return error_state or operand
     if operand.kind in (Kind.ZERO, Kind.PARTIAL, Kind.UNKNOWN):
         return operand
     before, after = equation.invars[0].aval.shape, slice_sizes(equation)
@@ -119,9 +119,9 @@ def infer_slice(equation: Any, states: States) -> AxisState:
 def infer_slice_update(equation: Any, states: States) -> AxisState:
     """Infer the state of an array after a slice is written into it."""
     operand, update, *places = states
-    found = first_wrong(states)
-    if found is not None:
-        return found
+    error_state = first_wrong(states)
+    if error_state is not None:
+        return error_state
     live = [state for state in (operand, update) if state.kind is not Kind.ZERO]
     if not live:
         return ZERO
@@ -139,9 +139,9 @@ def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
 def infer_gather(equation: Any, states: States) -> AxisState:
     """Infer the state of rows of an array read by index."""
     operand, numbers = states[:2]
-    found = first_wrong((operand, numbers))
-    if found is not None:
-        return found
+    error_state = first_wrong((operand, numbers))
+    if error_state is not None:
+        return error_state
     if operand.kind is Kind.ZERO:
         return ZERO
     if numbers.kind is Kind.PARTIAL or (operand.kind is Kind.PARTIAL and numbers.kind not in FIXED):
@@ -164,9 +164,9 @@ def infer_gather(equation: Any, states: States) -> AxisState:
 def infer_scatter(equation: Any, states: States) -> AxisState:
     """Infer the state of an array after rows are written, or added, at computed indices."""
     operand, numbers, updates = states[:3]
-    found = first_wrong((operand, numbers, updates))
-    if found is not None:
-        return found
+    error_state = first_wrong((operand, numbers, updates))
+    if error_state is not None:
+        return error_state
     if PARTIAL in (numbers, updates) or operand.kind is Kind.PARTIAL:
         terms = [state for state in (operand, updates) if state.kind is not Kind.ZERO]
         if numbers.kind is Kind.PARTIAL:

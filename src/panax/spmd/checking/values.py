@@ -62,9 +62,9 @@ def infer_linear(equation: Any, states: States) -> AxisState:
     """
     first, *rest = states
     if len(states) > 1:
-        found = first_wrong(states)
-        if found is not None:
-            return found
+        error_state = first_wrong(states)
+        if error_state is not None:
+            return error_state
         if any(state.kind not in FIXED for state in rest):
             return infer_nonlinear(equation, states)
     if first.kind is not Kind.SPLIT or not first.dims:
@@ -98,9 +98,9 @@ def infer_add(equation: Any, states: States) -> AxisState:
 
 
 def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
-    found = first_wrong(live)
-    if found is not None:
-        return found
+    error_state = first_wrong(live)
+    if error_state is not None:
+        return error_state
     other = next((state for state in live if state.kind is not Kind.PARTIAL), None)
     if other is None:
         return PARTIAL

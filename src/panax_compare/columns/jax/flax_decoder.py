@@ -69,17 +69,17 @@ def names(config):
         return tensor.T
 
     head = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
-    found = [
+    pairs = [
         (("embedding", "embedding"), ("model.embed_tokens.weight", same)),
         (("norm", "scale"), ("model.norm.weight", same)),
         (("head", "kernel"), (head, turned)),
     ]
     for n in range(config["num_hidden_layers"]):
         block, layer = ("blocks", n), f"model.layers.{n}"
-        found += [((*block, part, "kernel"), (f"{layer}.self_attn.{part}_proj.weight", turned)) for part in "qkvo"]
-        found += [
+        pairs += [((*block, part, "kernel"), (f"{layer}.self_attn.{part}_proj.weight", turned)) for part in "qkvo"]
+        pairs += [
             ((*block, part, "kernel"), (f"{layer}.mlp.{part}_proj.weight", turned)) for part in ("gate", "up", "down")
         ]
-        found.append(((*block, "norm_1", "scale"), (f"{layer}.input_layernorm.weight", same)))
-        found.append(((*block, "norm_2", "scale"), (f"{layer}.post_attention_layernorm.weight", same)))
-    return found
+        pairs.append(((*block, "norm_1", "scale"), (f"{layer}.input_layernorm.weight", same)))
+        pairs.append(((*block, "norm_2", "scale"), (f"{layer}.post_attention_layernorm.weight", same)))
+    return pairs

@@ -83,7 +83,7 @@ def names(config):
 
     embeddings = "vit.embeddings"
     patch = f"{embeddings}.patch_embeddings.projection"
-    found = [
+    pairs = [
         (("patch", "kernel"), (f"{patch}.weight", lambda tensor: tensor.transpose(2, 3, 1, 0))),
         (("patch", "bias"), (f"{patch}.bias", same)),
         (("class_token",), (f"{embeddings}.cls_token", same)),
@@ -93,11 +93,11 @@ def names(config):
     ]
     for n in range(config["num_hidden_layers"]):
         block, layer = ("blocks", n), f"{ENCODER}.{n}"
-        found += norm((*block, "norm_1"), f"{layer}.layernorm_before")
-        found += norm((*block, "norm_2"), f"{layer}.layernorm_after")
+        pairs += norm((*block, "norm_1"), f"{layer}.layernorm_before")
+        pairs += norm((*block, "norm_2"), f"{layer}.layernorm_after")
         for part in ("query", "key", "value"):
-            found += linear((*block, "attention", part), f"{layer}.attention.attention.{part}")
-        found += linear((*block, "attention", "out"), f"{layer}.attention.output.dense")
-        found += linear((*block, "up"), f"{layer}.intermediate.dense")
-        found += linear((*block, "down"), f"{layer}.output.dense")
-    return found
+            pairs += linear((*block, "attention", part), f"{layer}.attention.attention.{part}")
+        pairs += linear((*block, "attention", "out"), f"{layer}.attention.output.dense")
+        pairs += linear((*block, "up"), f"{layer}.intermediate.dense")
+        pairs += linear((*block, "down"), f"{layer}.output.dense")
+    return pairs

@@ -16,16 +16,16 @@ def load(tensors, config):
 
     def layer(n):
         prefix = f"model.layers.{n}."
-        found = {ours: tensors[prefix + theirs] for ours, theirs in NORMS.items()}
-        found |= {ours: tensors[prefix + theirs].T for ours, theirs in ATTENTION.items()}
+        weights = {ours: tensors[prefix + theirs] for ours, theirs in NORMS.items()}
+        weights |= {ours: tensors[prefix + theirs].T for ours, theirs in ATTENTION.items()}
         if "num_local_experts" not in config:
-            return found | {ours: tensors[prefix + theirs].T for ours, theirs in DENSE.items()}
+            return weights | {ours: tensors[prefix + theirs].T for ours, theirs in DENSE.items()}
         mixture = prefix + "block_sparse_moe."
-        found["router"] = tensors[mixture + "gate.weight"].T
+        weights["router"] = tensors[mixture + "gate.weight"].T
         experts = range(config["num_local_experts"])
         for ours, theirs in EXPERTS.items():
-            found[ours] = np.stack([tensors[f"{mixture}experts.{e}.{theirs}.weight"].T for e in experts])
-        return found
+            weights[ours] = np.stack([tensors[f"{mixture}experts.{e}.{theirs}.weight"].T for e in experts])
+        return weights
 
     layers = [layer(n) for n in range(config["num_hidden_layers"])]
     return {

@@ -22,11 +22,11 @@ def prepare(work: ComparedWork) -> RunningColumn:
     set_precision(work.precision)
     start = time.perf_counter()
     mixed = "bfloat16" if work.precision == "bf16-mixed" else "float32"
-    whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+    dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
 
     def loss(module, batch):
         # Batches of bfloat16 have no NumPy arrays that PyTorch supports: images arrive in float32.
-        return compute_loss(module, {name: leaf.to(whole) if name == "image" else leaf for name, leaf in batch.items()})
+        return compute_loss(module, {name: leaf.to(dtype) if name == "image" else leaf for name, leaf in batch.items()})
 
     example = to_tensors(work.batches()[0])
     # Only a class token's axis is named, so that it does not decay, as in the other columns.

@@ -95,11 +95,11 @@ def load_parameters(params: Any, work: ComparedWork) -> Any:
     tables = params.tables
     stacks = []
     for plan, stack in zip(tables.config.stacks, tables.stacks, strict=True):
-        whole = np.zeros(stack.table.shape, np.float32)
+        table = np.zeros(stack.table.shape, np.float32)
         for part, offset in zip(plan.parts, plan.offsets, strict=True):
             place = mix_rows(jnp.arange(part.rows, dtype=jnp.int32) + offset, plan.rows, plan.blocks)
-            whole[np.asarray(place)] = tensors.pop(f"tables.{part.table.name}.weight")
-        stacks.append(dataclasses.replace(stack, table=jax.device_put(whole, stack.table.sharding)))
+            table[np.asarray(place)] = tensors.pop(f"tables.{part.table.name}.weight")
+        stacks.append(dataclasses.replace(stack, table=jax.device_put(table, stack.table.sharding)))
 
     def perceptron(module: Any, name: str) -> Any:
         layers = tuple(

@@ -43,9 +43,9 @@ def make_running_column(
     def evaluate(batch: Any) -> torch.Tensor:
         module.eval()
         with torch.no_grad():
-            found = loss(batch)
+            value = loss(batch)
         module.train()
-        return found
+        return value
 
     return RunningColumn(
         put=put,

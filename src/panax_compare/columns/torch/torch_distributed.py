@@ -91,10 +91,10 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     autocast = mixed and layout != "fsdp"
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
-        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
-        own = batch if layout == "tensor" else {name: job.local_rows(leaf) for name, leaf in batch.items()}
+        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        rows = batch if layout == "tensor" else {name: job.local_rows(leaf) for name, leaf in batch.items()}
         return {
-            name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in to_tensors(own).items()
+            name: leaf.to(device, dtype if name == "image" else leaf.dtype) for name, leaf in to_tensors(rows).items()
         }
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -68,9 +68,9 @@ def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
     mixed = work.precision == "bf16-mixed"
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
-        whole = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
         leaves = to_tensors(batch)
-        return {name: leaf.to(device, whole if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
+        return {name: leaf.to(device, dtype if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):

@@ -12,7 +12,7 @@ from . import (
     convolution,
     grouped,
     indexing,
-    normalisation,
+    normalization,
     pointwise,
     pooling,
     products,
@@ -26,7 +26,7 @@ from .grouped import TRACING_REPLACEMENTS
 from .registry import DTYPES, LOWERINGS, OutputSpec
 
 _FILES = (
-    attention, convolution, grouped, indexing, normalisation, pointwise, pooling, products, randomness, reductions, sequences,
+    attention, convolution, grouped, indexing, normalization, pointwise, pooling, products, randomness, reductions, sequences,
     shapes,
 )  # fmt: skip
 

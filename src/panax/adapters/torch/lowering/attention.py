@@ -59,11 +59,11 @@ def _attention(
 
 @register_lowering(aten._scaled_dot_product_flash_attention_for_cpu_backward)
 def _attention_backward(
-    out: Any, gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, dropout: Any, causal: bool, *,
+    out: Any, gradient: Any, q: Any, k: Any, v: Any, output: Any, normalizer: Any, dropout: Any, causal: bool, *,
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
     backward = _halves(q, k, v, attn_mask).backward
-    return backward(gradient, q, k, v, found, normaliser, causal, attn_mask, _scale(q, scale))
+    return backward(gradient, q, k, v, output, normalizer, causal, attn_mask, _scale(q, scale))
 
 
 def _scale(q: Any, scale: Any) -> float:
@@ -80,28 +80,28 @@ def _whole_scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
     return scores
 
 
-def _weights(scores: Any, normaliser: Any) -> Any:
+def _weights(scores: Any, normalizer: Any) -> Any:
     """Compute attention weights from scores; a query that sees nothing gets weights of zero."""
-    return jnp.exp(scores - jnp.where(jnp.isfinite(normaliser), normaliser, 0.0)[..., None])
+    return jnp.exp(scores - jnp.where(jnp.isfinite(normalizer), normalizer, 0.0)[..., None])
 
 
 def _whole_forward(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float) -> Any:
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     scores = _whole_scores(q, k, causal, mask, scale)
-    normaliser = jax.nn.logsumexp(scores, axis=-1)
-    weights = _weights(scores, normaliser).astype(v.dtype)
-    return jnp.einsum("bhqk,bhkd->bhqd", weights, v, preferred_element_type=jnp.float32), normaliser
+    normalizer = jax.nn.logsumexp(scores, axis=-1)
+    weights = _weights(scores, normalizer).astype(v.dtype)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, v, preferred_element_type=jnp.float32), normalizer
 
 
 def _whole_backward(
-    gradient: Any, q: Any, k: Any, v: Any, found: Any, normaliser: Any, causal: bool, mask: Any, scale: float
+    gradient: Any, q: Any, k: Any, v: Any, output: Any, normalizer: Any, causal: bool, mask: Any, scale: float
 ) -> Any:
     kv_heads = k.shape[1]
     k, v = (_for_each_query_head(part, q) for part in (k, v))
-    weights = _weights(_whole_scores(q, k, causal, mask, scale), normaliser)
+    weights = _weights(_whole_scores(q, k, causal, mask, scale), normalizer)
     by_v = jnp.einsum("bhqk,bhqd->bhkd", weights.astype(v.dtype), gradient, preferred_element_type=jnp.float32)
     by_weights = jnp.einsum("bhqd,bhkd->bhqk", gradient, v, preferred_element_type=jnp.float32)
-    share = (upcast(gradient) * upcast(found)).sum(-1, keepdims=True)
+    share = (upcast(gradient) * upcast(output)).sum(-1, keepdims=True)
     by_scores = (weights * (by_weights - share) * scale).astype(q.dtype)
     by_q = jnp.einsum("bhqk,bhkd->bhqd", by_scores, k, preferred_element_type=jnp.float32)
     by_k = jnp.einsum("bhqk,bhqd->bhkd", by_scores, q, preferred_element_type=jnp.float32)
@@ -110,8 +110,8 @@ def _whole_backward(
 
 def _partial_forward(kernel: Kernel, q: Any, k: Any, v: Any, causal: bool, mask: None, scale: float) -> Any:
     q, k, v = map(_by_position, (q, k, v))
-    found, normaliser = kernel.run.forward(q, k, v, None, None, **_static(q, k, causal, scale))
-    return _by_position(found), normaliser.swapaxes(1, 2)
+    output, normalizer = kernel.run.forward(q, k, v, None, None, **_static(q, k, causal, scale))
+    return _by_position(output), normalizer.swapaxes(1, 2)
 
 
 def _partial_backward(
@@ -120,17 +120,17 @@ def _partial_backward(
     q: Any,
     k: Any,
     v: Any,
-    found: Any,
-    normaliser: Any,
+    output: Any,
+    normalizer: Any,
     causal: bool,
     mask: None,
     scale: float,
 ) -> Any:
-    gradient, found = gradient.astype(q.dtype), found.astype(q.dtype)
-    share = (upcast(gradient) * upcast(found)).sum(-1).swapaxes(1, 2)
+    gradient, output = gradient.astype(q.dtype), output.astype(q.dtype)
+    share = (upcast(gradient) * upcast(output)).sum(-1).swapaxes(1, 2)
     q, k, v, gradient = map(_by_position, (q, k, v, gradient))
     static = _static(q, k, causal, scale)
-    gradients = kernel.run.backward(q, k, v, None, None, normaliser.swapaxes(1, 2), share, gradient, **static)
+    gradients = kernel.run.backward(q, k, v, None, None, normalizer.swapaxes(1, 2), share, gradient, **static)
     return tuple(map(_by_position, gradients))
 
 

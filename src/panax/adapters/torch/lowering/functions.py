@@ -30,7 +30,7 @@ def _within(out: Any, x: Any, low: int, high: int) -> Any:
 
 def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes < 0:
-        raise RecipeError("one_hot without num_classes counts the classes in its values; give num_classes")
+        raise RecipeError("one_hot without num_classes counts the classes in its values; pass num_classes")
     x = torch.ops.panax.within(x, 0, num_classes - 1)
     return (x.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
 

@@ -142,11 +142,11 @@ def _embedding_bag(
     sizes = jnp.zeros(bags, jnp.int32).at[bag].add(counted.astype(jnp.int32))
     if mode == 2:
         low = jnp.where(counted[:, None], rows, -jnp.inf)
-        found = jnp.full((bags, weight.shape[1]), -jnp.inf).at[bag].max(low)
+        maxima = jnp.full((bags, weight.shape[1]), -jnp.inf).at[bag].max(low)
         places = jnp.full((bags, weight.shape[1]), -1, jnp.int32)
-        chosen = jnp.where(low == found[bag], indices[:, None], -1)
-        found = jnp.where(jnp.isfinite(found), found, 0).astype(weight.dtype)
-        return found, _asked(bag, out[1]), _asked(sizes, out[2]), places.at[bag].max(chosen)
+        chosen = jnp.where(low == maxima[bag], indices[:, None], -1)
+        maxima = jnp.where(jnp.isfinite(maxima), maxima, 0).astype(weight.dtype)
+        return maxima, _asked(bag, out[1]), _asked(sizes, out[2]), places.at[bag].max(chosen)
     total = jnp.zeros((bags, weight.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
     if mode == 1:
         total = total / jnp.maximum(sizes, 1)[:, None].astype(total.dtype)

@@ -1,4 +1,4 @@
-"""Layer, group and batch normalisation, forward and backward, with the statistics in float32."""
+"""Layer, group and batch normalization, forward and backward, with the statistics in float32."""
 
 import math
 from typing import Any

@@ -123,8 +123,8 @@ def _to_first_maxima(
         stacked = jnp.stack(parts, axis=lead + dim + 1)
         return stacked.reshape(*stacked.shape[: lead + dim], -1, *stacked.shape[lead + dim + 2 :])
 
-    whole = interleave(())
-    return whole[(..., *(slice(p, p + size) for p, size in zip(padding, sizes)))]
+    padded_gradient = interleave(())
+    return padded_gradient[(..., *(slice(p, p + size) for p, size in zip(padding, sizes)))]
 
 
 def _max_pool(n: int) -> tuple[Any, Any]:
@@ -149,20 +149,20 @@ def _max_pool(n: int) -> tuple[Any, Any]:
         return kernel, _each(stride or kernel, n), _each(padding, n), _each(dilation, n)
 
     def forward(out: Any, x: Any, *arguments: Any) -> Any:
-        outputs, found = out[0].shape[-n:], settings(*arguments)
-        if np.prod(found[0]) <= UNROLLED_TAPS:
-            best, place = _first_maxima(x, outputs, *found)
-            return best, _flat_places(place, x.shape[-n:], *found)
+        outputs, window = out[0].shape[-n:], settings(*arguments)
+        if np.prod(window[0]) <= UNROLLED_TAPS:
+            best, place = _first_maxima(x, outputs, *window)
+            return best, _flat_places(place, x.shape[-n:], *window)
         # If only the backward pass reads the indices, the compiler drops them.
-        return maxima(x, outputs, *found), _first_maximum(x, outputs, *found)
+        return maxima(x, outputs, *window), _first_maximum(x, outputs, *window)
 
     def backward(out: OutputSpec, gradient: Any, x: Any, *arguments: Any) -> Any:
-        *given, _ = arguments
-        outputs, found = gradient.shape[-n:], settings(*given)
-        if np.prod(found[0]) <= UNROLLED_TAPS:
-            _, place = _first_maxima(x, outputs, *found)
-            return _to_first_maxima(gradient, place, x.shape[-n:], *found)
-        return jax.vjp(lambda x: maxima(x, outputs, *found), x)[1](gradient)[0]
+        *window_arguments, _ = arguments
+        outputs, window = gradient.shape[-n:], settings(*window_arguments)
+        if np.prod(window[0]) <= UNROLLED_TAPS:
+            _, place = _first_maxima(x, outputs, *window)
+            return _to_first_maxima(gradient, place, x.shape[-n:], *window)
+        return jax.vjp(lambda x: maxima(x, outputs, *window), x)[1](gradient)[0]
 
     return forward, backward
 
@@ -361,8 +361,8 @@ def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
     def read(across: Any, down: Any) -> Any:
         inside = (across >= 0) & (across < sizes[0]) & (down >= 0) & (down < sizes[1])
         place = [jnp.clip(a, 0, n - 1).astype(jnp.int32) for a, n in ((across, sizes[0]), (down, sizes[1]))]
-        found = jnp.moveaxis(x, 1, -1)[row, place[1], place[0]]
-        return jnp.where(inside[..., None], found, 0)
+        pixels = jnp.moveaxis(x, 1, -1)[row, place[1], place[0]]
+        return jnp.where(inside[..., None], pixels, 0)
 
     if mode == 1:
         return jnp.moveaxis(read(jnp.round(at[0]), jnp.round(at[1])), -1, 1)

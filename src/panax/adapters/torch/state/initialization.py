@@ -25,18 +25,18 @@ from .weights import find_tensor_slots
 Draw = Callable[[jax.Array], tuple[dict[str, Any], dict[str, Any]]]
 
 
-def make_initializer(module: nn.Module, initialise: Callable[[Any], Any]) -> Draw:
-    """Return a function of a key that draws all parameters and buffers, as `initialise(module)` writes them.
+def make_initializer(module: nn.Module, initialize: Callable[[Any], Any]) -> Draw:
+    """Return a function of a key that draws all parameters and buffers, as `initialize(module)` writes them.
 
     Raises:
-        RecipeError: Not everything is on the meta device, or `initialise` leaves a tensor unwritten, or can't
+        RecipeError: Not everything is on the meta device, or `initialize` leaves a tensor unwritten, or can't
             be traced.
     """
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, tensor in own.items():
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
         if not tensor.is_meta:
             raise RecipeError(
-                f"initialise= draws tensors on the meta device, but {name} is on {tensor.device}; build the whole "
+                f"initialize= draws tensors on the meta device, but {name} is on {tensor.device}; build the whole "
                 f"module under torch.device('meta')"
             )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -44,26 +44,26 @@ def make_initializer(module: nn.Module, initialise: Callable[[Any], Any]) -> Dra
 
     def run() -> list[torch.Tensor]:
         fresh = {}
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             empty = torch.empty(tensor.shape, dtype=tensor.dtype)
             fresh[name] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
         with swap_tensors(module, {place: fresh[name] for place, name in tied.items()}), torch.no_grad():
-            initialise(module)
+            initialize(module)
             after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            return [after[name].detach() for name in own]
+            return [after[name].detach() for name in tensors]
 
     with mode, locate_errors(module), _without_rejection():
         traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)()
         graph = to_functional(traced, (), module)
     outputs: Sequence[Any] = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-    for name, node in zip(own, outputs):
+    for name, node in zip(tensors, outputs):
         if _is_unwritten(node):
-            raise RecipeError(f"initialise= leaves {name} as it is, empty; write every parameter and buffer in it")
+            raise RecipeError(f"initialize= leaves {name} as it is, empty; write every parameter and buffer in it")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    program = TracedProgram.create(TracedGraph(graph.graph, constants, (), tuple(own), (), (), (), ()))
+    program = TracedProgram.create(TracedGraph(graph.graph, constants, (), tuple(tensors), (), (), (), ()))
 
     def draw(key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        values = dict(zip(own, program.run_forward((), key)[0]))
+        values = dict(zip(tensors, program.run_forward((), key)[0]))
         params, state = dict(module.named_parameters()), dict(module.named_buffers())
         return {name: values[name] for name in params}, {name: values[name] for name in state}
 

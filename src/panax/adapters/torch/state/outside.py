@@ -13,16 +13,16 @@ from .python_seen import MAX_BYTES
 from .python_state import PythonState
 
 
-def refuse_outside(sums: Sequence[torch.Tensor], own: Mapping[str, torch.Tensor], before: PythonState) -> None:
+def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor], before: PythonState) -> None:
     """Raise if PyTorch's backward pass would give a gradient to a tensor without a stand-in.
 
     Args:
-        own: The module's parameters and buffers by name.
+        tensors: The module's parameters and buffers by name.
 
     Raises:
         RecipeError: It is a parameter of a criterion, or one of the module's that an object holds a view of.
     """
-    names = {id(tensor): name for name, tensor in own.items()}
+    names = {id(tensor): name for name, tensor in tensors.items()}
     stand_ins: list[Any] = [total.grad_fn for total in sums]
     met: set[Any] = set()
     while stand_ins:

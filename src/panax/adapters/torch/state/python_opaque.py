@@ -38,9 +38,9 @@ def inspect_memory(place: ValueLocation, value: Any) -> SeenValue:
     view.release()
 
     def restore() -> None:
-        with memoryview(value).cast("B") as now:
-            if not now.readonly and now.nbytes == len(kept) and bytes(now) != kept:
-                now[:] = kept
+        with memoryview(value).cast("B") as current_view:
+            if not current_view.readonly and current_view.nbytes == len(kept) and bytes(current_view) != kept:
+                current_view[:] = kept
         if isinstance(value, bytearray) and bytes(value) != kept:
             value[:] = kept
 

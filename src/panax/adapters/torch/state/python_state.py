@@ -82,11 +82,11 @@ class PythonState:
         self.iterators: list[HeldValue] = []
         self.unfollowed: list[ValueLocation] = []
         self.outside: dict[int, tuple[ValueLocation, torch.Tensor]] = {}
-        own = [*module.parameters(), *module.buffers()]
+        module_tensors = [*module.parameters(), *module.buffers()]
         self._watched = watched_function_ids()
-        self._own = {id(tensor) for tensor in own}
-        self._memory = {_memory_of(tensor) for tensor in own} - {None}
-        self._extents = sorted(extent for tensor in own if (extent := memory_extent(tensor)) is not None)
+        self._own = {id(tensor) for tensor in module_tensors}
+        self._memory = {_memory_of(tensor) for tensor in module_tensors} - {None}
+        self._extents = sorted(extent for tensor in module_tensors if (extent := memory_extent(tensor)) is not None)
         self._restores: list[Callable[[], None]] = []
         self._held: list[Any] = []  # so that no id is reused
         queue = collections.deque(

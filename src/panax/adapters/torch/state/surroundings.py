@@ -212,8 +212,8 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
         return classmethod(ask)
 
     def made(base: type, names: tuple[str, ...]) -> type:
-        own = {name: asking(f"{base.__name__}.{name}", getattr(base, name)) for name in names}
-        return Kind(base.__name__, (base,), own)
+        methods = {name: asking(f"{base.__name__}.{name}", getattr(base, name)) for name in names}
+        return Kind(base.__name__, (base,), methods)
 
     return {
         "datetime": made(datetime.datetime, ("now", "utcnow", "today")),

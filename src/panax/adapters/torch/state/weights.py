@@ -73,7 +73,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
         held = [each for each in names[name] if each in stored]
         if not held:
             raise RecipeError(
-                f"{name} is on the meta device, which holds no values; give initialise=, or weights=, safetensors"
+                f"{name} is on the meta device, which holds no values; pass initialize=, or weights=, safetensors"
                 + (f" with this name in it ({suggest_name(name, stored)})" if stored else "")
             )
         for each in held:
@@ -95,19 +95,19 @@ def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
 
 def _names_of(module: nn.Module) -> dict[str, list[str]]:
     """Return all names of each parameter and buffer, by its first."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     paths = {id(part): path for path, part in reversed(list(module.named_modules(remove_duplicate=False)))}
     for (part, name), first in find_tensor_slots(module).items():
         path = paths[id(part)]
-        found.setdefault(first, []).append(f"{path}.{name}" if path else name)
+        names.setdefault(first, []).append(f"{path}.{name}" if path else name)
     # Modules under several names too, like the names in a file.
     for all_of in (module.named_parameters, module.named_buffers):
         firsts = {id(tensor): name for name, tensor in all_of()}
         for name, tensor in all_of(remove_duplicate=False):
-            known = found.setdefault(firsts[id(tensor)], [])
+            known = names.setdefault(firsts[id(tensor)], [])
             if name not in known:
                 known.append(name)
-    return found
+    return names
 
 
 def find_unused_names(module: nn.Module, weights: str) -> list[str]:
@@ -184,17 +184,17 @@ def _opened(file: Path) -> Any:
 
 def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, SafetensorsEntry], weights: Any) -> None:
     """Raise if the names differ by the prefix of a wrapper."""
-    own = [name for each in names.values() for name in each]
-    if any(name in stored for name in own):
+    module_names = [name for each in names.values() for name in each]
+    if any(name in stored for name in module_names):
         return
     for name in stored:
-        if (plain := strip_wrapper_names(name)) != name and plain in own:
+        if (plain := strip_wrapper_names(name)) != name and plain in module_names:
             raise RecipeError(
                 f"weights={str(weights)!r}: the names in it hold {find_wrapper({name})!r} ({name}), as those of a module "
                 "in a wrapper do "
                 f"(torch.compile, DataParallel); save the state of the module inside of it, or rename its tensors ({plain})"
             )
-    for name in own:
+    for name in module_names:
         if (plain := strip_wrapper_names(name)) != name and plain in stored:
             raise RecipeError(
                 f"the module's names hold {find_wrapper({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
@@ -207,19 +207,19 @@ def _stored(place: Path) -> dict[str, SafetensorsEntry]:
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if not files or not files[0].exists():
         raise RecipeError(f"weights={str(place)!r} is neither a safetensors file nor a folder with one")
-    found = {}
+    entries = {}
     for file in files:
         with _opened(file) as opened:
             for name in opened.keys():  # noqa: SIM118
-                if name in found:
+                if name in entries:
                     raise RecipeError(
-                        f"weights={str(place)!r}: {name} is in {found[name].file.name} and in {file.name}; give one "
+                        f"weights={str(place)!r}: {name} is in {entries[name].file.name} and in {file.name}; pass one "
                         "file, or a folder "
                         f"without the other"
                     )
                 tensor = opened.get_slice(name)
-                found[name] = SafetensorsEntry(file, tuple(tensor.get_shape()), tensor.get_dtype())
-    return found
+                entries[name] = SafetensorsEntry(file, tuple(tensor.get_shape()), tensor.get_dtype())
+    return entries
 
 
 def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
@@ -232,9 +232,9 @@ def _compute_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
         if not lone:
             continue
         compute: Any = getattr(part, "reset_parameters", None)
-        initialise: Any = getattr(module, "_init_weights", None)
-        if compute is None and initialise is not None:
-            compute = functools.partial(initialise, part)
+        initialize: Any = getattr(module, "_init_weights", None)
+        if compute is None and initialize is not None:
+            compute = functools.partial(initialize, part)
         if compute is None or any(True for _ in part.parameters(recurse=False)):
             raise RecipeError(
                 f"buffer {f'{path}.' if path else ''}{lone[0]} is on the meta device and in no file, and its module "

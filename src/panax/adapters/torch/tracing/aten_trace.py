@@ -114,14 +114,14 @@ def _trace(
     parameters = {name: _fake(mode, p).requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
     buffers = {name: _fake(mode, b) for name, b in module.named_buffers()}
     batch = {name: _fake(mode, leaf) for name, leaf in leaves.items()}
-    found: dict[str, Any] = {
+    trace_record: dict[str, Any] = {
         "parameters": tuple(parameters),
         "buffers": tuple(buffers),
         "leaves": tuple(batch),
         "python": before,
     }
     stand_ins: dict[int, torch.Tensor] = {}
-    joint = _joint(module, objective, found, before, stand_ins, train=train, autocast=autocast)
+    joint = _joint(module, objective, trace_record, before, stand_ins, train=train, autocast=autocast)
     with mode:
         cotangents = [torch.ones(()) for _ in range(MAX_LOSSES)]
     inputs = [list(parameters.values()), list(buffers.values()), list(batch.values()), cotangents]
@@ -133,8 +133,8 @@ def _trace(
             with (
                 set_mode(module, train), locate_errors(module) as located, mark_checkpoint_regions(), force_eager(),
                 preserve_node_meta(),
-                forbid_python_draws(found["python"].borrowed, lambda: located.where) as draws,
-                forbid_side_inputs(found["python"].borrowed, found["python"].iterators, before.packages),
+                forbid_python_draws(trace_record["python"].borrowed, lambda: located.where) as draws,
+                forbid_side_inputs(trace_record["python"].borrowed, trace_record["python"].iterators, before.packages),
             ):  # fmt: skip
                 make = make_fx(
                     joint, tracing_mode="fake", decomposition_table=TRACING_REPLACEMENTS, _allow_non_fake_inputs=True
@@ -148,7 +148,7 @@ def _trace(
             RAISED_ERRORS.clear()
             clear_fake_caches()
             if not torch.equal(seeded, torch.get_rng_state()):
-                found["seeded"] = True
+                trace_record["seeded"] = True
 
     first, _, draws = recorded()
     after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
@@ -156,29 +156,29 @@ def _trace(
     if draws or after.diff(before):
         # A value set for the first time is a cache; one that changes each time is a count, which a compiled
         # step would freeze.
-        found["python"] = after
+        trace_record["python"] = after
         first, located, draws = recorded()
         if draws and random.getstate() != drawn:
             raise RecipeError(f"{draws[0]}, {INSTEAD}")
         refuse_changes(after, PythonState(module, objective.loss, stand_ins), located)
-    if "seeded" in found:
+    if "seeded" in trace_record:
         raise RecipeError(f"the forward sets the state of PyTorch's random generator, {SEED_ADVICE}")
     refuse_values(first)
     refuse_changed_constants(first, before)
     graph = to_functional(first, inputs, module)
     _refuse_changed_parameters(graph, tuple(parameters))
     if train:
-        refuse_shared_memory(module, _written_buffers(graph, found))
+        refuse_shared_memory(module, _written_buffers(graph, trace_record))
     constants = {node.target: _attribute(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     return TracedGraph(
         graph=graph.graph,
         constants=constants,
-        parameters=found["parameters"],
-        buffers=found["buffers"],
-        leaves=found["leaves"],
-        losses=found["losses"],
-        metrics=found["metrics"],
-        trained=found["trained"],
+        parameters=trace_record["parameters"],
+        buffers=trace_record["buffers"],
+        leaves=trace_record["leaves"],
+        losses=trace_record["losses"],
+        metrics=trace_record["metrics"],
+        trained=trace_record["trained"],
         outside=find_user_constants(constants.values(), before),
     )
 
@@ -186,7 +186,7 @@ def _trace(
 def _joint(
     module: nn.Module,
     objective: Objective,
-    found: dict[str, Any],
+    trace_record: dict[str, Any],
     before: PythonState,
     stood_in: dict[int, torch.Tensor],
     *,
@@ -194,13 +194,13 @@ def _joint(
     autocast: torch.dtype | None,
 ) -> Callable[..., list[torch.Tensor]]:
     """Return loss and gradients as one function of tensors, which writes the names of its results into
-    `found`.
+    `trace_record`.
 
     Args:
         stood_in: Filled with each parameter and buffer, by the id of its stand-in.
     """
     held = find_tensor_slots(module)
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     alive: list[torch.Tensor] = []  # so that no id is reused
 
     def joint(
@@ -209,35 +209,35 @@ def _joint(
         batch: list[torch.Tensor],
         cotangents: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        named = dict(zip(found["parameters"], parameters))
-        values = {**named, **dict(zip(found["buffers"], buffers))}
-        stood_in.update((id(value), own[name]) for name, value in values.items())
+        named = dict(zip(trace_record["parameters"], parameters))
+        values = {**named, **dict(zip(trace_record["buffers"], buffers))}
+        stood_in.update((id(value), tensors[name]) for name, value in values.items())
         alive.extend(values.values())
         if train:
             follow_hooks(module, named)
         stand_ins = {place: values[name] for place, name in held.items()}
         replacing = ReplacementMode(named)
-        with _casting(autocast), replacing, swap_tensors(module, stand_ins, found["python"].aliases):
-            terms = objective(module, objective.batch_of(dict(zip(found["leaves"], batch))))
+        with _casting(autocast), replacing, swap_tensors(module, stand_ins, trace_record["python"].aliases):
+            terms = objective(module, objective.batch_of(dict(zip(trace_record["leaves"], batch))))
             after = [buffer for _, buffer in module.named_buffers()]
-        found["losses"], found["metrics"] = tuple(terms.losses), tuple(terms.metrics)
+        trace_record["losses"], trace_record["metrics"] = tuple(terms.losses), tuple(terms.metrics)
         outputs = [part for pairs in (terms.losses, terms.metrics) for pair in pairs.values() for part in pair]
         detached = [part.detach() for part in outputs]
         if not train:
-            found["trained"] = ()
+            trace_record["trained"] = ()
             return [*detached, *after]
         sums = [total for total, _ in terms.losses.values() if total.requires_grad]
         weights = [c for c, (total, _) in zip(cotangents, terms.losses.values()) if total.requires_grad]
         free = {name: p for name, p in named.items() if p.requires_grad}
         if not sums:
             raise RecipeError(_no_gradient(module, bool(free)))
-        refuse_outside(sums, own, before)
+        refuse_outside(sums, tensors, before)
         with annotate({BACKWARD_KEY: True}):
             with replacing:
                 gradients = torch.autograd.grad(sums, list(free.values()), weights, allow_unused=True)
             gradients = apply_accumulation_hooks(module, free, dict(zip(free, gradients)))
         used = [(name, g) for name, g in zip(free, gradients) if g is not None]
-        found["trained"] = tuple(name for name, _ in used)
+        trace_record["trained"] = tuple(name for name, _ in used)
         return [*detached, *after, *(g for _, g in used)]
 
     return joint
@@ -321,16 +321,16 @@ class _SayingWhatChanges(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _written_buffers(graph: torch.fx.GraphModule, found: Mapping[str, Any]) -> set[str]:
+def _written_buffers(graph: torch.fx.GraphModule, trace_record: Mapping[str, Any]) -> set[str]:
     """Return the names of the buffers that a step changes."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     output: Any = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-    first = 2 * (len(found["losses"]) + len(found["metrics"]))
-    given = inputs[len(found["parameters"]) :]
+    first = 2 * (len(trace_record["losses"]) + len(trace_record["metrics"]))
+    buffer_inputs = inputs[len(trace_record["parameters"]) :]
     written = {node.args[0] for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default}
     return {
         name
-        for name, node, after in zip(found["buffers"], given, output[first:])
+        for name, node, after in zip(trace_record["buffers"], buffer_inputs, output[first:])
         if after is not node or node in written
     }
 

@@ -221,7 +221,7 @@ def _after(value: Any, gradient: jax.Array) -> Any:
 def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
     """Return the forward values that the backward part reads outside of regions, and those that recomputed
     regions read."""
-    found: dict[Node, None] = {}
+    residuals: dict[Node, None] = {}
     again: set[Node] = set()
     asked: list[Node] = []
     for node in backward:
@@ -229,7 +229,7 @@ def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) ->
             if each in region:
                 asked.append(each)
             elif each not in later:
-                found[each] = None
+                residuals[each] = None
     while asked:
         node = asked.pop()
         if node in again:
@@ -239,8 +239,8 @@ def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) ->
             if region.get(each) == region[node]:
                 asked.append(each)
             else:
-                found[each] = None
-    return tuple(found)
+                residuals[each] = None
+    return tuple(residuals)
 
 
 def _reaching(outputs: Iterable[Any]) -> set[Node]:
@@ -361,10 +361,10 @@ def to_jax_function(program: TracedProgram) -> Callable[..., list[Any]]:
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         kept, key_data = residuals
-        given = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
-        given += [jnp.zeros(())] * (MAX_LOSSES - len(given))
+        loss_cotangents = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
+        loss_cotangents += [jnp.zeros(())] * (MAX_LOSSES - len(loss_cotangents))
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            gradients = program.run_backward(kept, given, jax.random.wrap_key_data(key_data))
+            gradients = program.run_backward(kept, loss_cotangents, jax.random.wrap_key_data(key_data))
         return tuple(gradients), None, None
 
     run.defvjp(forward, backward)

@@ -52,16 +52,16 @@ def build_guards(
         RecipeError: An integer in the model's code does not fit into 32 bits.
     """
     ranges = RangeAnalysis(constants)
-    found: list[NodeGuard] = []
+    guards: list[NodeGuard] = []
     for node in nodes:
         if node.op == "call_function":
             _refuse_large_numbers(node, where)
-            found += _of_indices(node, ranges, where)
-            found += _of_divisors(node, ranges, where)
-            found += _of_sums(node, ranges, where)
-            found += _of_matrices(node, where)
-            found += _of_casts(node, ranges, where)
-    return tuple(found)
+            guards += _of_indices(node, ranges, where)
+            guards += _of_divisors(node, ranges, where)
+            guards += _of_sums(node, ranges, where)
+            guards += _of_matrices(node, where)
+            guards += _of_casts(node, ranges, where)
+    return tuple(guards)
 
 
 def _of_indices(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) -> Iterator[NodeGuard]:
@@ -145,8 +145,8 @@ def _of_sums(node: Node, ranges: RangeAnalysis, where: Callable[[Node], str]) ->
             ]
             keywords = map_arg(node.kwargs, lambda n: _floating(values[n]))
             out = OutputSpec(tuple(cast(Any, value).shape), jnp.float32, functools.partial(jax.random.key, 0))
-            found = LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))
-            return _wrapped(jnp.asarray(found), values[node])
+            result = LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords))
+            return _wrapped(jnp.asarray(result), values[node])
 
     text = f"{_name(node)}{where(node)} makes an integer of 64 bits that 32 bits, as JAX computes, can't hold: expected at most "
     yield NodeGuard(node, text + f"{INT32_MAX}, got ", worst)
@@ -165,8 +165,8 @@ def _of_matrices(node: Node, where: Callable[[Node], str]) -> Iterator[NodeGuard
         return
 
     def worst(values: Mapping[Node, Any]) -> Any:
-        source, found = values[cast(Node, node.args[0])], values[node][0]
-        failed = jnp.isfinite(source).all((-2, -1)) & ~jnp.isfinite(found).all((-2, -1))
+        source, factor = values[cast(Node, node.args[0])], values[node][0]
+        failed = jnp.isfinite(source).all((-2, -1)) & ~jnp.isfinite(factor).all((-2, -1))
         return jnp.where(failed.any(), failed.sum().astype(jnp.float32), NO_FAULT)
 
     text = (

@@ -56,7 +56,7 @@ def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) 
             # The hook may write to it, and the backward pass may have returned one tensor for two parameters.
             tensor.grad = gradient.detach().clone()
             hook(tensor)
-            found = tensor.grad
+            hooked_gradient = tensor.grad
     finally:
         tensor.grad = kept
     if tensor._version != version:
@@ -64,12 +64,13 @@ def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) 
             f"{_named(name, hook)} changes the parameter itself, which is left to the optimizer here; remove the hook, and let "
             f"the run's optimizer take the step"
         )
-    if found is None or found.shape != gradient.shape:
+    if hooked_gradient is None or hooked_gradient.shape != gradient.shape:
         raise RecipeError(
-            f"{_named(name, hook)} removes the gradient ({'None' if found is None else list(found.shape)} afterwards), as one "
+            f"{_named(name, hook)} removes the gradient "
+            f"({'None' if hooked_gradient is None else list(hooked_gradient.shape)} afterwards), as one "
             f"that takes the optimizer's step in the backward pass does; remove the hook, and let the run's optimizer step"
         )
-    return found
+    return hooked_gradient
 
 
 def _accumulated(parameter: torch.Tensor) -> Sequence[Any]:
