@@ -7,12 +7,15 @@ Pictures of tutorials are outputs of their code: `python -m tools.tutorials`.
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 from .commands import PictureError
 from .mixture import draw_mixture

@@ -43,7 +43,12 @@ def draw_mixture(folder: Path) -> dict[str, bytes]:
 
 
 def _train(experiment: Experiment) -> tuple[list[float], list[float]]:
-    """Return the steps and the training losses that a run logs."""
-    fit(experiment, quiet=True)
+    """Return the steps and the training losses that a run logs.
+
+    Raises:
+        KeyboardInterrupt: A signal stopped the run, which then returns its result so far.
+    """
+    if fit(experiment, quiet=True).interrupted_by:
+        raise KeyboardInterrupt
     rows = [row for row in read_history(Path(experiment.directory or "")) if row.get("train/loss") is not None]
     return [row["step"] for row in rows], [row["train/loss"] for row in rows]
