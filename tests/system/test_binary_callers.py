@@ -11,7 +11,7 @@ EXCEPTIONS = {
     "panax/system/binary_reader.py": "the reader",
     "panax/data/formats/npy_header.py": "NumPy's own reader of headers, of the form that has a bound",
     "panax/core/params/module.py": "a digest of this process",
-    "panax/data/text/mixture_source.py": "a digest of this process",
+    "panax/data/mixtures/mixture_source.py": "a digest of this process",
 }
 
 READERS = {"unpack_from", "iter_unpack", "from_bytes", "read_magic", "read_array_header_1_0", "read_array"}

@@ -2,6 +2,7 @@
 `panax.core.Source`.
 """
 
+from .chats.chats import Chats
 from .formats.array_record import ArrayRecord
 from .formats.arrow import Arrow
 from .formats.mds import Mds
@@ -22,6 +23,8 @@ from .loading.iterable import IterableSource
 from .loading.prefetch import PrefetchIterator, prefetch
 from .loading.preview import format_batch
 from .loading.row_numbers import RowNumbers
+from .mixtures.mixture import Mixture, MixtureComponent
+from .mixtures.mixture_source import ConcatRows, MixedSource
 from .tables.bags import Bag, Calendar, CountVocabulary, HashBuckets, HashedIds, IntegerIds
 from .tables.click_arrays import ClickArrays, ClickExamples
 from .tables.criteo import Criteo
@@ -31,8 +34,6 @@ from .tables.table import Table
 from .text.concat import ConcatCorpus
 from .text.corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
 from .text.filtered_corpus import FilteredCorpus
-from .text.mixture import Mixture, MixtureComponent
-from .text.mixture_source import ConcatRows, MixedSource
 from .text.packing import Documents, PackedRows, PaddedRows
 from .text.paths import make_corpus
 from .text.record_checks import RecordLimits
@@ -45,7 +46,7 @@ from .text.tokens import TokenStore, TokenWriter, open_tokens
 
 __all__ = [
     "Accounting", "ArrayRecord", "Arrays", "Arrow", "Augmentation", "BadRecord", "Bag", "BatchRamp", "BucketedSource",
-    "BytePairTokenizer", "Calendar", "ClickArrays", "ClickExamples", "ConcatCorpus", "ConcatRows", "Corpus",
+    "BytePairTokenizer", "Calendar", "Chats", "ClickArrays", "ClickExamples", "ConcatCorpus", "ConcatRows", "Corpus",
     "CountVocabulary", "Criteo", "Digits", "Document", "DocumentCounts", "Documents", "ExampleData", "ExampleFiles",
     "ExampleSource", "Examples", "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder",
     "IntegerIds", "IterableSource", "Jsonl", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture",

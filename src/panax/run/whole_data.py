@@ -12,6 +12,7 @@ from ..core import DataFacts, Source, Task
 from ..core.errors import RecipeError
 from ..data import (
     BytePairTokenizer,
+    Chats,
     ExampleData,
     ExampleSource,
     ImageFolder,
@@ -94,7 +95,11 @@ def _of_paths(
     if fields and not isinstance(like, TextData):
         raise RecipeError(f"{', '.join(fields)}: names a field of records of text, and this run has other data")
     if isinstance(like, TextData):
-        corpus: Any = make_corpus(*names, **(fields or {}))
+        run_chats = _find_chats(like.corpus)
+        corpus: Any = make_corpus(*names, **(fields or {}), chats=run_chats is not None)
+        if run_chats is not None and isinstance(corpus, Chats):
+            # The tokenizer was saved with the template that the run used.
+            corpus = dataclasses.replace(run_chats, paths=corpus.paths, template=None)
         run_fields = _fields_of(like.corpus)
         if run_fields and not fields and hasattr(corpus, "answer"):
             corpus = dataclasses.replace(corpus, **run_fields)
@@ -129,6 +134,14 @@ def _fields_of(corpus: Any) -> dict[str, str]:
     held = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
     held = held or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
     return next((fields for each in held if (fields := _fields_of(each))), {})
+
+
+def _find_chats(corpus: Any) -> Chats | None:
+    """Return the corpus of conversations among those that a corpus contains; None without one."""
+    if isinstance(corpus, Chats):
+        return corpus
+    held = [part.corpus for part in getattr(corpus, "parts", ())] or [getattr(corpus, "corpus", None)]
+    return next((chats for each in held if each is not None and (chats := _find_chats(each)) is not None), None)
 
 
 def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: LogFn) -> OpenedData:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from panax.data.text.apportion import UNITS_PER_ROW, apportion, apportion_shares
+from panax.data.mixtures.apportion import UNITS_PER_ROW, apportion, apportion_shares
 
 BATCHES = 60
 

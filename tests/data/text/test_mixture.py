@@ -26,7 +26,7 @@ from panax.data import (
     TokenFile,
     split,
 )
-from panax.data.text.mixture_source import derive_part_seed
+from panax.data.mixtures.mixture_source import derive_part_seed
 
 NOWHERE = TextFiles(paths=("nowhere",))
 NAMES = ("code", "web", "books")

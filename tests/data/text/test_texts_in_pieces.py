@@ -63,7 +63,7 @@ def test_an_answer_begins_as_it_is_written(tmp_path, kind):
 
 
 def test_a_long_text_is_one_text(tmp_path, monkeypatch):
-    monkeypatch.setattr("panax.data.text.tokenization._PIECE_CHARACTERS", 16)
+    monkeypatch.setattr("panax.data.text.encoding._PIECE_CHARACTERS", 16)
     marking("llama").save(str(tmp_path / "tokenizer.json"))
     tokenizer = PretrainedTokenizer(path=str(tmp_path / "tokenizer.json"))
     text = "Q: is it an oak? A: yes " * 5 + "no"

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny
 
 from panax.core import Evaluation, RecipeError, Task
-from panax.data.text.tokenizer import Tokenizer
+from panax.data.text.tokenizer import EncodedText, Tokenizer
 from panax.run.reporting.generation import generate_text
 
 
@@ -31,11 +32,18 @@ class Counting(Task):
 class Letters(Tokenizer):
     """A tokenizer of ASCII letters."""
 
+    end_ids = (ord("h"),)
+    role_tokens: dict[str, str] = {}  # noqa: RUF012
+    chat_templates = {"default": "{{ messages[0].content }}{% if add_generation_prompt %}c{% endif %}"}  # noqa: RUF012
+
     def __init__(self):
         self.start_of_document, self.end_of_document = (), ord("h")
 
     def encode(self, text):
         return [ord(letter) for letter in text]
+
+    def encode_rendered(self, texts):
+        return [EncodedText(self.encode(text), (np.zeros(0), np.zeros(0))) for text in texts]
 
     def decode(self, ids):
         return "".join(map(chr, ids))
@@ -48,6 +56,18 @@ def test_a_task_of_ones_own_continues_a_text():
     assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=3) == "cde"
     # As far as the end of the document.
     assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=30) == "cdefg"
+
+
+def test_a_chat_continues_the_rendered_prompt():
+    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=2, chat=True) == "de"
+    with pytest.raises(RecipeError, match="the tokenizer has no chat template, which chat=True applies"):
+        without = Letters()
+        without.chat_templates = {}
+        generate_text(Counting(), PARAMS, {}, without, "ab", chat=True)
+    with pytest.raises(RecipeError, match="the chat template fails on the prompt: no"):
+        failing = Letters()
+        failing.chat_templates = {"default": "{{ raise_exception('no') }}"}
+        generate_text(Counting(), PARAMS, {}, failing, "ab", chat=True)
 
 
 @pytest.mark.parametrize(

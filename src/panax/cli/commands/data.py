@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ...core.errors import RecipeError
 from ...data.loading.class_agreement import find_class_names
-from ...data.loading.preview import format_batch
+from ...data.loading.preview import MARKS, STYLE_MARKS, format_batch, grey_out
 from ...data.text.token_source import PackedSource
 from ...metrics.console import plain_console, wrap_line
 from ...run.preparation import open_data
@@ -29,7 +29,10 @@ def data(arguments: Sequence[str]) -> int:
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows
         print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")
-    print("\n".join(format_batch(batch, opened.tokenizer, options.rows, find_class_names(opened.train))))
+    # A pipe or a file gets marks of characters; a terminal shows tokens without loss in grey.
+    marks = STYLE_MARKS if console.is_terminal and not console.no_color else MARKS
+    for line in grey_out(format_batch(batch, opened.tokenizer, options.rows, find_class_names(opened.train), marks)):
+        console.print(line)
     return 0
 
 

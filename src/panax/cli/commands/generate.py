@@ -19,21 +19,19 @@ def generate(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
     parser.add_argument("--top-k", type=int, default=50, help="draw among the N likeliest tokens; 0: all (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a message, and the output an answer to it")
     options = parser.parse_args(arguments)
     check_single_process("panax generate")
     start_jax()
     trained = load_model(options.checkpoint, warn)
     # A model may generate control characters, and this output usually ends in a terminal.
-    print(
-        make_printable(
-            options.prompt
-            + trained.generate(
-                options.prompt,
-                tokens=options.tokens,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                seed=options.seed,
-            )
-        )
+    text = trained.generate(
+        options.prompt,
+        tokens=options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+        chat=options.chat,
     )
+    print(make_printable(text if options.chat else options.prompt + text))
     return 0

@@ -190,6 +190,7 @@ def read_parquet_batches(
     rows: int,
     check: Callable[[Sequence[str], str], None],
     lists: bool = False,
+    nested: bool = False,
 ) -> Iterator[Any]:
     """Yield the record batches of a Parquet file, one row group at a time, with only these columns; their
     values are not checked yet.
@@ -199,6 +200,7 @@ def read_parquet_batches(
         rows: Maximum number of rows of a batch.
         check: Called with the names of the file's columns and the file's name; raises if one is missing.
         lists: True if a column may hold lists of plain values.
+        nested: True if a column may hold values of any type.
 
     Raises:
         DataError: A column is missing or of lists, or a page becomes too large.
@@ -210,7 +212,7 @@ def read_parquet_batches(
     with parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         check(schema.names, name)
-        for column in columns:
+        for column in () if nested else columns:
             kind = schema.field(column.partition(".")[0] if column not in schema.names else column).type
             if column not in schema.names:
                 for part in column.split(".")[1:]:
@@ -228,3 +230,41 @@ def read_parquet_batches(
         for group in range(file.num_row_groups):
             count = safe_row_count(path, name, footer, group, columns, max_record_bytes, rows)
             yield from file.iter_batches(count, row_groups=[group], columns=list(columns))
+
+
+def read_nested_rows(
+    path: Path, name: str, columns: Sequence[str], max_record_bytes: int, rows: int
+) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
+    """Yield the location and the values of each row of a Parquet file, lists and structs as Python lists and
+    dictionaries.
+
+    Args:
+        columns: Columns to read, of which the file may lack some.
+        max_record_bytes: Maximum size of a row in memory; a larger one is a `BadRecord`.
+        rows: Maximum number of rows that are converted at once.
+
+    Raises:
+        DataError: A page becomes too large, or the file has none of the columns.
+        pyarrow.ArrowException, OSError: The file can't be read.
+    """
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path, pre_buffer=False) as file:
+        has = file.schema_arrow.names
+    present = [column for column in columns if column in has]
+    if not present:
+        raise DataError(f"{name} has the columns {', '.join(map(repr, has))}; expected one of {', '.join(columns)}")
+    row = 0
+    for batch in read_parquet_batches(
+        path, name, present, max_record_bytes=max_record_bytes, rows=rows, check=lambda names, where: None, nested=True
+    ):
+        for column in batch.columns:
+            check_buffers(column)
+        for i in range(batch.num_rows):
+            where = f"{name}, row {row + i}"
+            size = sum(column.slice(i, 1).nbytes for column in batch.columns)
+            if size > max_record_bytes:
+                yield where, BadRecord(where, describe_oversize(size, max_record_bytes))
+                continue
+            yield where, {field: column[i].as_py() for field, column in zip(batch.schema.names, batch.columns)}
+        row += batch.num_rows

@@ -14,6 +14,15 @@ from ..files.decompression import SUFFIXES, is_compressed, open_file
 from ..files.files import BadRecordError, decode_utf8, read_error
 from ..text.corpus import BadRecord
 
+JSONL_PATTERNS = tuple(
+    f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *SUFFIXES)
+) + tuple(f"**/*.json{end}" for end in SUFFIXES)
+"""Patterns of files in a directory."""
+
+JSON_PATTERNS = ("**/*.json", "**/*.JSON")
+"""Patterns for a directory without any of the others: `.json` files next to those usually describe a data set
+instead of containing one."""
+
 _SKIP_BYTES = 2**20
 _CHUNK = 2**16
 _SPACE = re.compile(r"[ \t\r\n]*")

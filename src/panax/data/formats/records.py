@@ -13,20 +13,12 @@ from panax.stores import is_remote
 from panax.system.files import expand_user
 
 from ..files.bounds import MAX_RECORD_BYTES, check_positive
-from ..files.decompression import SUFFIXES
 from ..files.files import DataFile, cache_identity, find_files, fingerprint, open_each_local, read_error
 from ..text.corpus import BadRecord, Document
 from .columns import ARROW_ERRORS, check_buffers, read_documents, read_parquet_batches
 from .fields import Fields, describe_missing_field, missing_library_error
 from .ipc_sizes import check_ipc_sizes
-from .json_records import read_records
-
-_JSONL_PATTERNS = tuple(
-    f"**/*{lines}{end}" for lines in (".jsonl", ".ndjson", ".JSONL", ".NDJSON") for end in ("", *SUFFIXES)
-) + tuple(f"**/*.json{end}" for end in SUFFIXES)
-_JSON_PATTERNS = ("**/*.json", "**/*.JSON")
-"""Patterns for a directory without any of the others: `.json` files next to those usually describe a data set
-instead of containing one."""
+from .json_records import JSON_PATTERNS, JSONL_PATTERNS, read_records
 
 _PARQUET_PATTERNS = ("**/*.parquet",)
 _RECORDS_AT_ONCE = 1024
@@ -74,11 +66,11 @@ class Jsonl(Validated):
         files_by_name: dict[str, DataFile] = {}
         for path in self.paths:
             try:
-                each = find_files((path,), _JSONL_PATTERNS)
+                each = find_files((path,), JSONL_PATTERNS)
             except DataError:
                 if not expand_user(path).is_dir():
                     raise
-                each = find_files((path,), _JSON_PATTERNS)
+                each = find_files((path,), JSON_PATTERNS)
             files_by_name.update((file.name, file) for file in each)
         return list(files_by_name.values()) if self.paths else find_files((), ())
 

@@ -1,16 +1,24 @@
 """Readable form of a batch: its leaves, its rows as text with marks for tokens without loss, its labels."""
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, chop_cells
+from rich.text import Text
 
 from ..text.tokenizer import Tokenizer
 
+MARKS = ("<<", ">>")
+"""Marks of tokens without loss."""
+
+STYLE_MARKS = ("\ufdd0", "\ufdd1")
+"""Marks that no text holds, for `grey_out`."""
+
 LEGEND = (
-    "<< >> carries no loss; --- marks the end or cut of a document; the first token",
+    " carries no loss; --- marks the end or cut of a document; the first token",
     "of a document is never predicted",
 )
 WIDTH = 80
@@ -19,7 +27,11 @@ _MOST_LABELS = 24
 
 
 def format_batch(
-    batch: Mapping[str, Any], tokenizer: Tokenizer | None = None, rows: int = 3, classes: Sequence[str] = ()
+    batch: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+    rows: int = 3,
+    classes: Sequence[str] = (),
+    marks: tuple[str, str] = MARKS,
 ) -> list[str]:
     """Format a batch in lines of at most 80 columns: each leaf with shape, dtype and range; tokens, or
     labels, counted; the first rows of tokens.
@@ -29,6 +41,7 @@ def format_batch(
         tokenizer: Tokenizer of its leaf `tokens`; None shows ids.
         rows: Number of rows to show.
         classes: Class names by label index; () shows indices.
+        marks: Texts before and after tokens without loss.
 
     >>> print("\\n".join(format_batch({"label": np.array([1, 0, 1], np.int32)})))
     leaf   shape  dtype  least  most  mean
@@ -41,10 +54,10 @@ def format_batch(
     if tokens is not None and tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer):
         lines += _counted(leaves)
         if rows > 0:
-            lines += ["", *LEGEND]
+            lines += ["", f"{marks[0]}{'grey' if marks == STYLE_MARKS else ' '}{marks[1]}{LEGEND[0]}", LEGEND[1]]
         for row in range(min(rows, len(tokens))):
             lines += _row(
-                row, {name: leaf[row] for name, leaf in leaves.items() if leaf.shape == tokens.shape}, tokenizer
+                row, {name: leaf[row] for name, leaf in leaves.items() if leaf.shape == tokens.shape}, tokenizer, marks
             )
     elif "loss_mask" in leaves:
         masked = int((leaves["loss_mask"] == 0).sum())
@@ -115,7 +128,7 @@ def _documents(segment: np.ndarray) -> Iterator[tuple[int, int]]:
             yield begin, end
 
 
-def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> list[str]:
+def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None, marks: tuple[str, str]) -> list[str]:
     tokens = row["tokens"]
     segment, mask = row.get("segment", np.ones_like(tokens)), row.get("loss_mask", np.ones(len(tokens)))
     targets = row.get("targets")
@@ -129,7 +142,7 @@ def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None
         if targets is not None and not learnt[-1] and ids[-1] == 0:
             del ids[-1], learnt[-1]  # the position after a truncated row is not a token
         text = "".join(
-            _text(ids[place], tokenizer) if flag else f"<<{_text(ids[place], tokenizer)}>>"
+            _text(ids[place], tokenizer) if flag else f"{marks[0]}{_text(ids[place], tokenizer)}{marks[1]}"
             for flag, place in _runs(learnt)
         )
         lines += [*(part for line in text.split("\n") for part in _wrapped(line, "")), "---"]
@@ -139,6 +152,24 @@ def _row(number: int, row: Mapping[str, np.ndarray], tokenizer: Tokenizer | None
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more lines"]
     return lines
+
+
+def grey_out(lines: Sequence[str], style: str = "dim") -> list[Text]:
+    """Return lines with `STYLE_MARKS` as styled text: the parts between the marks, also over several lines, in `style`.
+
+    >>> grey_out(["a\ufdd0b", "c\ufdd1d"])[1].spans
+    [Span(0, 1, 'dim')]
+    """
+    styled, grey = [], False
+    for line in lines:
+        text = Text()
+        for part in re.split("([\ufdd0\ufdd1])", line):
+            if part in STYLE_MARKS and part:
+                grey = part == STYLE_MARKS[0]
+            else:
+                text.append(part, style if grey else None)
+        styled.append(text)
+    return styled
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[tuple[bool, slice]]:

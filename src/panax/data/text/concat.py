@@ -28,6 +28,11 @@ class ConcatCorpus(Validated):
         for corpus in self.corpora:
             if not isinstance(corpus, Corpus):
                 raise RecipeError(f"corpora holds {describe_type(corpus)}; expected corpora of text")
+            if hasattr(corpus, "encoder"):
+                raise RecipeError(
+                    f"corpora holds {describe_type(corpus)}, with documents that are not plain texts; name all of "
+                    f"its files in one corpus, or write a Mixture"
+                )
 
     def documents(self) -> Iterator[Document | BadRecord]:
         for corpus in self.corpora:

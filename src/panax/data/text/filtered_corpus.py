@@ -8,6 +8,7 @@ from panax.core.errors import RecipeError
 from panax.core.former_names import with_former_names
 from panax.core.validation import Validated
 
+from ..chats.chats import Chats
 from ..files.files import fingerprint
 from ..formats.array_record import ArrayRecord
 from ..formats.arrow import Arrow
@@ -30,6 +31,7 @@ TextCorpus = (
     | Mds
     | HuggingFaceDisk
     | ConcatCorpus
+    | Chats
     | Corpus
 )
 """Text corpora that a recipe can name, including custom ones."""

@@ -11,11 +11,14 @@ from panax.core.errors import DataError, RecipeError
 from panax.stores import is_remote
 from panax.system.files import expand_user
 
+from ..chats.chats import Chats
+from ..chats.layouts import find_layout, is_chat_record
 from ..files.decompression import SUFFIXES, read_first_bytes
 from ..files.files import DataFile, find_files, read_error
 from ..files.magic import HEADER_BYTES, detect_compression, detect_format
 from ..formats.array_record import ArrayRecord
 from ..formats.arrow import Arrow
+from ..formats.columns import ARROW_ERRORS
 from ..formats.json_records import first_character, is_json_records
 from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
@@ -61,7 +64,11 @@ _OF_BYTES: dict[str, type] = {"Parquet": Parquet, "Arrow": Arrow}
 
 
 def make_corpus(
-    *paths: str | Path, text: str | None = None, prompt: str | None = None, answer: str | None = None
+    *paths: str | Path,
+    text: str | None = None,
+    prompt: str | None = None,
+    answer: str | None = None,
+    chats: bool = True,
 ) -> PlainCorpus:
     """Return the corpus that reads these files, folders or globs, local or in an object store.
 
@@ -73,6 +80,7 @@ def make_corpus(
         text: The field of records that holds the document; by default the format's usual one.
         prompt: The field with the text before the answer, which carries no loss; needs `answer`.
         answer: The field with the text to learn; needs `prompt`.
+        chats: True if records of conversations are read as such (`Chats`), unless fields are named.
 
     Raises:
         DataError: A path does not exist, holds nothing or several kinds of files, or no corpus reads it.
@@ -94,7 +102,7 @@ def make_corpus(
     corpora: list[Any] = []
     read: dict[type, list[str]] = {}
     for path in dict.fromkeys(map(str, paths)):
-        reader = _read_by(path)
+        reader = _read_by(path, chats=chats and not fields)
         if isinstance(reader, tuple):
             read.setdefault(reader[0], []).extend(reader[1])
         else:
@@ -117,9 +125,13 @@ def make_corpus(
     return ConcatCorpus(corpora=tuple(corpora))
 
 
-def _read_by(path: str) -> Any:
+def _read_by(path: str, *, chats: bool = True) -> Any:
     """Return a corpus, or the corpus type that reads the path together with others of its kind, and the paths
-    for it."""
+    for it.
+
+    Args:
+        chats: True if records with messages are conversations; else their fields are named.
+    """
     folder = not is_remote(path) and expand_user(path).is_dir()
     if folder and not any(expand_user(path).rglob("*")):
         raise DataError(f"the folder {path} is empty; expected {READABLE_FORMATS} in it")
@@ -128,7 +140,7 @@ def _read_by(path: str) -> Any:
     many = folder or (is_remote(path) and not single and not glob.has_magic(path))
     if many and (prepared := _prepared_folder(path, files)) is not None:
         return prepared
-    kind_of = _kinds(files, single=not many)
+    kind_of = _kinds(files, single=not many, chats=chats)
     kinds = Counter(kind_of.values())
     unknown = kinds.pop(None, 0)
     if not kinds:
@@ -244,7 +256,7 @@ def _end(file: DataFile) -> str:
     return "".join(name.suffixes[-2:]) if name.suffix.lower() in SUFFIXES else name.suffix
 
 
-def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]:
+def _kinds(files: Sequence[DataFile], *, single: bool, chats: bool) -> dict[str, type | None]:
     """Return the corpus type that reads each file, by file name; None if no type does."""
     looked_at: Counter[str] = Counter()
     kinds: dict[str, type | None] = {}
@@ -259,7 +271,8 @@ def _kinds(files: Sequence[DataFile], *, single: bool) -> dict[str, type | None]
         else:
             is_code = named is TextFiles and end not in _PLAIN_TEXTS
             by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
-            kinds[file.name] = named if by_name else _of_content(file, named)
+            kind = named if by_name else _of_content(file, named)
+            kinds[file.name] = Chats if chats and kind in (Jsonl, Parquet) and _holds_chats(file, kind) else kind
     return kinds
 
 
@@ -285,6 +298,24 @@ def _of_content(file: DataFile, named: type | None) -> type | None:
             return None
         return Jsonl if is_json_records(begin) else None
     return Jsonl if is_json_records(begin) else named
+
+
+def _holds_chats(file: DataFile, kind: type | None) -> bool:
+    """Return True if the records of a local file are conversations, by the first ones or by the columns."""
+    if kind is Jsonl:
+        try:
+            return is_chat_record(read_first_bytes(file.local, file.name))
+        except DataError:
+            return False
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        return False
+    try:
+        return find_layout(parquet.read_schema(file.name).names) is not None
+    except (*ARROW_ERRORS, arrow.ArrowException):  # a damaged file, which its reader reports
+        return False
 
 
 def _globs(path: str, files: Sequence[DataFile]) -> list[str]:

@@ -74,17 +74,22 @@ class UsableDocuments:
         max_characters = self._limits.max_characters
         for number, document in enumerate(inner.documents(), 1):
             if isinstance(document, BadRecord):
-                self._skip(document)
+                self.skip(document)
             elif takes is not None and not takes(document):
                 self.num_filtered += 1
             elif max_characters is not None and len(document.prompt) + len(document.text) > max_characters:
                 size = len(document.prompt) + len(document.text)
                 where = getattr(document, "where", "") or f"document {number}"
-                self._skip(BadRecord(where, f"{size:,} characters; expected at most max_characters={max_characters}"))
+                self.skip(BadRecord(where, f"{size:,} characters; expected at most max_characters={max_characters}"))
             else:
                 yield document
 
-    def _skip(self, record: BadRecord) -> None:
+    def skip(self, record: BadRecord) -> None:
+        """Count a bad record.
+
+        Raises:
+            DataError: There are more than the limit.
+        """
         self.bad.append(record)
         raise_bad_records(len(self.bad), self._limits.max_bad_records, self.bad)
 

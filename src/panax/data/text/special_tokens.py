@@ -30,11 +30,13 @@ class TokenizerCompanions:
         config: Content of tokenizer_config.json, and of the older special_tokens_map.json.
         template: The chat template, if it has a separate file.
         generation: Content of generation_config.json.
+        answer_ends: Further ids at which generation stops, as a chat template ends answers.
     """
 
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     template: str | None = None
     generation: Mapping[str, Any] | None = None
+    answer_ends: tuple[int, ...] = ()
 
     def token(self, role: str) -> str | None:
         """Return the token of a role: "bos", "eos" or "pad"."""
@@ -64,14 +66,43 @@ class TokenizerCompanions:
         yield CONFIG, _json(self.config)
         if self.template is not None:
             yield _TEMPLATE, self.template
-        if self.generation is not None:
+        if self.generation is not None or self.answer_ends:
             yield GENERATION, _json(self._generation(self.ids(vocabulary)))
+
+    def role_tokens(self) -> dict[str, str]:
+        """Return the special tokens by their keys in tokenizer_config.json: `bos_token` and so on."""
+        tokens = {key: self.token(key.removesuffix("_token")) for key in self.config if key.endswith("_token")}
+        return {key: token for key, token in tokens.items() if token is not None}
+
+    def chat_templates(self) -> dict[str, str]:
+        """Return the chat templates by name; most tokenizers have one, "default"."""
+        stored = self.config.get("chat_template")
+        named: dict[str, str] = {"default": stored} if isinstance(stored, str) else {}
+        for each in stored if isinstance(stored, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str):
+                named[each["name"]] = each["template"]
+        return named if self.template is None else {**named, "default": self.template}
+
+    def end_ids(self) -> tuple[int, ...]:
+        """Return the ids at which generation stops, besides the end of a document."""
+        ends = self.generation.get("eos_token_id") if self.generation else None
+        listed = ends if isinstance(ends, list) else [ends]
+        return (*(each for each in listed if isinstance(each, int) and not isinstance(each, bool)), *self.answer_ends)
+
+    def with_chat(self, template: str, answer_ends: Sequence[int]) -> "TokenizerCompanions":
+        """Return a copy with this chat template, unless it is one of those here, and with these ends of answers."""
+        ends = tuple(dict.fromkeys([*self.answer_ends, *answer_ends]))
+        if template in self.chat_templates().values():
+            return dataclasses.replace(self, answer_ends=ends)
+        config = {key: value for key, value in self.config.items() if key != "chat_template"}
+        return dataclasses.replace(self, config=config, template=template, answer_ends=ends)
 
     def _generation(self, ids: Mapping[str, int | None]) -> dict[str, Any]:
         ends = self.generation.get("eos_token_id") if self.generation else None
-        several = isinstance(ends, list) and ids["eos_token_id"] in ends
+        listed = ends if isinstance(ends, list) and ids["eos_token_id"] in ends else [ids["eos_token_id"]]
+        listed = list(dict.fromkeys([*listed, *self.answer_ends]))
         known = {key: value for key, value in ids.items() if value is not None}
-        return {**(self.generation or {}), **known, **({"eos_token_id": ends} if several else {})}
+        return {**(self.generation or {}), **known, **({"eos_token_id": listed} if len(listed) > 1 else {})}
 
 
 def read_companions(folder: Path) -> TokenizerCompanions:

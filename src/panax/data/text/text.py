@@ -15,10 +15,10 @@ from panax.core.validation import Validated
 
 from ..files.cache import cache_directory
 from ..files.skipped_files import describe_skipped_corpus_files
+from ..mixtures.mixture import Mixture
+from ..mixtures.mixture_source import ConcatRows, MixedSource, derive_part_seed
 from .corpus import PythonLibrary
 from .filtered_corpus import FilteredCorpus, PlainCorpus
-from .mixture import Mixture
-from .mixture_source import ConcatRows, MixedSource, derive_part_seed
 from .packing import Documents, PackedRows, PaddedRows, permutation
 from .record_checks import RecordLimits
 from .row_lengths import describe_lengths, describe_skipped_documents
@@ -122,9 +122,28 @@ class TextData(Validated):
         for name, part in parts.items():
             of_part = f"part {name!r}: " if name else ""
             files = describe_skipped_corpus_files(corpora[name])
-            found = (*files, *describe_skipped_documents(part.training.store), *self._notes_of_lengths(part, name))
-            lines += [f"{of_part}{line}" for line in found]
+            notes = (
+                *files,
+                *describe_skipped_documents(part.training.store),
+                *self._special_note(part),
+                *self._notes_of_lengths(part, name),
+            )
+            lines += [f"{of_part}{line}" for line in notes]
         return tuple(lines)
+
+    def _special_note(self, part: "OpenedPart") -> Iterator[str]:
+        """Yield a note if plain texts spell special tokens, which are then no special tokens."""
+        count, documents = part.training.store.num_with_special_tokens, len(part.training.store.offsets) - 1
+        if count and part.training.store.end_of_document is not None:
+            yield (
+                f"{count:,} of {documents:,} documents spell special tokens of the tokenizer, which are encoded as the "
+                f"characters they are; conversations are read by Chats, which applies the chat template"
+            )
+        elif count:
+            yield (
+                f"the messages of {count:,} of {documents:,} conversations spell special tokens, which are encoded as such, as "
+                f"in transformers: a template that was applied before would be applied twice"
+            )
 
     def _notes_of_lengths(self, part: "OpenedPart", name: str) -> Iterator[str]:
         """Yield notes on how the documents fit into rows.

@@ -4,6 +4,8 @@ tokenizer."""
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from .packing import Documents
 from .tokenizer import Tokenizer
 
@@ -33,7 +35,7 @@ def _measure(documents: Documents, tokenizer: Tokenizer) -> tuple[int, int, floa
         targets = store.tokens[start + 1 : start + length]
         if store.loss_mask is not None:
             targets = targets[store.loss_mask[start + 1 : start + length] != 0]
-        text = tokenizer.decode(targets[targets != tokenizer.end_of_document])
+        text = tokenizer.decode(targets[~np.isin(targets, tokenizer.end_ids)])
         num_bytes += len(text.encode("utf-8", "replace"))
         num_targets += len(targets)
         num_tokens += length

@@ -1,8 +1,6 @@
 """Tokenisation of a corpus into a token file in the cache, once; after that it is only opened."""
 
 import dataclasses
-import itertools
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +10,8 @@ from panax.core.former_names import with_former_names
 from ..files.cache import read_or_build
 from ..files.checksums import VERIFIED_FOLDER
 from ..files.files import fingerprint
-from .corpus import Corpus, Document
+from .corpus import BadRecord, Corpus, Document
+from .encoding import DocumentEncoder, EncodedCorpus, inner_corpus, make_encoder
 from .record_checks import (
     BAD_RECORDS,
     DEFAULT_LIMITS,
@@ -27,8 +26,6 @@ from .tokens import FORMAT_VERSION, TokenStore, TokenWriter, open_tokens
 
 _CHARACTERS_AT_ONCE = 2**22
 _DOCUMENTS_AT_ONCE = 2**14
-_PIECE_CHARACTERS = 2**18
-_WORD_BOUNDARY = re.compile(r"(?<=\S)\s")
 
 
 def open_corpus(
@@ -69,13 +66,16 @@ def open_corpora(
         encoder = _tokenizer(texts, names, tokenizer, root, progress, limits)
     elif isinstance(tokenizer, PretrainedTokenizer):
         encoder = tokenizer.load()
-    name_of = iter(names)
-    return encoder, [
-        _open_token_file(corpus, encoder, root)
-        if isinstance(corpus, TokenFile)
-        else _open_text(corpus, next(name_of), encoder, root, progress, limits)
-        for corpus in corpora
-    ]
+    stores, name_of = [], iter(names)
+    for corpus in corpora:
+        if isinstance(corpus, TokenFile):
+            stores.append(_open_token_file(corpus, encoder, root))
+            continue
+        assert encoder is not None
+        documents = make_encoder(corpus, encoder)
+        stores.append(_open_text(corpus, next(name_of), documents, root, progress, limits))
+        encoder = documents.tokenizer
+    return encoder, stores
 
 
 def _name(corpus: Corpus, limits: RecordLimits) -> str:
@@ -84,15 +84,15 @@ def _name(corpus: Corpus, limits: RecordLimits) -> str:
 
 
 def _open_text(
-    corpus: Corpus, name: str, encoder: Tokenizer | None, root: Path, progress: Progress | None, limits: RecordLimits
+    corpus: Corpus, name: str, encoder: DocumentEncoder, root: Path, progress: Progress | None, limits: RecordLimits
 ) -> TokenStore:
-    assert encoder is not None
-    together = ("together",) if encoder.marks_beginnings else ()
-    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.fingerprint, *together)}"
+    together = ("together",) if encoder.tokenizer.marks_beginnings else ()
+    kind = (encoder.fingerprint,) if encoder.fingerprint else ()
+    entry = f"tokens-v{FORMAT_VERSION}-{fingerprint(name, encoder.tokenizer.fingerprint, *together, *kind)}"
     store = read_or_build(
         root,
         entry,
-        build=lambda directory: write_tokens(corpus, encoder, directory, progress=progress, limits=limits),
+        build=lambda directory: write_documents(corpus, encoder, directory, progress, limits),
         read=lambda directory: open_tokens(directory, seen=root / VERIFIED_FOLDER),
     )
     if store.num_bad_records:
@@ -129,6 +129,11 @@ def _tokenizer(
         return tokenizer.load()
     if tokenizer is None:
         raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
+    if any(isinstance(inner_corpus(corpus), EncodedCorpus) for corpus in corpora):
+        raise RecipeError(
+            "conversations need the tokenizer of a model, with its special tokens and its chat template; "
+            "set tokenizer=PretrainedTokenizer(path=...), or --init hf:DIR"
+        )
     name = names[0] if len(names) == 1 else fingerprint("corpora", *names)
     return read_or_build(
         root,
@@ -169,47 +174,45 @@ def write_tokens(
 ) -> None:
     """Tokenise a corpus into a token file.
 
-    Prompts and answers are encoded separately, so that the mask boundary is between two tokens. With a
-    tokenizer that puts a space before each text they are encoded as one text and split at the answer:
-    separately, each answer would begin with a space that is not there.
+    Raises:
+        DataError: The corpus can't be read, holds no text, or has too many bad records; or the tokenizer does not suit it.
+    """
+    write_documents(corpus, make_encoder(corpus, tokenizer), Path(directory), progress, limits)
+
+
+def write_documents(
+    corpus: Corpus, encoder: DocumentEncoder, directory: Path, progress: Progress | None, limits: RecordLimits
+) -> None:
+    """Encode a corpus's documents into a token file.
 
     Raises:
-        DataError: The corpus can't be read, holds no text, or has too many bad records.
+        DataError: As `write_tokens` does.
     """
-    checked = UsableDocuments(corpus, limits)
-    with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
-        num_blank, writer.tokenizer = 0, tokenizer.fingerprint
+    checked, tokenizer = UsableDocuments(corpus, limits), encoder.tokenizer
+    with TokenWriter(directory, vocab_size=tokenizer.vocab_size, end_of_document=encoder.end_of_document) as writer:
+        num_blank = num_documents = 0
+        writer.tokenizer = tokenizer.fingerprint
         for block in _blocks(checked.documents()):
-            for document, (prompt, text) in zip(block, _encoded(block, tokenizer), strict=True):
-                # An empty answer is a training target too: end at once. A blank text is not.
-                if not document.prompt.strip() and not document.text.strip():
+            for document, encoded in zip(block, encoder.encode(block), strict=True):
+                if isinstance(encoded, BadRecord):
+                    checked.skip(encoded)
+                    continue
+                num_documents += 1
+                if not encoded:
                     num_blank += 1
                     writer.skip()
-                else:
-                    # A document's first token is not a target; after a prompt, no token of the prompt is one.
-                    writer.num_empty_answers += bool(document.prompt) and not document.text
-                    start = list(tokenizer.start_of_document)
-                    unread = len(start) + len(prompt) if prompt else max(len(start) - 1, 0)
-                    writer.append(start + prompt + text, num_prompt_tokens=unread)
+                    continue
+                writer.num_empty_answers += bool(document.prompt) and not document.text
+                writer.num_with_special_tokens += encoder.has_special_tokens(document)
+                for each in encoded:
+                    writer.append(each.ids, num_prompt_tokens=each.num_prompt_tokens, loss=each.loss)
             if progress is not None:
                 progress("tokenising", writer.num_documents, writer.num_tokens)
         writer.num_bad_records, writer.num_filtered_documents = len(checked.bad), checked.num_filtered
-        checked.save(Path(directory))
+        checked.save(directory)
         if writer.num_documents == 0:
             raise DataError(f"nothing to train on: {_why_empty(num_blank, checked)}; expected text in {corpus}")
-
-
-def _encoded(block: Sequence[Document], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """Return the ids of each document's prompt, and of its text."""
-    if tokenizer.marks_beginnings:
-        return tokenizer.encode_pairs([(document.prompt, document.text) for document in block])
-    pieces = [(_cut(document.prompt), _cut(document.text)) for document in block]
-    encoded = iter(tokenizer.encode_batch([piece for pair in pieces for part in pair for piece in part]))
-
-    def of(part: list[str]) -> list[int]:
-        return list(itertools.chain.from_iterable(itertools.islice(encoded, len(part))))
-
-    return [(of(prompt), of(text)) for prompt, text in pieces]
+        encoder.finish(num_documents)
 
 
 def _why_empty(num_blank: int, checked: UsableDocuments) -> str:
@@ -234,18 +237,3 @@ def _blocks(documents: Iterator[Document]) -> Iterator[list[Document]]:
             block, size = [], 0
     if block:
         yield block
-
-
-def _cut(text: str) -> list[str]:
-    """Cut a long text into pieces that several cores can encode, each before white space that follows a word.
-
-    Byte-level tokenizers split words there anyway, so the tokens stay the same.
-    """
-    pieces, begin = [], 0
-    while len(text) - begin > _PIECE_CHARACTERS:
-        boundary = _WORD_BOUNDARY.search(text, begin + _PIECE_CHARACTERS)
-        if boundary is None:
-            break
-        pieces.append(text[begin : boundary.start()])
-        begin = boundary.start()
-    return [*pieces, text[begin:]]

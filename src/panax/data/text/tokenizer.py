@@ -7,11 +7,14 @@ is.
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -40,6 +43,18 @@ Progress = Callable[[str, int, int], None]
 done."""
 
 
+class EncodedText(NamedTuple):
+    """A text's ids, and where each stands in it.
+
+    Attributes:
+        ids: The ids.
+        offsets: Beginning and end of each token in the text, in characters.
+    """
+
+    ids: list[int]
+    offsets: tuple[np.ndarray, np.ndarray]
+
+
 class Tokenizer:
     """Conversion of text to token ids and back.
 
@@ -50,6 +65,7 @@ class Tokenizer:
         start_of_document: The ids that each document begins with, as the tokenizer's post-processor adds
             them; often one (BOS), or none.
         end_of_document: The id that ends each document.
+        end_ids: All ids at which generation stops: `end_of_document`, and those that end an answer.
         special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None if it has no such token.
         fingerprint: A hash of everything that determines the ids of a document.
     """
@@ -112,6 +128,56 @@ class Tokenizer:
             id_pairs.append((encoding.ids[:cut], encoding.ids[cut:]))
         return id_pairs
 
+    @functools.cached_property
+    def all_special_ids(self) -> frozenset[int]:
+        """Return the ids of all special tokens."""
+        tokens = self._backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in tokens.items() if token.special)
+
+    @functools.cached_property
+    def special_pattern(self) -> re.Pattern[str] | None:
+        """Return a pattern that finds special tokens spelled in a text; None if there are none."""
+        tokens = self._backend.get_added_tokens_decoder().values()
+        contents = sorted({token.content for token in tokens if token.special and token.content}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+    @property
+    def role_tokens(self) -> dict[str, str]:
+        """Return the special tokens by role (`bos_token`, `eos_token`, ...), as chat templates name them."""
+        return self._beside.role_tokens()
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Return the chat templates by name: "default", and sometimes "tool_use"; empty without one."""
+        return self._beside.chat_templates()
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys([self.end_of_document, *self._beside.end_ids()]))
+
+    def with_chat(self, template: str, end_ids: Sequence[int]) -> "Tokenizer":
+        """Return the tokenizer with this chat template, and with further ids at which generation stops."""
+        made = copy.copy(self)
+        made._beside = self._beside.with_chat(template, [each for each in end_ids if each != self.end_of_document])
+        return made
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Encode texts with special tokens wherever they are spelled, and without adding any."""
+        with _panics_are_errors("texts can't be encoded"):
+            encodings = self._with_special_tokens.encode_batch(list(texts), add_special_tokens=False)
+        offsets = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
+        return [
+            EncodedText(each.ids, (bounds[:, 0], bounds[:, 1])) for each, bounds in zip(encodings, offsets, strict=True)
+        ]
+
+    @functools.cached_property
+    def _with_special_tokens(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = False
+        return backend
+
     def _differs_in_pieces(self) -> bool:
         """Return True if two texts that are encoded separately decode to another text than both encoded as
         one."""
@@ -134,9 +200,9 @@ class Tokenizer:
         """
         if self._beside.generation is not None:
             return self
-        found = copy.copy(self)
-        found._beside = dataclasses.replace(self._beside, generation=read_companions(expand_user(folder)).generation)
-        return found
+        made = copy.copy(self)
+        made._beside = dataclasses.replace(self._beside, generation=read_companions(expand_user(folder)).generation)
+        return made
 
     def save(self, directory: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's libraries read too.

@@ -4,10 +4,10 @@ The format is a directory of plain little-endian arrays and one JSON header:
 
     header.json         {"format": "panax-tokens", "version": 1, "dtype": "uint16" or "uint32", "num_tokens",
                         "num_documents", "num_blank_documents", "num_bad_records", "num_filtered_documents",
-                        "num_empty_answers", "tokenizer" (a hash of the one that made the ids, or ""),
+                        "num_empty_answers", "num_with_special_tokens", "tokenizer" (a hash of the one that made the ids, or ""),
                         "vocab_size", "end_of_document" (an id, or null), "has_loss_mask", "content",
                         "checksums" (of each .bin file, by its name), "seal"}
-    tokens.bin          num_tokens ids; each document is followed by the end-of-document id
+    tokens.bin          num_tokens ids; each document is followed by the end-of-document id, if there is one
     offsets.bin         num_documents + 1 int64: document d is tokens[offsets[d]:offsets[d + 1]], its end included
     target_counts.bin   vocab_size int64: how often each id is a target that carries loss
     loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 if the id, as a target, carries loss
@@ -68,6 +68,7 @@ class TokenStore:
         num_bad_records: Number of unusable records that were skipped.
         num_filtered_documents: Number of documents that a filter removed.
         num_empty_answers: Number of prompts with an empty answer.
+        num_with_special_tokens: Number of documents that spell one of the tokenizer's special tokens.
         tokenizer: The fingerprint of the tokenizer that made the ids; "" if unknown.
         content: A hash of the file's content.
     """
@@ -83,6 +84,7 @@ class TokenStore:
     num_bad_records: int = 0
     num_filtered_documents: int = 0
     num_empty_answers: int = 0
+    num_with_special_tokens: int = 0
     tokenizer: str = ""
 
     def check(self) -> None:
@@ -99,6 +101,7 @@ class TokenWriter:
         num_bad_records: Number of records skipped as unusable; for the header.
         num_filtered_documents: Number of documents dropped by a filter; for the header.
         num_empty_answers: Number of prompts with an empty answer; for the header.
+        num_with_special_tokens: Number of documents that spell a special token; for the header.
         tokenizer: The fingerprint of the tokenizer that makes the ids; for the header.
 
     >>> import tempfile
@@ -113,12 +116,12 @@ class TokenWriter:
     [1, 1, 1, 1, 0, 1, 1]
     """
 
-    def __init__(self, directory: str | Path, *, vocab_size: int, end_of_document: int) -> None:
+    def __init__(self, directory: str | Path, *, vocab_size: int, end_of_document: int | None) -> None:
         """Start a token file in `directory`, which is created if missing.
 
         Args:
             vocab_size: One more than the largest id; up to 65,536 an id takes two bytes, above that four.
-            end_of_document: The id that is put after each document.
+            end_of_document: The id that is put after each document; None if documents end by themselves.
         """
         self._directory = Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -132,6 +135,7 @@ class TokenWriter:
         self._ids: list[npt.NDArray[np.int64]] = []
         self._lengths: list[int] = []
         self._num_prompt_tokens: list[int] = []
+        self._losses: list[tuple[int, npt.NDArray[np.uint8]]] = []
         self._num_written = 0
         self._masked = False
         self._num_blank = 0
@@ -140,18 +144,34 @@ class TokenWriter:
         self.num_bad_records = 0
         self.num_filtered_documents = 0
         self.num_empty_answers = 0
+        self.num_with_special_tokens = 0
         self.tokenizer = ""
 
-    def append(self, ids: Sequence[int] | npt.NDArray[np.integer], *, num_prompt_tokens: int = 0) -> None:
+    def append(
+        self,
+        ids: Sequence[int] | npt.NDArray[np.integer],
+        *,
+        num_prompt_tokens: int = 0,
+        loss: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         """Add a document, without its end; of its tokens the first `num_prompt_tokens` carry no loss.
+
+        Args:
+            loss: For each id, 1 if it carries loss as a target, in place of `num_prompt_tokens`.
 
         Raises:
             DataError: An id is outside the vocabulary (found when the buffer is written, so perhaps later).
         """
-        self._ids += [np.asarray(ids, np.int64), np.array([self._end])]
-        self._lengths.append(len(ids) + 1)
+        self._ids.append(np.asarray(ids, np.int64))
+        length = len(ids)
+        if self._end is not None:
+            self._ids.append(np.array([self._end]))
+            length += 1
+        if loss is not None:
+            self._losses.append((len(self._lengths), loss))
+        self._lengths.append(length)
         self._num_prompt_tokens.append(num_prompt_tokens)
-        self.num_tokens += len(ids) + 1
+        self.num_tokens += length
         self.num_documents += 1
         if self.num_tokens - self._num_written >= BUFFER_TOKENS:
             self._flush()
@@ -199,9 +219,11 @@ class TokenWriter:
         starts = ends - lengths
         mask = np.ones(len(ids), np.uint8)
         prompts = np.array(self._num_prompt_tokens, np.int64)
-        if prompts.any():
+        if prompts.any() or self._losses:
             inside = np.arange(len(ids)) - np.repeat(starts, lengths)
             mask[inside < np.repeat(prompts, lengths)] = 0
+            for document, loss in self._losses:
+                mask[starts[document] : starts[document] + len(loss)] = loss
             if not self._masked:
                 self._masked = True
                 for begin in range(0, self._num_written, BUFFER_TOKENS):
@@ -213,7 +235,7 @@ class TokenWriter:
         mask[starts] = 0  # nothing predicts a document's first token
         self._counts += np.bincount(ids[mask == 1], minlength=self._vocab_size)
         self._num_written += len(ids)
-        self._ids, self._lengths, self._num_prompt_tokens = [], [], []
+        self._ids, self._lengths, self._num_prompt_tokens, self._losses = [], [], [], []
 
     def _finish(self) -> None:
         self._write("tokens", np.zeros(0, DTYPES[self._dtype]))
@@ -230,6 +252,7 @@ class TokenWriter:
             num_bad_records=self.num_bad_records,
             num_filtered_documents=self.num_filtered_documents,
             num_empty_answers=self.num_empty_answers,
+            num_with_special_tokens=self.num_with_special_tokens,
             tokenizer=self.tokenizer,
             vocab_size=self._vocab_size,
             end_of_document=self._end,
@@ -262,6 +285,7 @@ class _Header(NamedTuple):
     num_bad_records: int
     num_filtered_documents: int
     num_empty_answers: int
+    num_with_special_tokens: int
     tokenizer: str
     content: str
     checksums: dict[str, str] | None
@@ -307,6 +331,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
         num_bad_records=header.num_bad_records,
         num_filtered_documents=header.num_filtered_documents,
         num_empty_answers=header.num_empty_answers,
+        num_with_special_tokens=header.num_with_special_tokens,
         tokenizer=header.tokenizer,
         content=header.content,
     )
@@ -334,6 +359,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
             num_bad_records=_count(header.get("num_bad_records", 0)),
             num_filtered_documents=_count(header.get("num_filtered_documents", 0)),
             num_empty_answers=_count(header.get("num_empty_answers", 0)),
+            num_with_special_tokens=_count(header.get("num_with_special_tokens", 0)),
             tokenizer=str(header.get("tokenizer", "")),
             content=str(header["content"]),
             checksums=None if checksums is None else {str(name): str(value) for name, value in checksums.items()},

@@ -32,7 +32,7 @@ from ..whole_data import check_same_classes, is_endless, open_full, rename_leave
 DATA_CLASSES = {
     name: getattr(sources, name)
     for name in (
-        "TextData", "PythonLibrary", "TextFiles", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
+        "TextData", "PythonLibrary", "TextFiles", "Chats", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
         "HuggingFaceDisk", "TokenFile", "MegatronTokens", "FilteredCorpus", "ConcatCorpus", "Mixture", "MixtureComponent",
         "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
         "Digits", "Table", "Bag", "IntegerIds", "HashBuckets", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",

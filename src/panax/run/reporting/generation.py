@@ -1,5 +1,6 @@
 """Text generation with a trained model: any task that generates, with its tokenizer."""
 
+import datetime
 from typing import Any
 
 import jax
@@ -31,8 +32,9 @@ def generate_text(
     temperature: float = 0.8,
     top_k: int = 50,
     seed: int = 0,
+    chat: bool = False,
 ) -> str:
-    """Generate a model's continuation of `prompt`, up to the end of the document.
+    """Generate a model's continuation of `prompt`, up to the end of the document, or of an answer.
 
     Args:
         state: The task's model state.
@@ -40,10 +42,11 @@ def generate_text(
         temperature: 0 takes the likeliest token.
         top_k: Sample from this many likeliest tokens; 0: from all.
         seed: Seed of the sampling.
+        chat: True to render the prompt as a user's message by the tokenizer's chat template, and return the answer.
 
     Raises:
-        RecipeError: The task does not generate, or there is no tokenizer; the prompt is empty or too long; a
-            setting is out of range.
+        RecipeError: The task does not generate, or there is no tokenizer or chat template; the prompt is empty or
+            too long; a setting is out of range.
     """
     if not task.generates or tokenizer is None:
         lacks = "has no tokenizer" if task.generates else "does not generate"
@@ -52,13 +55,31 @@ def generate_text(
         if value < least:
             raise RecipeError(f"{name}={value}; expected {least} or more")
     ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
-    if not ids:
+    if not ids or (chat and not prompt):
         raise RecipeError("the prompt is empty; pass at least one character")
+    if chat:
+        ids = _encode_chat(tokenizer, prompt)
     # On one device, however it was trained: a single row has nothing to be split over. By way of the host,
     # since moving an array to a device that it is on already would leave the training mesh in its type.
     params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
     rows = jnp.asarray([ids], jnp.int32)
     new = task.generate(params, state, rows, tokens, jax.random.key(seed), temperature=temperature, top_k=top_k)
     new = np.asarray(new)[0].tolist()
-    end = tokenizer.end_of_document
-    return tokenizer.decode(new[: new.index(end)] if end in new else new)
+    length = next((place for place, token in enumerate(new) if token in tokenizer.end_ids), len(new))
+    return tokenizer.decode(new[:length])
+
+
+def _encode_chat(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Return the ids of a conversation with one message of the user, and the beginning of an answer."""
+    from ...data.chats.template import ChatTemplate, RenderError
+
+    source = tokenizer.chat_templates.get("default")
+    if source is None:
+        raise RecipeError("the tokenizer has no chat template, which chat=True applies; remove it")
+    today = datetime.date.today().isoformat()
+    template = ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)
+    try:
+        text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+    except RenderError as error:
+        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
+    return tokenizer.encode_rendered([text])[0].ids

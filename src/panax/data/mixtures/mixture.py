@@ -8,7 +8,7 @@ import re
 from panax.core.errors import RecipeError
 from panax.core.validation import Validated
 
-from .filtered_corpus import FilteredCorpus, PlainCorpus
+from ..text.filtered_corpus import FilteredCorpus, PlainCorpus
 
 Weight = float | tuple[tuple[int, float], ...]
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

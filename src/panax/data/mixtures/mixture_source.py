@@ -11,10 +11,18 @@ import numpy.typing as npt
 from panax.core.errors import DataError, RecipeError
 from panax.core.protocols import Axes, Position, SourcedBatch
 
+from ..text.packing import PackedRow, PackedRowSource, permutation
+from ..text.token_source import (
+    TEXT_AXES,
+    DocumentCounts,
+    RowLocations,
+    WantedRows,
+    assemble,
+    check_position,
+    gather_rows,
+)
 from .apportion import UNITS_PER_ROW, apportion, apportion_shares
 from .mixture import Mixture
-from .packing import PackedRow, PackedRowSource, permutation
-from .token_source import TEXT_AXES, DocumentCounts, RowLocations, WantedRows, assemble, check_position, gather_rows
 
 
 class _State(NamedTuple):

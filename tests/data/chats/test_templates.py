@@ -1,0 +1,116 @@
+"""Chat templates render as in transformers, and are bounded in time, loops and output."""
+
+import random
+import time
+
+import pytest
+from chats.conftest import TOKENS, published_templates, random_messages
+
+from panax.core.errors import DataError, RecipeError
+from panax.data.chats.answers import render_answers
+from panax.data.chats.conversation import make_conversation
+from panax.data.chats.template import MAX_SECONDS, ChatTemplate, RenderError
+
+TEMPLATES = published_templates()
+DATE = "2026-11-28"
+DOUBLED = "{%% set n = namespace(a='aaaaaaaa') %%}{%% for i in range(40) %%}{%% set n.a = %s %%}{%% endfor %%}"
+
+
+def make(source: str) -> ChatTemplate:
+    return ChatTemplate(source, name="a test", tokens=TOKENS, date=DATE)
+
+
+def check_equal(name: str, count: int, monkeypatch) -> None:
+    """Compare texts and marked answers on random conversations; where one refuses, the other does."""
+    import datetime
+
+    from transformers.utils import chat_template_utils
+
+    class Day(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromisoformat(DATE)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Day)
+    source = TEMPLATES[name]
+    template, rng = make(source), random.Random(name)
+    rendered = 0
+    for _ in range(count):
+        messages, tools = random_messages(rng)
+        conversation = make_conversation(messages, where="a test", tools=tools)
+        try:
+            texts, spans = chat_template_utils.render_jinja_template(
+                [list(conversation.messages)],
+                tools=tools,
+                chat_template=source,
+                return_assistant_tokens_mask=template.marks_answers,
+                **TOKENS,
+            )
+        except Exception:
+            with pytest.raises(RenderError):
+                template.render(conversation.messages, tools=conversation.tools)
+            continue
+        rendered += 1
+        assert template.render(conversation.messages, tools=conversation.tools) == texts[0]
+        if template.marks_answers:
+            (chat,) = render_answers(conversation, template)
+            assert chat.text == texts[0]
+            assert chat.spans == [tuple(span) for span in spans[0]]
+    # These two read only contents with pictures.
+    assert rendered or name.startswith("llava_next")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_published_templates_render_as_in_transformers(name, monkeypatch):
+    check_equal(name, 8, monkeypatch)
+
+
+def test_there_are_more_than_forty_templates():
+    assert len(TEMPLATES) >= 41
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}", "loops take more than 1,000,000"),
+        ("{{ 'a' * 100000000 }}", "repeats a value 100,000,000 times"),
+        ("{{ 100000000 * 'a' }}", "repeats a value"),
+        ("{{ 9 ** 99999999 }}", "computes 9"),
+        ("{{ 'a'.ljust(100000000) }}", "calls a function with 100,000,000"),
+        ("{{ 'a' | center(100000000) }}", "calls a function with 100,000,000"),
+        ("{{ '%100000000d' % 1 }}", "formats a number"),
+        (DOUBLED % "n.a ~ n.a", "more than 33,554,432"),
+        (DOUBLED % "n.a + n.a", "more than 33,554,432"),
+        (DOUBLED % "n.a | replace('a', n.a)", "more than"),
+        (DOUBLED % "n.a.replace('a', n.a)", "more than"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError|unsafe"),
+        ("{{ messages.append(1) }}", "SecurityError|not safe|unsafe"),
+        ("{% for a in messages %}{% include 'x' %}{% endfor %}", "TypeError|no loader"),
+        ("{{ raise_exception('roles must alternate') }}", "^roles must alternate$"),
+        ("{{ nothing.at.all }}", "UndefinedError: 'nothing' is undefined"),
+    ],
+)  # fmt: skip
+def test_hostile_and_failing_templates_end_with_one_message(source, message):
+    begin = time.monotonic()
+    with pytest.raises(RenderError, match=message):
+        make(source).render([{"role": "user", "content": "a"}])
+    assert time.monotonic() - begin < MAX_SECONDS
+
+
+def test_a_template_that_is_not_valid():
+    with pytest.raises(DataError, match=r"the chat template of a test, line 2 is not valid"):
+        make("{% if a %}\n{% endfor %}")
+
+
+def test_the_date_is_a_setting():
+    source = "{{ strftime_now('%d %B %Y') }}"
+    assert make(source).render([]) == "28 November 2026"
+    with pytest.raises(RecipeError, match=r"prints the date of today.*set data.corpus.date"):
+        ChatTemplate(source, name="a test", tokens=TOKENS).render([])
+
+
+def test_a_template_that_changes_its_marked_answers():
+    source = "{% set a %}{% generation %}b{% endgeneration %}{% endset %}{{ a | length }}"
+    with pytest.raises(RenderError, match="changes the text inside of"):
+        make(source).render_marked([])
