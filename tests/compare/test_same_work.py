@@ -1,7 +1,9 @@
 """Every column that is installed, for real: the same losses, and figures."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from panax.models import DecoderTask, VitConfig, VitTask
 from panax.optim import uses_weight_decay as decays_by_axes
 from panax_compare.columns import select_columns
 from panax_compare.measure import measurement
+from panax_compare.measure.worker import PreparedColumn
 from panax_compare.published_study import Published, measure_published
 from panax_compare.results import read_comparison
 from panax_compare.verdict import compute_rows
@@ -50,6 +53,23 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
     here = sum(leaf.size for _, leaf, axes in pair_axes(params, task.parameter_axes(params)) if decays_by_axes(axes))
     there = sum(tensor.size for name, tensor in kept.items() if use_weight_decay(name))
     assert here == there > 0
+
+
+def test_every_command_to_a_worker_is_one_of_its_methods():
+    """Commands are words in a pipe, which no type checker follows when a method is renamed."""
+    sources = Path(measurement.__file__).parent.glob("*.py")
+    asked = {word for source in sources for word in re.findall(r'\.ask\(\s*"(\w+)"', source.read_text("utf-8"))}
+    assert {"losses", "memory", "prepare"} <= asked
+    assert asked <= {"make", "prepare", "published"} | set(vars(PreparedColumn))
+
+
+def test_columns_take_turns(tmp_path):
+    settings = Settings(
+        work="decoder", size="tiny", columns=("plain_jax", "panax"), rounds=1, steps=1, checked_steps=2, probes=False
+    )
+    comparison = measurement.measure(settings, tmp_path, "", lambda line: None)
+    assert [row.state for row in compute_rows(comparison)] == ["measured", "measured"]
+    assert all(len(column.turns) == 1 and column.turns[0]["seconds"] > 0 for column in comparison.columns.values())
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ class Measurement:
                 continue
             with self._recorded(column), self._running(column) as crew:
                 load, cpu_before = MachineLoad(), crew.cpu_seconds()
-                reply = crew.ask("turn", steps=self.settings.steps)
+                reply = crew.ask("time_steps", steps=self.settings.steps)
                 others = load.others(crew.cpu_seconds() - cpu_before)
                 turn = {name: reply[name] for name in ("seconds", "cpu_seconds", "loss")}
                 entry.turns.append({**turn, "others": others, "load": os.getloadavg()[0], "round": number})
