@@ -112,7 +112,7 @@ class Played(WorkerGroup):
             "losses": {"losses": [2.0, 1.9], "seconds": [3.0, 1.0], "first_at": 9.0},
             "memory": {"device_bytes": None, "resident_bytes": 2**20},
             "product": {"flops_per_second": 1e11, "registers": None},
-            "turn": {"seconds": 1.0, "cpu_seconds": 1.5, "loss": 1.0},
+            "time_steps": {"seconds": 1.0, "cpu_seconds": 1.5, "loss": 1.0},
             "probe": {"another_shape": [{"seconds": 1.0}, {"seconds": 1.0}], "wrong": [{"seconds": 1.0}]},
         }[what]
 
@@ -156,7 +156,7 @@ def test_a_column_that_fails_is_shown_with_its_error_and_the_others_go_on(played
 
 
 def test_an_interruption_keeps_what_was_finished_and_the_same_command_goes_on(played, tmp_path):
-    played["panax"] = {"turn": KeyboardInterrupt()}
+    played["panax"] = {"time_steps": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         measure(SETTINGS, tmp_path / "c", "", lambda line: None)
     kept = read_comparison(tmp_path / "c")
@@ -169,7 +169,7 @@ def test_an_interruption_keeps_what_was_finished_and_the_same_command_goes_on(pl
 
 
 def test_ctrl_c_writes_the_report_of_what_is_there(played, tmp_path, capsys):
-    played["panax"] = {"turn": KeyboardInterrupt()}
+    played["panax"] = {"time_steps": KeyboardInterrupt()}
     arguments = ["compare", "decoder", "--size", "tiny", "--columns", "torch_eager,panax", "--directory", "c"]
     assert main(arguments) == 130
     out = capsys.readouterr()
@@ -224,7 +224,7 @@ def test_another_column_begins_each_round(played, tmp_path, monkeypatch):
         Played,
         "ask",
         lambda self, what, _ask=Played.ask, **rest: (
-            order.append(self.name) if what == "turn" else None,
+            order.append(self.name) if what == "time_steps" else None,
             _ask(self, what, **rest),
         )[1],
     )
