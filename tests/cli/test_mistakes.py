@@ -95,7 +95,7 @@ TYPED = [
     # Commands and recipes.
     ("trian R", 2, "unknown command 'trian'; did you mean 'train'"),
     ("train", 2, "expected `panax train RECIPE`; the recipes are .*quickstart"),
-    ("train quikstart", 2, "no recipe 'quikstart'; did you mean 'quickstart'"),
+    ("train quikstart", 2, "unknown recipe 'quikstart'; did you mean 'quickstart'"),
     ("train nowhere.py", 2, "no recipe file nowhere.py in .*`panax recipes` lists"),
     ("train nopackage.recipes:mine", 2, "module nopackage.recipes can't be imported: No module named 'nopackage'"),
     ("train syntax.py", 2, r"SyntaxError: .*syntax.py, line 1\)$"),
@@ -160,7 +160,7 @@ TYPED = [
     ("train R --directory file/run", 4, "can't write to the run's folder file/run: .*; choose another with --directory"),
     ("train R --directory s3://bucket/run", 2, "expected a folder of this machine.*checkpoint.directory"),
     ("train R --name a --checkpoint.directory nosuch://b", 4, "not a known kind of store; expected a path or s3://"),
-    ("train R --num-steps 8 --seed 1", 4, "other settings .*seed: 0 -> 1.*give --fresh .*--accept-changes"),
+    ("train R --num-steps 8 --seed 1", 4, "other settings .*seed: 0 -> 1.*pass --fresh .*--accept-changes"),
     ("train R --num-steps 3", 4, "is of step 6, beyond num_steps=3: nothing would be trained.*--fresh"),
     ("train R --name a --init hf:nowhere", 4, "nowhere is not a folder; expected one with config.json"),
     ("train R --name a --init hf:empty", 4, "config.json can't be read: it is missing; expected a folder with config.json"),

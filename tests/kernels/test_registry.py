@@ -101,7 +101,7 @@ def test_a_recipe_names_a_kernel():
     with use_kernels({}) as lines:
         attention(q, q, q, target=Target("cpu"))
     assert "attention on cpu runs 'blockwise': the fastest on cpu" in lines
-    with pytest.raises(ValueError, match="no kernels for 'atention'; did you mean 'attention'"):
+    with pytest.raises(ValueError, match="no kernels are registered for 'atention'; did you mean 'attention'"):
         choose("atention", CASE, GPU)
 
 

@@ -183,7 +183,7 @@ REFUSED = {
     "sum": (OfSums, "reduce_fx='sum'"),
     "two optimizers": (lambda: Plain(two), "returned SGD, SGD; expected one optimizer"),
     "no optimizer": (lambda: Plain(lambda module: None), "returned NoneType"),
-    "epochs": (lambda: Plain(epochs), "the StepLR counts epochs.*give steps_per_epoch"),
+    "epochs": (lambda: Plain(epochs), "the StepLR counts epochs.*pass steps_per_epoch"),
     "rprop": (lambda: Plain(lambda m: torch.optim.Rprop(m.parameters())), "Rprop is not translated"),
     "no lightning": (lambda: nn.Linear(4, 1), "Linear; expected a LightningModule"),
 }

@@ -82,7 +82,7 @@ def test_only_what_panax_made_is_set_aside(finished):
         fit(experiment, say=quiet, fresh=True)
         assert [file.read_text() for file in strangers] == ["mine"] * 3
         assert (folder / f"before-{number}" / "metrics.jsonl").is_file()
-    with pytest.raises(RecipeError, match="give one of them"):
+    with pytest.raises(RecipeError, match="pass one of them"):
         fit(experiment, say=quiet, fresh=True, accept_changes=True)
 
 
