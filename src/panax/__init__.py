@@ -55,7 +55,9 @@ register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
 )
 register_serializable_module("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
-register_serializable_module("panax.layers", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE")
+register_serializable_module(
+    "panax.layers", "DynamicScaling", "LinearScaling", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE"
+)
 register_serializable_module("panax.parallel", "Pipeline")
 register_serializable_module(
     "panax.agents", "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy"

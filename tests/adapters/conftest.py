@@ -6,9 +6,9 @@ import pytest
 
 # The examples are made by libraries that not every environment of the tests has; their tests say so themselves.
 if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
-    from huggingface_examples import FAMILIES, Example, make_example
+    from huggingface_examples import FAMILIES, OTHERS, Example, make_example
 else:
-    FAMILIES = ()
+    FAMILIES = OTHERS = ()
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +18,9 @@ def folder_of_examples(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def example(request: pytest.FixtureRequest, folder_of_examples) -> "Example":
+    return make_example(request.param, folder_of_examples)
+
+
+@pytest.fixture(scope="session", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+def any_example(request: pytest.FixtureRequest, folder_of_examples) -> "Example":
     return make_example(request.param, folder_of_examples)

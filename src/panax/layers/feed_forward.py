@@ -14,7 +14,7 @@ from ..core import Module, constant, normal, parameter
 from ..kernels.precision import accumulation_dtype
 from ..spmd import add_bias, contract, contract_gathered
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 """Activation function of a feed-forward layer; `gelu_tanh` is the tanh approximation."""
 
 
@@ -60,6 +60,7 @@ ACTIVATIONS = {
     "gelu": _recomputed(_gelu, _gelu_slope),
     "gelu_tanh": _recomputed(functools.partial(jax.nn.gelu, approximate=True)),
     "relu": jax.nn.relu,
+    "relu_squared": _recomputed(lambda x: jnp.square(jax.nn.relu(x))),
 }
 
 

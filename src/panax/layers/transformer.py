@@ -19,18 +19,25 @@ from .norm import Norm
 
 
 class TransformerBlock(Block):
-    """Attention, then feed-forward, each with a pre-norm (and an optional post-norm) and a residual
-    connection."""
+    """Attention and feed-forward, each with a residual connection, and norms before it, after it, or both.
+
+    Attributes:
+        feed_forward_norm: None with `parallel` if the attention's norm is that of both.
+        parallel: True if both have the same input; else the feed-forward's is the attention's result.
+        multiplier: Factor of both outputs, before they are added to the residual stream.
+    """
 
     positions: ClassVar[Positions | None] = "shards"
 
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention | LatentAttention
     attention_post_norm: Norm | None
-    feed_forward_norm: Norm
+    feed_forward_norm: Norm | None
     feed_forward: FeedForward | MixtureOfExperts
     feed_forward_post_norm: Norm | None
     dropout: float = eqx.field(static=True)
+    parallel: bool = eqx.field(static=True, default=False)
+    multiplier: float = eqx.field(static=True, default=1.0)
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
@@ -41,11 +48,14 @@ class TransformerBlock(Block):
             state: The selection bias of the experts, if the mixture has one.
         """
         with scope("attention"):
-            branch = self.attention(self.attention_norm(x), context.position, context.segment, context.attention)
-            x = self._add(x, branch, self.attention_post_norm, context, 0)
+            normed = _normalized(self.attention_norm, x)
+            branch = self.attention(normed, context.position, context.segment, context.attention)
+            attended = self._add(x, branch, self.attention_post_norm, context, 0)
         with scope("feed_forward"):
-            branch, terms = apply_feed_forward(self.feed_forward, self.feed_forward_norm(x), context, state)
-            return self._add(x, branch, self.feed_forward_post_norm, context, 1), terms
+            branch, terms = apply_feed_forward(
+                self.feed_forward, self._feed_forward_input(x, normed, attended), context, state
+            )
+            return self._add(attended, branch, self.feed_forward_post_norm, context, 1), terms
 
     @property
     def reports(self) -> bool:
@@ -69,13 +79,33 @@ class TransformerBlock(Block):
         state: Float[Array, " router"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
         attention: Any = self.attention  # Either kind, as is its cache.
-        branch, cache = attention.extend(self.attention_norm(x), context.position, cache, start)
-        x = self._add(x, branch, self.attention_post_norm, context, 0)
-        branch, _ = apply_feed_forward(self.feed_forward, self.feed_forward_norm(x), context, state)
-        return self._add(x, branch, self.feed_forward_post_norm, context, 1), cache
+        normed = _normalized(self.attention_norm, x)
+        branch, cache = attention.extend(normed, context.position, cache, start)
+        attended = self._add(x, branch, self.attention_post_norm, context, 0)
+        x = self._feed_forward_input(x, normed, attended)
+        branch, _ = apply_feed_forward(self.feed_forward, x, context, state)
+        return self._add(attended, branch, self.feed_forward_post_norm, context, 1), cache
+
+    def _feed_forward_input(self, x: jax.Array, normed: jax.Array, attended: jax.Array) -> jax.Array:
+        """Return the feed-forward's input.
+
+        Args:
+            x: The layer's input.
+            normed: The attention's input.
+            attended: The residual stream after the attention.
+        """
+        if self.parallel and self.feed_forward_norm is None:
+            return normed
+        return _normalized(self.feed_forward_norm, x if self.parallel else attended)
 
     def _add(self, x: jax.Array, branch: jax.Array, post_norm: Norm | None, context: Context, place: int) -> jax.Array:
-        return add_residual(x, branch if post_norm is None else post_norm(branch), self.dropout, context, place)
+        branch = _normalized(post_norm, branch)
+        branch = branch if self.multiplier == 1.0 else branch * self.multiplier
+        return add_residual(x, branch, self.dropout, context, place)
+
+
+def _normalized(norm: Norm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 def apply_feed_forward(

@@ -104,8 +104,8 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
         ("llama3_8b", {"num_attention_heads": 0}, "heads=0; expected a positive number"),
         (
             "llama3_8b",
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_type='linear' is not one of default, llama3",
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_type='longrope' is not one of default, linear, dynamic, llama3, yarn",
         ),
         (
             "llama3_8b",
@@ -132,14 +132,18 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
         ("llama3_8b", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
         (
             "gemma2_2b",
-            {"sliding_window": None},
+            {"sliding_window": None, "layer_types": ["sliding_attention"] * 26},
             "sliding_window=None in a gemma2 model; .*expected the window's length",
         ),
         ("gemma2_2b", {"layer_types": ["chunked_attention"] * 26}, "'chunked_attention' is not one of full_attention"),
         ("gemma2_2b", {"layer_types": ["full_attention"]}, "expected a list of 26"),
         ("gemma2_2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True in a gemma2 model"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ("mixtral_8x7b", {"sliding_window": 4096}, "sliding_window=4096 in a mixtral model; the decoder computes"),
+        (
+            "mixtral_8x7b",
+            {"sliding_window": -1},
+            "sliding_window=-1 in a mixtral model; .*expected the window's length",
+        ),
         (
             "mixtral_8x7b",
             {"num_local_experts": "8"},

@@ -6,11 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import transformers
+from family_examples import ROTARY, SCALED, YARN
 from huggingface_examples import (
     EAGER,
-    ROTARY,
-    SCALED,
-    YARN,
     abstract,
     apart,
     make_example,

@@ -13,7 +13,7 @@ import torch
 from huggingface_examples import (
     DOCUMENTS,
     LENGTH,
-    MIXTURES,
+    OTHERS,
     ROWS,
     Example,
     abstract,
@@ -28,6 +28,7 @@ from safetensors.numpy import load_file
 
 from panax.adapters.huggingface.export import named_tensors
 from panax.core import RecipeError
+from panax.layers import Rotary
 from panax.models import Decoder, DecoderConfig, DecoderTask
 
 TOLERANCE = 1e-5
@@ -54,8 +55,6 @@ def their_gradients(
     logits = model(torch.from_numpy(batch["tokens"]).long()).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch["targets"]).long().flatten())
     loss.backward()
-    if example.family not in MIXTURES:
-        return float(loss.detach()), {name: value.grad.numpy() for name, value in model.named_parameters()}
     return float(loss.detach()), in_files(model, folder)
 
 
@@ -64,7 +63,7 @@ def in_files(model: Any, folder: Path) -> dict[str, np.ndarray]:
     gradients = copy.deepcopy(model)
     with torch.no_grad():
         for value, weight in zip(gradients.parameters(), model.parameters(), strict=True):
-            value.copy_(weight.grad)
+            value.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
     gradients.save_pretrained(folder)
     return {
         name: value
@@ -73,14 +72,16 @@ def in_files(model: Any, folder: Path) -> dict[str, np.ndarray]:
     }
 
 
-def test_logits(example: Example) -> None:
+def test_logits(any_example: Example) -> None:
+    example = any_example
     theirs = their_logits(example.theirs, tokens())
     distance = apart(our_logits(example.params, example.state, tokens(), positions(), None), theirs)
-    print(f"{example.family} logits: {distance:.1e} apart")
+    print(f"{example.name} logits: {distance:.1e} apart")
     assert distance < TOLERANCE
 
 
-def test_gradients(example: Example, tmp_path: Path) -> None:
+def test_gradients(any_example: Example, tmp_path: Path) -> None:
+    example = any_example
     batch = {
         "tokens": tokens(),
         "targets": tokens(1),
@@ -96,7 +97,7 @@ def test_gradients(example: Example, tmp_path: Path) -> None:
     idle = {name for name in theirs if ".experts." in name and not theirs[name].any()}
     assert not any(ours[name].any() for name in idle)
     distances = {name: apart(ours[name], theirs[name]) for name in ours.keys() - idle}
-    print(f"{example.family} gradients: at most {max(distances.values()):.1e} apart")
+    print(f"{example.name} gradients: at most {max(distances.values()):.1e} apart")
     assert {name: d for name, d in distances.items() if d > TOLERANCE} == {}
 
 
@@ -107,7 +108,8 @@ def test_logits_without_a_latent_of_queries(folder_of_examples: Path) -> None:
     assert apart(ours, their_logits(example.theirs, tokens())) < TOLERANCE
 
 
-def test_packed_documents_see_nothing_of_each_other(example: Example) -> None:
+def test_packed_documents_see_nothing_of_each_other(any_example: Example) -> None:
+    example = any_example
     packed = tokens(2)
     first, second = DOCUMENTS
     segment = np.tile(np.repeat(np.array([1, 2], np.int32), DOCUMENTS), (ROWS, 1))
@@ -130,11 +132,23 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
         "embedding scale": {"embed_scale": False},
         "unit offset": {"norm_unit_offset": False},
         "windows": {"windows": tuple(1000 if window else 0 for window in config.windows)},
+        "multiplier of embeddings": {"embed_multiplier": 1.0},
+        "multiplier of branches": {"residual_multiplier": 1.0},
+        "multiplier of logits": {"logit_multiplier": 1.0},
+        "parallel branches": {"parallel_residual": False},
+        "norms after the rotation": {"qk_norm_after_rotary": False},
+        "positions of each layer": {"rotaries": tuple(Rotary() if x is None else None for x in config.rotaries)},
+        "bases of each layer": {"rotaries": tuple(x and dataclasses.replace(x, theta=7.0) for x in config.rotaries)},
+        "scaling of each layer": {
+            "rotaries": tuple(x and dataclasses.replace(x, scaling=None) for x in config.rotaries)
+        },
     }
-    if config.rotary is not None:
+    if config.rotary is not None and not config.rotaries:
         changes["theta"] = {"rotary": dataclasses.replace(config.rotary, theta=2.0 * config.rotary.theta)}
         changes["scaling"] = {"rotary": dataclasses.replace(config.rotary, scaling=None)}
         changes["interleaving"] = {"rotary": dataclasses.replace(config.rotary, interleaved=False)}
+        growth = {"query_growth": 0.0, "query_length": 0}
+        changes["growth of queries"] = {"rotary": dataclasses.replace(config.rotary, **growth)}
         changes["fraction"] = {"rotary": dataclasses.replace(config.rotary, fraction=1.0)}
     moe = config.feed_forward
     if moe is not None:
@@ -156,6 +170,16 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
 
 def test_the_examples_put_every_part_to_work(example: Example) -> None:
     """What an example does not depend on, its parity says nothing about."""
+    check_every_part(example)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_examples_put_every_part_to_work(name: str, folder_of_examples: Path) -> None:
+    check_every_part(make_example(name, folder_of_examples))
+
+
+def check_every_part(example: Example) -> None:
     leaves = jax.tree.leaves(example.params)
     unchanged = our_logits(example.params, example.state, tokens(), positions(), None)
     for name, config in variants(example.task.model).items():

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckpointError, RecipeError, describe_type, suggest_name
-from ...layers import Latent
+from ...layers import Latent, Rotary
 from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
 from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested_config import flatten_keys, is_json, read_latent, read_mixture, read_rotary
+from .json_values import flatten_keys, is_json
+from .nested_config import read_latent, read_mixture
+from .rotary_mapping import read_rotaries
 from .vision import VIT, read_vit
 
 CONFIG = "config.json"
+
+_MOST_LAYERS = 10_000
 
 
 def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
@@ -87,6 +91,8 @@ class _Reader:
 
     def __init__(self, family: Family, raw: Mapping[str, Any], where: Path):
         self.family, self.raw, self.where = family, flatten_keys(raw, family.nested), where
+        if family.complete is not None:
+            self.raw = dict(family.complete(self.raw, self.refuse))
 
     def refuse(self, key: str, why: str) -> typing.NoReturn:
         raise RecipeError(f"{self.where}: {key}={self.raw.get(key)!r} in a {self.family.model_type} model; {why}")
@@ -111,28 +117,6 @@ class _Reader:
             self.refuse(key, f"expected a value of type {wanted.__name__}")
         return wanted(value)
 
-    def windows(self, num_layers: int) -> tuple[int, ...]:
-        """Return each layer's window, 0 if it attends to all positions before."""
-        if self.family.model_type == "qwen3":
-            window = self.raw.get("sliding_window", 4096) if self.raw.get("use_sliding_window") else None
-            full = [window is None or i < self.raw.get("max_window_layers", 28) for i in range(num_layers)]
-        else:
-            window = self.raw.get("sliding_window", 4096)
-            full = [i % 2 == 1 for i in range(num_layers)]
-        kinds = self.raw.get("layer_types")
-        if kinds is None:
-            kinds = ["full_attention" if is_full else "sliding_attention" for is_full in full]
-        if not isinstance(kinds, list) or len(kinds) != num_layers:
-            self.refuse("layer_types", f"expected a list of {num_layers}, one for each layer")
-        for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                self.refuse("layer_types", f"{kind!r} is not one of full_attention, sliding_attention")
-        if "sliding_attention" not in kinds:
-            return (0,) * num_layers
-        if window is None or not is_json(window, int) or window <= 0:
-            self.refuse("sliding_window", "there are layers of sliding attention; expected the window's length")
-        return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
-
 
 def _decoder_config(read: _Reader) -> DecoderConfig:
     family = read.family
@@ -149,10 +133,7 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
         fields["kv_heads"] = fields["kv_heads"] or heads
     if "head_dim" in family.keys and heads > 0:
         fields["head_dim"] = fields["head_dim"] or embed // heads
-    if "rotary" not in family.always:
-        fields["rotary"] = read_rotary(family, read.raw, fields["max_length"], read.refuse)
-    if family.windowed:
-        fields["windows"] = _shortest_cycle(read.windows(fields["num_layers"]))
+    fields |= _layer_fields(read, fields)
     latent = read_latent(read.raw, read.refuse) if family.latent else None
     moe = read_mixture(family.mixture, read.raw, fields["num_layers"], read.refuse) if family.mixture else None
     try:
@@ -164,7 +145,24 @@ def _decoder_config(read: _Reader) -> DecoderConfig:
         raise RecipeError(f"{read.where}: {error}") from error
 
 
-def _shortest_cycle(windows: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest cycle of windows that gives these when repeated."""
-    lengths = range(1, len(windows) + 1)
-    return next((windows[:n] for n in lengths if all(w == windows[i % n] for i, w in enumerate(windows))), (0,))
+def _layer_fields(read: _Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that may differ between layers."""
+    family, num_layers = read.family, fields["num_layers"]
+    if num_layers > _MOST_LAYERS:
+        read.refuse(family.keys["num_layers"], f"expected at most {_MOST_LAYERS} layers")
+    windows = family.windows.read(read.raw, num_layers, read.refuse)
+    found: dict[str, Any] = {"windows": _shortest_cycle(windows, 0)}
+    if family.rotary is not None:
+        length = fields.get("max_length", 0)
+        rotaries = read_rotaries(family.rotary, read.raw, length, windows, read.refuse)
+        first, *others = cycle = _shortest_cycle(rotaries, Rotary())
+        found |= {"rotaries": cycle} if others or first is None else {"rotary": first}
+    return found
+
+
+def _shortest_cycle(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:
+    """Return the shortest cycle that gives these values when repeated; of no values, a cycle of the default."""
+    for length in range(1, len(values) + 1):
+        if all(x == values[i % length] for i, x in enumerate(values)):
+            return values[:length]
+    return (default,)

@@ -107,7 +107,8 @@ def _described(
         raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
     family, raw = to_config_json(model.config, model_type)
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **token_ids}
+    given = {name: value for name, value in token_ids.items() if value is not None}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **given}
     return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}
 
 

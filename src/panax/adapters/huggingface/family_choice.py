@@ -7,7 +7,9 @@ from ...core.errors import RecipeError, describe_type, suggest_name
 from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
-from .nested_config import TRAINING_ONLY, complete_moe_fields, unflatten_keys, write_latent, write_mixture, write_rotary
+from .json_values import unflatten_keys
+from .nested_config import TRAINING_ONLY, complete_moe_fields, write_latent, write_mixture
+from .rotary_mapping import Rotaries, write_rotaries
 
 
 def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
@@ -16,6 +18,9 @@ def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
     fields = dict(vars(config))
     cycle = config.windows
     fields["windows"] = tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
+    rotaries = layer_rotaries(config)
+    fields["rotary"] = rotaries[0] if len(set(rotaries)) == 1 else rotaries
+    del fields["rotaries"]
     fields["kv_heads"], fields["head_dim"] = config.num_kv_heads, config.head_size
     fields["query_scale"] = float(config.query_scale or config.head_size)
     del fields["vocab_multiple"]
@@ -26,6 +31,12 @@ def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
         fields |= {f"feed_forward.{name}": value for name, value in mixture.items()}
         fields["feed_forward.layers"] = config.mixture_layers
     return fields
+
+
+def layer_rotaries(config: DecoderConfig) -> Rotaries:
+    """Return each layer's rotary positions."""
+    cycle = config.rotaries or (config.rotary,)
+    return tuple(cycle[i % len(cycle)] for i in range(config.num_layers))
 
 
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
@@ -65,7 +76,13 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
     tried = [(family, *_written(family, config)) for family in candidates]
     mixed = config.feed_forward is not None
     family, raw, problems = min(
-        tried, key=lambda tried: (bool(tried[2]), mixed != (tried[0].mixture is not None), len(tried[2]))
+        tried,
+        key=lambda tried: (
+            bool(tried[2]),
+            mixed != (tried[0].mixture is not None),
+            not tried[0].preferred,
+            len(tried[2]),
+        ),
     )
     if problems:
         who = "no family of Hugging Face's that is known here" if model_type is None else f"no {model_type} model"
@@ -83,7 +100,9 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
         "head_dim": config.head_size if family.latent else config.embed // config.heads,
         "query_scale": float(config.head_size),
     }
-    expected = {name: value for name, value in derived.items() if name not in family.keys} | dict(family.always)
+    expected = {name: value for name, value in derived.items() if name not in (*family.keys, *family.computed)} | dict(
+        family.always
+    )
     problems = [
         f"model.{name}={fields[name]!r}, expected {value!r}"
         for name, value in expected.items()
@@ -102,7 +121,11 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
         if raw.setdefault(key, fields[field]) != fields[field]:
             problems.append(f"model.{field}={fields[field]!r}, but other fields require {key}={raw[key]!r}")
     problems += [f"model.{name}=None, expected a number" for name in family.needed if fields[name] is None]
-    parts = [write_rotary(family, config.rotary), _windows(family, fields["windows"])]
+    parts = [family.windows.write(fields["windows"])]
+    if family.rotary is not None and config.learned_positions:
+        problems.append("model.rotary=None, expected rotary positions")
+    elif family.rotary is not None:
+        parts.append(write_rotaries(family.rotary, layer_rotaries(config), fields["windows"]))
     if family.mixture is not None:
         parts.append(write_mixture(family.mixture, config))
     if family.latent:
@@ -112,22 +135,4 @@ def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], lis
     for part, wrong in parts:
         raw |= part
         problems += wrong
-    if family.model_type == "gpt2":
-        raw |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
     return unflatten_keys(raw), problems
-
-
-def _windows(family: Family, windows: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
-    lengths = sorted(set(windows) - {0})
-    if not family.windowed:
-        return {}, [f"model.windows={lengths}, expected no sliding windows"] if lengths else []
-    if len(lengths) > 1:
-        return {}, [f"model.windows={lengths}, expected one length for all layers"]
-    raw: dict[str, Any] = {
-        # Some families can't be built without a length, though no layer reads it.
-        "sliding_window": lengths[0] if lengths else family.absent.get("sliding_window"),
-        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
-    }
-    if family.model_type == "qwen3":
-        raw |= {"use_sliding_window": bool(lengths), "max_window_layers": len(windows)}
-    return raw, []

@@ -18,7 +18,7 @@ from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTa
 from ...system import json_reader
 from ..wrappers import find_wrapper
 from .config import CONFIG, read_config
-from .family import HEAD_NAME, Family
+from .family import Family
 from .family_choice import check_same
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .vision import HEAD_WEIGHTS, check_same_vit
@@ -71,8 +71,10 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         kept = _kept_head(matches, params, config, tensors, folder) if isinstance(params, Vit) else []
         names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
         _check_names(family, [match for match in matches if match not in kept], names, config, folder)
-        if isinstance(params, Decoder) and params.config.tied and HEAD_NAME in names:
-            _check_tied(tensors, next(match for match in matches if match.name == "embedding.table"), folder)
+        if isinstance(params, Decoder) and params.config.tied and family.head in names:
+            _check_tied(
+                tensors, family.head, next(match for match in matches if match.name == "embedding.table"), folder
+            )
         for match in matches:
             for place in () if match in kept else match.places:
                 _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
@@ -152,17 +154,17 @@ def _check_names(
     if family.predicts_more and isinstance(config, DecoderConfig):
         left = {name for name in left if _layer(name) < config.num_layers}
     if isinstance(config, DecoderConfig) and config.tied:
-        left.discard(HEAD_NAME)
+        left.discard(family.head)
     for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
         if which:
             rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
             raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
 
 
-def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> None:
+def _check_tied(tensors: Tensors, head_name: str, embedding: ParameterMatch, folder: Path) -> None:
     """Raise a RecipeError if the head in the files is not the embedding to which it is declared tied."""
     name = embedding.tensor(())
-    ours, head = tensors[name], tensors[HEAD_NAME]
+    ours, head = tensors[name], tensors[head_name]
     rows, *_ = shape = tuple(ours.get_shape())
     same = shape == tuple(head.get_shape()) and all(
         np.array_equal(ours[low : min(low + _ROWS_AT_ONCE, rows)], head[low : min(low + _ROWS_AT_ONCE, rows)])
@@ -170,8 +172,8 @@ def _check_tied(tensors: Tensors, embedding: ParameterMatch, folder: Path) -> No
     )
     if not same:
         raise RecipeError(
-            f"{folder / CONFIG}: tie_word_embeddings=True, but {HEAD_NAME} in the files differs from {name}, and `transformers` "
-            f"computes with both; set tie_word_embeddings to false there, or remove {HEAD_NAME} if the head is to be "
+            f"{folder / CONFIG}: tie_word_embeddings=True, but {head_name} in the files differs from {name}, and `transformers` "
+            f"computes with both; set tie_word_embeddings to false there, or remove {head_name} if the head is to be "
             "the embedding"
         )
 
@@ -216,7 +218,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
             )
         if not any(name.startswith(family.prefix) for name in tensors):
             # The model without its head, like the releases of GPT-2.
-            tensors = {name if name == HEAD_NAME else family.prefix + name: value for name, value in tensors.items()}
+            tensors = {name if name == family.head else family.prefix + name: value for name, value in tensors.items()}
         yield tensors
 
 

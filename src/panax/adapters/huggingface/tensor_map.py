@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 from ...core import logical_axes, pair_axes
 from ...models import Decoder, Vit
-from .families_moe import SELECTION_BIAS
 from .family import Family, TensorSource
-from .pattern import Pattern
 
 StackIndex = tuple[int, ...]
 """Index into the leading axes of an array that is assembled from several tensors."""
@@ -83,7 +81,8 @@ def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, A
         beside = {axis: sizes[axis] for axis in foreign.pattern.named if axis in sizes}
         yield ParameterMatch(name, leaf, named[len(stacked) :], tuple(stacked), foreign, vocab_size, beside)
     if "router_bias" in state:
-        foreign = TensorSource(SELECTION_BIAS, Pattern("router"))
+        assert family.mixture is not None
+        foreign = family.mixture.bias
         layers = (("layer", model.config.mixture_layers),)
         yield ParameterMatch("router_bias", state["router_bias"], ("router",), layers, foreign, vocab_size, {})
 

@@ -57,7 +57,7 @@ VIT = Family(
     title="Vision transformer",
     architecture="ViTForImageClassification",
     prefix="vit.",
-    always={"pooling": "class_token"},
+    fields={"pooling": "class_token"},
     keys={
         "image_size": "image_size",
         "channels": "num_channels",
@@ -109,7 +109,7 @@ def read_vit(raw: Mapping[str, Any], folder: Path, where: Path) -> VitConfig:
         raise RecipeError(f"{where}: {key}={raw.get(key)!r} in a vit model; {why}")
 
     hints = typing.get_type_hints(VitConfig)
-    fields: dict[str, Any] = dict(VIT.always)
+    fields: dict[str, Any] = dict(VIT.fields)
     for field, key in VIT.keys.items():
         value = raw.get(key, VIT.absent[key])
         if field == "activation":

@@ -11,6 +11,7 @@ derived from the field's name, so adding a parameter does not change the initial
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -56,9 +57,13 @@ def constant(value: float) -> Initializer:
     return lambda key, shape, axes: jnp.full(shape, value, jnp.float32)
 
 
-def parameter(init: Initializer) -> Any:
-    """Declare a field that holds a parameter, with its initializer."""
-    return eqx.field(metadata={"init": init})
+def parameter(init: Initializer | None, *, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field that holds a parameter, with its initializer.
+
+    Args:
+        default: None, with `init=None`: only instances for which `create` is given an initializer have it.
+    """
+    return eqx.field(metadata={"init": init}, default=default)
 
 
 def stacked_modules(axis: str) -> Any:

@@ -1,7 +1,7 @@
 """Grouped-query attention with the options of current decoder models."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,11 +16,11 @@ from ...core import (
     normal,
     parameter,
 )
-from ...core.layout.layout import axis_size
+from ...core.layout.layout import axis_size, current_layout
 from ...core.layout.requirements import AllToAllRequirement
 from ...kernels.attention.attention import attention
 from ...parallel.context_choice import ContextAttention, context_attention
-from ...spmd import add_bias, contract, contract_gathered
+from ...spmd import add_bias, contract, contract_gathered, gather, psum_both
 from ..norm import Norm
 from .rotary import Rotary
 from .shared_heads import local_shared_heads
@@ -36,6 +36,19 @@ class Cache(NamedTuple):
     v: Float[Array, "batch length kv_heads head_dim"]
 
 
+QKNormScope = Literal["head", "own_head", "all_heads"]
+"""What a norm of queries or keys covers: each head, with one scale for all; each head, with a scale of its own; or
+all heads together."""
+
+
+class HeadNorm(NamedTuple):
+    """A norm of queries and keys, of which each head has a scale of its own."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+    scope: QKNormScope
+
+
 class Attention(Module):
     """Self-attention: project, normalize and rotate queries and keys, attend, project back.
 
@@ -43,6 +56,9 @@ class Attention(Module):
         causal: True if a position attends to itself and earlier ones only; otherwise to its whole row.
         window: A position attends to itself and the `window - 1` before it; None means all before it. Causal
             attention only.
+        q_norm: Norm of each head's queries, as `k_norm` is of the keys, with a scale that all heads share.
+        head_norm: In place of these, a norm with the scales `q_scale` and `k_scale`.
+        norm_after_rotary: Normalize after the rotation.
         clip: Bound to which projected queries, keys and values are clipped, before anything else.
         soft_cap: Bound of the scores, applied by a tanh (Gemma 2, arXiv:2408.00118).
         scale: Factor applied to the scores; None means `head_dim ** -0.5`.
@@ -64,7 +80,11 @@ class Attention(Module):
     b_k: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_v: Float[Array, "kv_heads head_dim"] | None = parameter(constant(0.0))
     b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
+    q_scale: Float[Array, "heads head_dim"] | None = parameter(None, default=None)
+    k_scale: Float[Array, "kv_heads head_dim"] | None = parameter(None, default=None)
     causal: bool = eqx.field(static=True, default=True)
+    head_norm: HeadNorm | None = eqx.field(static=True, default=None)
+    norm_after_rotary: bool = eqx.field(static=True, default=False)
 
     def __call__(
         self,
@@ -134,15 +154,58 @@ class Attention(Module):
             v = add_bias(v, self.b_v, "kv_heads head_dim")
         if self.clip is not None:
             q, k, v = (jnp.clip(x, -self.clip, self.clip) for x in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.norm_after_rotary:
+            q, k = self._normalize(q, k)
         if self.rotary is not None:
             q, k = self.rotary(q, position), self.rotary(k, position)
-        return q, k, v
+        if self.norm_after_rotary:
+            q, k = self._normalize(q, k)
+        return q if self.rotary is None else self.rotary.grow_queries(q, position), k, v
+
+    def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm(q), self.k_norm(k)
+        if self.head_norm is not None:
+            return normalize_heads(q, self.q_scale, "heads", *self.head_norm), normalize_heads(
+                k, self.k_scale, "kv_heads", *self.head_norm
+            )
+        return q, k
 
     def _output(self, attended: jax.Array) -> jax.Array:
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
         return out if self.b_o is None else add_bias(out, self.b_o, "norm")
+
+
+def normalize_heads(
+    x: Float[Array, "batch seq heads head_dim"],
+    scale: Any,
+    axis: str,
+    kind: Literal["rms", "layer"],
+    epsilon: float,
+    scope: QKNormScope,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Normalize queries or keys in float32, each head by itself or all of them together.
+
+    Args:
+        scale: A parameter with the axes `axis` and "head_dim".
+        axis: Logical axis of the heads; if the mesh splits it, the sums over all heads are its devices'.
+    """
+    layout = current_layout()
+    split = () if layout is None or scope != "all_heads" else layout.compute((axis,))[0]
+    dims = (-2, -1) if scope == "all_heads" else (-1,)
+
+    def mean(values: jax.Array) -> jax.Array:
+        local = values.mean(axis=dims, keepdims=True)
+        if not split:
+            return local
+        summed: Any = psum_both(local, split)
+        return summed / math.prod(axis_size(name) for name in split)
+
+    y = x.astype(jnp.float32)
+    if kind == "layer":
+        y = y - mean(y)
+    y = y * jax.lax.rsqrt(mean(y * y) + epsilon)
+    return (y * gather(scale, f"{axis} head_dim", jnp.float32)[None, None]).astype(x.dtype)
 
 
 def attend(

@@ -239,7 +239,7 @@ class LatentAttention(Module):
         else:
             q = contract("batch seq embed, embed heads head_dim -> batch seq heads head_dim", q, self.w_q)
         q, q_rotated = jnp.split(q, [self.latent.nope_dim], axis=-1)
-        q = jnp.concatenate([q, self.rotary(q_rotated, position)], axis=-1)
+        q = self.rotary.grow_queries(jnp.concatenate([q, self.rotary(q_rotated, position)], axis=-1), position)
         return q, kv, self.rotary(k_rotated[:, :, None], position)[:, :, 0]
 
     def _output(self, attended: jax.Array) -> jax.Array:

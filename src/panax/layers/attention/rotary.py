@@ -20,15 +20,57 @@ def _require(holds: bool, message: str) -> None:
         raise RecipeError(f"rotary.{message}")
 
 
-def _require_extension(factor: float, original_length: int) -> None:
+def _require_factor(factor: float) -> None:
     _require(
         1.0 <= factor < math.inf,
         f"scaling.factor={factor}; expected 1 or more: it is how much longer the context becomes",
     )
+
+
+def _require_extension(factor: float, original_length: int) -> None:
+    _require_factor(factor)
     _require(
         original_length > 0,
         f"scaling.original_length={original_length}; expected the positive length that the model was trained with",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearScaling(Validated):
+    """Context extension by position interpolation: all frequencies are divided by `factor`.
+
+    Source: "Extending Context Window of Large Language Models via Positional Interpolation" (arXiv:2306.15595).
+    """
+
+    factor: float = 8.0
+
+    def __post_init__(self) -> None:
+        _require_factor(self.factor)
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Accept any width of a head."""
+
+    def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return zeros: no frequency is kept."""
+        return np.zeros_like(frequency)
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    @property
+    def score_gain(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicScaling(LinearScaling):
+    """Context extension that begins where a row is longer than `max_length` (dynamic NTK); rows are never longer
+    here, so it changes nothing. It is kept to be exported."""
+
+    def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return ones: every frequency is kept."""
+        return np.ones_like(frequency)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +124,8 @@ class YarnScaling(Validated):
             1.
         mscale_all_dim: Scores are multiplied by `m(mscale_all_dim) ** 2`; m(0) is 1. DeepSeek uses 1 and 1:
             only scores are scaled.
+        attention_factor: Rotated features are multiplied by this instead; 0 leaves it to `mscale`.
+        truncate: Round the transition's ends to whole pairs.
 
     Source: YaRN (arXiv:2309.00071), section 3.2; the second `mscale` is from DeepSeek-V2's released
     configuration.
@@ -93,6 +137,8 @@ class YarnScaling(Validated):
     slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
+    attention_factor: float = 0.0
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         _require_extension(self.factor, self.original_length)
@@ -101,7 +147,7 @@ class YarnScaling(Validated):
             f"scaling.slow={self.slow}, fast={self.fast}; expected positive numbers of turns, slow not above fast: what turns "
             f"more often than fast keeps its frequency, what turns less often than slow is divided",
         )
-        for name in ("mscale", "mscale_all_dim"):
+        for name in ("mscale", "mscale_all_dim", "attention_factor"):
             value = getattr(self, name)
             _require(0.0 <= value < math.inf, f"scaling.{name}={value}; expected 0 or more")
 
@@ -111,7 +157,7 @@ class YarnScaling(Validated):
         _require(
             first <= last,
             f"scaling: with theta={theta}, original_length={self.original_length} and {head_dim} rotated features, the "
-            f"transition would run from pair {first} down to pair {last}; expected slow={self.slow} and fast={self.fast} "
+            f"transition would run from pair {first:g} down to pair {last:g}; expected slow={self.slow} and fast={self.fast} "
             f"turns to lie among the pairs: change them, theta or original_length",
         )
 
@@ -122,19 +168,21 @@ class YarnScaling(Validated):
         first, last = self._transition(pairs, theta)
         return 1.0 - (np.arange(pairs, dtype=np.float32) - first) / max(last - first, 1e-3)
 
-    def _transition(self, pairs: int, theta: float) -> tuple[int, int]:
+    def _transition(self, pairs: int, theta: float) -> tuple[float, float]:
         """Return the indices of the pairs between which frequencies are interpolated."""
 
         def pair_that_turns(times: float) -> float:
             return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(theta)
 
-        first = max(math.floor(pair_that_turns(self.fast)), 0)
-        return first, min(math.ceil(pair_that_turns(self.slow)), 2 * pairs - 1)
+        first, last = pair_that_turns(self.fast), pair_that_turns(self.slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        return max(first, 0), min(last, 2 * pairs - 1)
 
     @property
     def amplitude(self) -> float:
         """Factor of rotated features."""
-        return self._growth(self.mscale) / self._growth(self.mscale_all_dim)
+        return self.attention_factor or self._growth(self.mscale) / self._growth(self.mscale_all_dim)
 
     @property
     def score_gain(self) -> float:
@@ -155,16 +203,25 @@ class Rotary(Validated):
             (0, width / 2), ... In both cases the result has the first features of all pairs before the second
             ones; scores do not depend on the order.
         fraction: Fraction of a head's features to rotate, counted from the first; the others are unchanged.
+        query_growth: Queries are multiplied by `1 + query_growth * ln(1 + floor(position / query_length))`, so that
+            attention stays as sharp over long rows (Llama 4, Ministral 3).
+        query_length: See `query_growth`; 0 without.
     """
 
     theta: float = 10_000.0
-    scaling: RotaryScaling | YarnScaling | None = None
+    scaling: LinearScaling | DynamicScaling | RotaryScaling | YarnScaling | None = None
     interleaved: bool = False
     fraction: float = 1.0
+    query_growth: float = 0.0
+    query_length: int = 0
 
     def __post_init__(self) -> None:
         _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
         _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
+        _require(
+            0.0 <= self.query_growth < math.inf and (self.query_length > 0) == (self.query_growth > 0.0),
+            f"query_growth={self.query_growth}, query_length={self.query_length}; expected both positive, or both 0",
+        )
 
     def check(self, head_dim: int) -> None:
         """Raise a RecipeError if heads of this width cannot be rotated."""
@@ -198,6 +255,15 @@ class Rotary(Validated):
     def score_gain(self) -> float:
         """Additional factor of scores."""
         return 1.0 if self.scaling is None else self.scaling.score_gain
+
+    def grow_queries(
+        self, q: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        """Multiply queries as `query_growth` says."""
+        if not self.query_growth:
+            return q
+        growth = 1.0 + self.query_growth * jnp.log1p((position // self.query_length).astype(jnp.float32))
+        return (q.astype(jnp.float32) * growth[..., None, None]).astype(q.dtype)
 
     def __call__(
         self, x: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from ...core import Loss, Mean, Module, Sum, normal
+from ...core import Loss, Mean, Module, Sum, normal, parameter
 from ...core.layout.layout import current_layout
 from ...core.measures import Losses, Metrics
-from ...spmd import sequence_parallel_axes, sum_over_sequence, token_axes
+from ...spmd import contract, sequence_parallel_axes, sum_over_sequence, token_axes
 from ...spmd.collectives import all_reduce
 from ..feed_forward import Activation, FeedForward
 from .experts import Experts
@@ -23,6 +23,7 @@ class MixtureOfExperts(Module):
     router: Router
     experts: Experts
     shared: FeedForward | None
+    w_shared_gate: Float[Array, " embed"] | None = parameter(None, default=None)
 
     @classmethod
     def build(
@@ -38,11 +39,14 @@ class MixtureOfExperts(Module):
     ) -> "MixtureOfExperts":
         """Initialize the parameters; `ffn` and `gated` are the decoder's, used if `moe` does not set them."""
         router_key, experts_key, shared_key = jax.random.split(key, 3)
+        shared_gate = {"w_shared_gate": normal("embed")} if moe.shared_gate else {}
         gated = gated if moe.gated is None else moe.gated
         sizes = {"embed": embed, "router": moe.experts, "expert": moe.experts, "expert_ffn": moe.ffn or ffn}
         absent = {} if gated else {"w_gate": None}
         options = {"activation": activation, "output_gain": output_gain}
-        return cls(
+        return cls.create(
+            jax.random.fold_in(shared_key, 1),
+            sizes,
             router=Router.create(router_key, sizes, moe=moe),
             experts=Experts.create(
                 experts_key,
@@ -55,6 +59,7 @@ class MixtureOfExperts(Module):
             shared=None
             if not moe.shared
             else FeedForward.build(shared_key, embed, moe.shared, gated=gated, bias=False, **options),
+            **shared_gate,
         )
 
     @property
@@ -71,8 +76,14 @@ class MixtureOfExperts(Module):
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms]:
         assigned, terms = self.router(x, tokens)
         y = self.experts(x, assigned)
+        if self.shared is None:
+            return y, terms
         # Independent of the exchange, so the two can overlap.
-        return (y if self.shared is None else y + self.shared(x)), terms
+        shared = self.shared(x)
+        if self.w_shared_gate is not None:
+            logit = contract("batch residual embed, embed -> batch residual", x, self.w_shared_gate)
+            shared = shared * jax.nn.sigmoid(logit.astype(jax.numpy.float32)).astype(x.dtype)[..., None]
+        return y + shared, terms
 
 
 def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:

@@ -43,6 +43,8 @@ class MoE(Validated):
         ffn: Width of an expert; 0 uses the decoder's `ffn`.
         gated: True if experts have a gate; None follows the decoder's dense layers.
         shared: Width of the additional shared expert for every token; 0 for none.
+        shared_gate: True to multiply the shared expert's output by a learned gate, a sigmoid of the token's
+            features (Qwen2).
         every: The last of every n layers is a mixture, the others are dense.
         first_dense: Number of first layers that are dense regardless of `every`.
         choice: "token": each token takes its `active` best experts. "expert": each expert takes its best
@@ -76,6 +78,7 @@ class MoE(Validated):
     ffn: int = 0
     gated: bool | None = None
     shared: int = 0
+    shared_gate: bool = False
     every: int = 1
     first_dense: int = 0
     choice: str = "token"
@@ -107,6 +110,10 @@ class MoE(Validated):
         for name in ("ffn", "shared", "first_dense", "balance", "z_loss", "bias_rate"):
             require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name)}; expected 0 or more")
         require(0.0 < self.scale < math.inf, f"scale={self.scale}; expected a positive factor")
+        require(
+            self.shared > 0 or not self.shared_gate,
+            "shared_gate=True has no effect without a shared expert; set shared, or leave shared_gate False",
+        )
         require(self.every > 0, f"every={self.every}; expected 1 for every layer, 2 for every other one, ...")
         require(
             self.groups > 0 and self.experts % self.groups == 0,

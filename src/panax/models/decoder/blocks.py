@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from ...core import normal
+from ...core import constant, normal
 from ...layers import Attention, FeedForward, LatentAttention, MixtureOfExperts, Norm, TransformerBlock
+from ...layers.attention.attention import HeadNorm
 
 if TYPE_CHECKING:
     from .config import DecoderConfig, LayerKind
@@ -19,15 +20,17 @@ def build_transformer_block(key: jax.Array, config: "DecoderConfig", kind: "Laye
     # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
     output_gain = (2 * config.num_layers) ** -0.5
     norm = norm_builder(config)
-    attention = _attention(keys, config, kind.window, output_gain)
+    attention = _attention(keys, config, kind, output_gain)
     feed_forward = build_feed_forward(next(keys), config, kind, output_gain)
     return TransformerBlock(
-        attention_norm=norm(next(keys), config.embed),
+        attention_norm=norm(next(keys), config.embed) if config.pre_norms else None,
         attention=attention,
         attention_post_norm=norm(next(keys), config.embed) if config.post_norms else None,
-        feed_forward_norm=norm(next(keys), config.embed),
+        feed_forward_norm=norm(next(keys), config.embed) if config.pre_norms and not config.shared_norm else None,
         feed_forward=feed_forward,
         feed_forward_post_norm=norm(next(keys), config.embed) if config.post_norms else None,
+        parallel=config.parallel_residual,
+        multiplier=config.residual_multiplier,
         dropout=config.dropout,
     )
 
@@ -50,17 +53,18 @@ def build_feed_forward(
 
 
 def _attention(
-    keys: Iterator[jax.Array], config: "DecoderConfig", window: int, output_gain: float
+    keys: Iterator[jax.Array], config: "DecoderConfig", kind: "LayerKind", output_gain: float
 ) -> Attention | LatentAttention:
     scale = config.query_scale**-0.5 if config.query_scale else None
-    if config.latent is not None and config.rotary is not None:
+    rotary, window = kind.rotary, kind.window or None
+    if config.latent is not None and rotary is not None:
         return LatentAttention.build(
             next(keys),
             config.embed,
             config.heads,
             config.latent,
-            rotary=config.rotary,
-            window=window or None,
+            rotary=rotary,
+            window=window,
             soft_cap=config.attention_soft_cap,
             scale=scale,
             output_gain=output_gain,
@@ -75,18 +79,28 @@ def _attention(
     }
     absent = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
     absent |= {} if config.attention_output_bias else {"b_o": None}
-    if config.rotary is not None and config.rotary.score_gain != 1.0:
-        scale = (config.head_size**-0.5 if scale is None else scale) * config.rotary.score_gain
+    if rotary is not None and rotary.score_gain != 1.0:
+        scale = (config.head_size**-0.5 if scale is None else scale) * rotary.score_gain
+    scoped, scales = None, {}
+    if config.qk_norm and config.qk_norm_scope != "head":
+        scoped = HeadNorm(
+            "rms" if config.norm.startswith("rms") else "layer", config.norm_epsilon, config.qk_norm_scope
+        )
+        scales = {"q_scale": constant(1.0), "k_scale": constant(1.0)}
+    per_head = config.qk_norm and scoped is None
     return Attention.create(
         next(keys),
         sizes,
         w_o=normal("heads", "head_dim", gain=output_gain),
-        q_norm=norm(next(keys)) if config.qk_norm else None,
-        k_norm=norm(next(keys)) if config.qk_norm else None,
-        rotary=config.rotary,
-        window=window or None,
+        q_norm=norm(next(keys)) if per_head else None,
+        k_norm=norm(next(keys)) if per_head else None,
+        head_norm=scoped,
+        norm_after_rotary=config.qk_norm_after_rotary,
+        rotary=rotary,
+        window=window,
         clip=config.attention_clip,
         soft_cap=config.attention_soft_cap,
         scale=scale,
         **absent,
+        **scales,
     )

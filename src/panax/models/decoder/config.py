@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from ...core.errors import RecipeError
 from ...core.validation import Validated
+from ...layers.attention.attention import QKNormScope
 from ...layers.attention.latent_attention import Latent
 from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
 from ...layers.feed_forward import Activation
 from ...layers.moe.moe_config import MoE
+from ...layers.norm import NormKind
 from .blocks import build_transformer_block
 
 
@@ -22,11 +24,13 @@ class LayerKind(NamedTuple):
     Attributes:
         window: Size of the sliding attention window; 0 for none.
         mixture: True if the feed-forward is a mixture of experts.
+        rotary: Rotary embedding of its attention; None if it has none.
         mixer: The layer that mixes positions; configs with other mixers than attention name them here.
     """
 
     window: int
     mixture: bool
+    rotary: Rotary | None = None
     mixer: str = "attention"
 
 
@@ -34,6 +38,8 @@ _WITH_LATENT = {
     "kv_heads": 0,
     "head_dim": 0,
     "qk_norm": False,
+    "qk_norm_scope": "head",
+    "qk_norm_after_rotary": False,
     "attention_bias": False,
     "attention_output_bias": False,
     "attention_clip": None,
@@ -49,7 +55,7 @@ def require(holds: bool, message: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig(Validated):
-    """A pre-norm transformer decoder.
+    """A transformer decoder.
 
     Attributes:
         vocab_size: Number of tokens; 0 takes the tokenizer's.
@@ -67,12 +73,26 @@ class DecoderConfig(Validated):
         windows: Sliding windows, cycled over the layers; 0 attends to all earlier positions. (4096, 0)
             alternates.
         rotary: None for learned positions.
-        norm: Kind of norm. Layer norms have a bias unless the kind is unbiased.
+        rotaries: Rotary embeddings in place of `rotary`, cycled over the layers like `windows`; None for a
+            layer without positions.
+        norm: Kind of norm. Layer norms have a bias unless the kind is unbiased; an unscaled one has no
+            parameters.
+        pre_norms: Normalize each sub-layer's input. Without, `post_norms` is needed (OLMo 2).
         attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
         query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
         post_norms: Also normalize each sub-layer's output before it is added to the residual stream (Gemma
             2).
+        parallel_residual: Attention and feed-forward have the same input, and both are added to it (GPT-NeoX).
+        shared_norm: With `parallel_residual`: one norm for both (Cohere).
+        qk_norm: Normalize queries and keys.
+        qk_norm_scope: What is normalized: each head, with a scale that all share; each head with a scale of its
+            own; or all heads together (OLMo 2). Only the first is of the decoder's kind of norm, with its unit
+            offset; the others are "rms", or "layer" without a bias.
+        qk_norm_after_rotary: Normalize after the rotation instead of before (Hunyuan).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
+        embed_multiplier: Embeddings are multiplied by this (Granite).
+        residual_multiplier: So is each sub-layer's output, before it is added to the residual stream.
+        logit_multiplier: So are the logits, before `logit_soft_cap`.
         dropout: Dropout rate of the embedding and of each sub-layer's output.
     """
 
@@ -89,21 +109,30 @@ class DecoderConfig(Validated):
     feed_forward: MoE | None = None
     gated: bool = True
     activation: Activation = "silu"
-    norm: Literal["rms", "layer", "layer_unbiased"] = "rms"
+    norm: NormKind = "rms"
     norm_epsilon: float = 1e-6
     norm_unit_offset: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
     qk_norm: bool = False
+    qk_norm_scope: QKNormScope = "head"
+    qk_norm_after_rotary: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
     feed_forward_bias: bool = False
     rotary: Rotary | None = Rotary()  # noqa: RUF009
+    rotaries: tuple[Rotary | None, ...] = ()
     windows: tuple[int, ...] = (0,)
     attention_clip: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     query_scale: float = 0.0
     embed_scale: bool = False
+    embed_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     tied: bool = True
     dropout: float = 0.0
 
@@ -120,8 +149,40 @@ class DecoderConfig(Validated):
         )
         require(0.0 <= self.dropout < 1.0, f"model.dropout={self.dropout}; expected a rate in [0, 1)")
         self._require_bounds("logit_soft_cap")
+        for name in ("embed_multiplier", "residual_multiplier", "logit_multiplier"):
+            value = getattr(self, name)
+            require(
+                value != 0.0 and math.isfinite(value), f"model.{name}={value}; expected a factor, 1 changes nothing"
+            )
+        self.check_norms()
         self.check_feed_forward()
         self.check_attention()
+
+    def check_norms(self) -> None:
+        """Raise a RecipeError if norms are placed where layers can't have them."""
+        require(
+            self.pre_norms or self.post_norms,
+            "model.pre_norms=False and post_norms=False leave a layer without norms; set one of them",
+        )
+        require(
+            not self.parallel_residual or (self.pre_norms and not self.post_norms),
+            f"model.parallel_residual=True with pre_norms={self.pre_norms}, post_norms={self.post_norms}; expected True and "
+            f"False",
+        )
+        require(
+            self.parallel_residual or not self.shared_norm,
+            "model.shared_norm=True has no effect without parallel_residual; set it, or leave shared_norm False",
+        )
+        require(
+            not (self.norm_unit_offset and self.norm.endswith("unscaled")),
+            f"model.norm_unit_offset=True, but norm={self.norm!r} has no scale; leave norm_unit_offset False",
+        )
+        for name in ("qk_norm_scope", "qk_norm_after_rotary"):
+            value, default = getattr(self, name), _WITH_LATENT[name]
+            require(
+                self.qk_norm or value == default,
+                f"model.{name}={value!r} has no effect without qk_norm; set it, or leave {name} {default!r}",
+            )
 
     def check_feed_forward(self) -> None:
         """Raise a RecipeError if a layer's feed-forward can't be built."""
@@ -156,9 +217,17 @@ class DecoderConfig(Validated):
                     getattr(self, name) == needed,
                     f"model.{name}={getattr(self, name)!r} has no effect with latent attention; leave it {needed!r}",
                 )
-            require(self.rotary is not None, "model.rotary=None; latent attention has a rotated part, set a Rotary")
-        if self.rotary is not None:
-            self.rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
+            require(
+                None not in (self.rotaries or (self.rotary,)),
+                "model.rotary=None; latent attention has a rotated part, set a Rotary",
+            )
+        require(
+            not self.rotaries or self.rotary == Rotary(),
+            f"model.rotary={self.rotary!r} has no effect with rotaries; leave it {Rotary()!r}",
+        )
+        for rotary in self.rotaries or (self.rotary,):
+            if rotary is not None:
+                rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
 
     def _require_bounds(self, *names: str) -> None:
         for name in names:
@@ -179,7 +248,7 @@ class DecoderConfig(Validated):
 
     @property
     def learned_positions(self) -> bool:
-        return self.rotary is None
+        return self.rotary is None and not self.rotaries
 
     @property
     def num_kv_heads(self) -> int:
@@ -193,9 +262,13 @@ class DecoderConfig(Validated):
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
-        windows, moe = self.windows, self.feed_forward
+        windows, rotaries, moe = self.windows, self.rotaries or (self.rotary,), self.feed_forward
         return tuple(
-            LayerKind(windows[layer % len(windows)], moe is not None and moe.is_mixture(layer))
+            LayerKind(
+                windows[layer % len(windows)],
+                moe is not None and moe.is_mixture(layer),
+                rotaries[layer % len(rotaries)],
+            )
             for layer in range(self.num_layers)
         )
 

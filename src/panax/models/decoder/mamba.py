@@ -17,8 +17,8 @@ STATE_SPACE = "state_space"
 """The `LayerKind.mixer` of state-space layers."""
 
 ATTENTION_SETTINGS = (
-    "heads", "kv_heads", "head_dim", "latent", "qk_norm", "attention_bias", "attention_output_bias", "rotary", "windows",
-    "attention_clip", "attention_soft_cap", "query_scale",
+    "heads", "kv_heads", "head_dim", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "attention_bias",
+    "attention_output_bias", "rotary", "rotaries", "windows", "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
 """Fields that have no effect if no layer attends."""
 
@@ -79,6 +79,11 @@ class HybridConfig(DecoderConfig):
             self.norm == "rms" and not self.post_norms,
             f"model.norm={self.norm!r}, post_norms={self.post_norms}; expected 'rms' and False, which state-space layers have",
         )
+        for name, default in (("pre_norms", True), ("parallel_residual", False), ("residual_multiplier", 1.0)):
+            require(
+                getattr(self, name) == default,
+                f"model.{name}={getattr(self, name)!r}; state-space layers have {default!r} only",
+            )
         super().__post_init__()
 
     def check_feed_forward(self) -> None:

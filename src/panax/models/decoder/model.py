@@ -76,9 +76,9 @@ class Decoder(Module):
         return self.normalize(x), found
 
     def normalize(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
-        """Apply the final norm; the result is the head's input."""
+        """Apply the final norm, and the logits' multiplier; the result is the head's input."""
         with scope("final_norm"):
-            return self.final_norm(x)
+            return self.final_norm(x, self.config.logit_multiplier)
 
     def enter(
         self, tokens: Int[Array, "batch seq"], context: Context, dtype: Any
@@ -98,6 +98,8 @@ class Decoder(Module):
             if self.config.embed_scale:
                 # Rounded to the compute dtype first, as the released weights were trained with.
                 x = x * jnp.asarray(math.sqrt(self.config.embed), dtype)
+            if self.config.embed_multiplier != 1.0:
+                x = (x.astype(jnp.float32) * self.config.embed_multiplier).astype(dtype)
             return x if self.positions is None else x + self.positions(position, dtype)
 
     @property

@@ -105,7 +105,7 @@ def _sample(
         ):
             x, cache = stack.extend(x, context, cache, start, stack_state)
             new.append(cache)
-        return compute_logits(model, model.final_norm(x[:, -1:]))[:, 0], tuple(new)
+        return compute_logits(model, model.normalize(x[:, -1:]))[:, 0], tuple(new)
 
     def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
         likeliest = jnp.argmax(logits, axis=-1)

@@ -1,18 +1,19 @@
 """HSTU: a decoder over items with pointwise attention."""
 
 import dataclasses
-from typing import Literal
 
 import jax
 
 from ...layers.attention.pointwise_attention import PointwiseAttention
 from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
+from ...layers.norm import NormKind
 from ..decoder.blocks import norm_builder
 from ..decoder.config import DecoderConfig, LayerKind, require
 
 UNUSED_SETTINGS = (
-    "kv_heads", "latent", "ffn", "feed_forward", "gated", "activation", "post_norms", "qk_norm", "attention_bias",
+    "kv_heads", "latent", "ffn", "feed_forward", "gated", "activation", "pre_norms", "post_norms", "parallel_residual",
+    "shared_norm", "residual_multiplier", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "rotaries", "attention_bias",
     "attention_output_bias", "feed_forward_bias", "windows", "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
 """`DecoderConfig` fields without a meaning for pointwise attention, which has no feed-forward either."""
@@ -27,7 +28,7 @@ class HstuConfig(DecoderConfig):
     """
 
     rotary: Rotary | None = None
-    norm: Literal["rms", "layer", "layer_unbiased"] = "layer"
+    norm: NormKind = "layer"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

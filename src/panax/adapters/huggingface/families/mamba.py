@@ -5,30 +5,15 @@ configurations. Keys that concern rounding and speed (`chunk_size`, `residual_in
 (`time_step_min`, ...) are ignored: the residual stream is in the task's `compute_dtype`.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
-from ...models import HybridConfig
-from ...models.decoder.mamba import ATTENTION_SETTINGS, FEED_FORWARD_SETTINGS
-from .family import (
-    DENSE_FIELDS,
-    GATED,
-    MULTI_HEAD,
-    PLAIN_FIELDS,
-    ROTARY,
-    ROTARY_ABSENT,
-    ROTARY_KEYS,
-    Family,
-    map_weights,
-)
-from .nested_config import PARTIAL_ROTARY_KEY, is_json
-
-RefuseFn = Callable[[str, str], NoReturn]
-
-_DERIVED = ("kv_heads", "head_dim", "query_scale", "windows", "vocab_multiple", "dropout")
-"""Fields that follow from others if they have their defaults, or are not part of a release."""
+from ....models import HybridConfig
+from ..family import Family, RefuseFn
+from ..json_values import is_json
+from ..rotary_mapping import RotaryMapping
+from ..tensor_names import GATED, MULTI_HEAD, ROTARY_ABSENT, ROTARY_KEYS, map_weights, without
 
 _UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))
 """Time-step limits of unlimited length, as older and newer versions write them."""
@@ -82,14 +67,6 @@ MAMBA2 = Family(
     title="Mamba-2",
     architecture="Mamba2ForCausalLM",
     prefix="backbone.",
-    always={
-        **{field.name: field.default for field in dataclasses.fields(HybridConfig)
-           if field.name in {*ATTENTION_SETTINGS, *FEED_FORWARD_SETTINGS} - {*_DERIVED}},
-        **PLAIN_FIELDS,
-        "norm": "rms",
-        "ffn": 0,
-        "attention_layers": (),
-    },
     keys={
         "vocab_size": "vocab_size",
         "embed": "hidden_size",
@@ -122,8 +99,8 @@ MAMBA2 = Family(
     config=HybridConfig,
     read=_read_mamba2,
     write=_write_mamba2,
-    whole_heads=False,
-)  # fmt: skip
+    computed=("max_length",),
+)
 
 
 def _read_bamba(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
@@ -155,10 +132,8 @@ BAMBA = Family(
     model_type="bamba",
     title="Bamba",
     architecture="BambaForCausalLM",
-    prefix="model.",
-    always={**DENSE_FIELDS, **PLAIN_FIELDS, **ROTARY, "qk_norm": False},
     keys={
-        **{field: key for field, key in ROTARY_KEYS.items() if field != "head_dim"},
+        **without(ROTARY_KEYS, "head_dim"),
         "ssm_heads": "mamba_n_heads",
         "ssm_groups": "mamba_n_groups",
         "ssm_state": "mamba_d_state",
@@ -170,7 +145,6 @@ BAMBA = Family(
         "num_key_value_heads": 8,
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
-        PARTIAL_ROTARY_KEY: 0.5,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,
@@ -199,10 +173,12 @@ BAMBA = Family(
             **{ours: (theirs.replace("mlp.", "feed_forward."), axes) for ours, (theirs, axes) in GATED.items()},
         },
     ),
-    scalings=("default",),
+    rotary=RotaryMapping(fraction=0.5, inside_only=True, scalings=("default",)),
     config=HybridConfig,
+    computed=("attention_layers", "ssm_head_dim"),
     read=_read_bamba,
     write=_write_bamba,
+    whole_heads=True,
 )
 
 FAMILIES = (MAMBA2, BAMBA)

@@ -1,0 +1,135 @@
+"""How layers of one model differ in their rotary positions, as config.json says it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...layers import Rotary
+from .json_values import WrittenConfig
+from .rotary_mapping import PLACES, RefuseFn, Rotaries
+from .window_mapping import FULL, SLIDING
+
+
+@dataclasses.dataclass(frozen=True)
+class ByLayerType:
+    """A set of values for the layers with a sliding window, and one for the others (Gemma 3, OLMo 3).
+
+    Versions before 5 of `transformers` wrote the base of the others as `rope_theta`, with their `rope_scaling`.
+
+    Attributes:
+        sliding_key: The key of the other base in those versions.
+        sliding_theta: Its default.
+    """
+
+    sliding_key: str = ""
+    sliding_theta: float = 10_000.0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.sliding_key,) if self.sliding_key else ()
+
+    def read(
+        self,
+        raw: Mapping[str, Any],
+        windows: Sequence[int],
+        read_one: Callable[[Mapping[str, Any]], Rotary],
+        refuse: RefuseFn,
+    ) -> Rotaries:
+        inner = raw.get("rope_parameters") or {}
+        if not isinstance(inner, dict) or inner.keys() - {FULL, SLIDING}:
+            refuse("rope_parameters", f"expected values for {FULL} and {SLIDING}")
+        outside = {key: value for key, value in raw.items() if key not in (*PLACES, "rope_theta")}
+        theta = {"rope_theta": raw["rope_theta"]} if "rope_theta" in raw else {}
+        full = {**outside, **theta, "rope_parameters": {**(inner.get(FULL) or {}), **(raw.get("rope_scaling") or {})}}
+        local = {"rope_theta": raw.get(self.sliding_key, self.sliding_theta), **(inner.get(SLIDING) or {})}
+        sliding = {**outside, "rope_parameters": local}
+        of_full, of_sliding = read_one(full), read_one(sliding)
+        return tuple(of_sliding if window else of_full for window in windows)
+
+    def write(
+        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
+    ) -> WrittenConfig:
+        of_full = {rotary for rotary, window in zip(rotaries, windows, strict=True) if not window}
+        of_sliding = {rotary for rotary, window in zip(rotaries, windows, strict=True) if window}
+        if len(of_full) > 1 or len(of_sliding) > 1:
+            return {}, ["model.rotaries, expected the same positions in all layers with a window, and in all without"]
+        full, problems = write_one(next(iter(of_full or of_sliding)))
+        sliding, wrong = write_one(next(iter(of_sliding or of_full)))
+        if sliding.get("rope_scaling") and self.sliding_key:
+            wrong = [*wrong, "model.rotaries, expected unscaled positions in layers with a window"]
+        keys = {"rope_theta": full.get("rope_theta"), "rope_scaling": full.get("rope_scaling")}
+        keys |= {self.sliding_key: sliding.get("rope_theta")} if self.sliding_key else {}
+        inner = {FULL: _inner(full), SLIDING: _inner(sliding)}
+        return keys | {"rope_parameters": inner}, [*problems, *wrong]
+
+
+def _inner(written: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": written.get("rope_theta"), **(written.get("rope_scaling") or {})}
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingOnly:
+    """Rotary positions in the layers with a sliding window only, or in all if no layer has one (EXAONE 4).
+
+    Attributes:
+        always: True if layers without a window have none in any case (Cohere 2).
+    """
+
+    always: bool = False
+    keys: tuple[str, ...] = ()
+
+    def read(
+        self,
+        raw: Mapping[str, Any],
+        windows: Sequence[int],
+        read_one: Callable[[Mapping[str, Any]], Rotary],
+        refuse: RefuseFn,
+    ) -> Rotaries:
+        rotary = read_one(raw)
+        everywhere = not self.always and raw.get("sliding_window", 1) is None
+        return tuple(rotary if everywhere or window else None for window in windows)
+
+    def write(
+        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
+    ) -> WrittenConfig:
+        everywhere = not self.always and not any(windows)
+        used = {rotary for rotary, window in zip(rotaries, windows, strict=True) if everywhere or window}
+        unused = {rotary for rotary, window in zip(rotaries, windows, strict=True) if not (everywhere or window)}
+        keys, problems = write_one(next(iter(used), Rotary()))
+        if len(used) > 1 or unused - {None}:
+            problems = [*problems, "model.rotaries, expected positions in the layers with a window only"]
+        return keys, problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A list says which layers have rotary positions (SmolLM 3): `no_rope_layers` is 1 for those that have, and
+    every `no_rope_layer_interval`-th has none by default."""
+
+    keys: tuple[str, ...] = ("no_rope_layers", "no_rope_layer_interval")
+
+    def read(
+        self,
+        raw: Mapping[str, Any],
+        windows: Sequence[int],
+        read_one: Callable[[Mapping[str, Any]], Rotary],
+        refuse: RefuseFn,
+    ) -> Rotaries:
+        listed, every = raw.get("no_rope_layers"), raw.get("no_rope_layer_interval", 4)
+        if listed is None:
+            if type(every) is not int or every < 1:
+                refuse("no_rope_layer_interval", "expected a positive number of layers")
+            listed = [int((layer + 1) % every != 0) for layer in range(len(windows))]
+        if not isinstance(listed, list) or len(listed) != len(windows) or not all(one in (0, 1) for one in listed):
+            refuse("no_rope_layers", f"expected a list of {len(windows)}, 0 or 1 for each layer")
+        rotary = read_one(raw)
+        return tuple(rotary if one else None for one in listed)
+
+    def write(
+        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
+    ) -> WrittenConfig:
+        used = {rotary for rotary in rotaries if rotary is not None}
+        keys, problems = write_one(next(iter(used), Rotary()))
+        if len(used) > 1:
+            problems = [*problems, "model.rotaries, expected the same positions in all layers that have any"]
+        return keys | {"no_rope_layers": [int(rotary is not None) for rotary in rotaries]}, problems

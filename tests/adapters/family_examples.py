@@ -1,0 +1,194 @@
+"""Settings of a tiny model of each family, in `transformers`' terms: every part that is particular to the family is at
+work on 24 tokens, and nothing is neutral."""
+
+from typing import Any
+
+VOCABULARY = 96
+
+COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+ROTARY: dict[str, Any] = {
+    **COMMON,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "mscale": 2.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
+GROWING = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "original_max_position_embeddings": 8}
+
+THREE = {**ROTARY, "num_hidden_layers": 3}
+FOUR = {**ROTARY, "num_hidden_layers": 4}
+LAYERS = {key: value for key, value in THREE.items() if key != "num_key_value_heads"}
+"""Without key-value heads, of families that have none."""
+FINE = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+ROUTED = {
+    **FINE,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+ALL_HEADS = {"num_key_value_heads": 4}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 5.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.3,
+}
+SLIDES, FULL = "sliding_attention", "full_attention"
+
+# Soft caps are small enough to bend scores and logits of this size. Of DBRX the base of the positions is there twice:
+# `transformers` reads one, a release has the other. In the mixture of Qwen 3 the first layer is dense, and of the others
+# every second one. `deepseek_v3_direct` is as DeepSeek-V2-Lite has it: queries come from the residual stream itself.
+EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {
+        **COMMON, **NO_DROPOUT, "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4,
+    }),
+    "llama": ("llama", {**FOUR, "rms_norm_eps": 1e-5, "rope_parameters": SCALED}),
+    "qwen3": ("qwen3", {**THREE, "head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+    "gemma2": ("gemma2", {
+        **THREE, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    }),
+    "mixtral": ("mixtral", {**ROTARY, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("qwen3_moe", {
+        **ROTARY, **FINE, "num_hidden_layers": 5, "head_dim": 16, "num_experts": 8, "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+    }),
+    "deepseek_v3": ("deepseek_v3", {
+        **THREE, **ALL_HEADS, **FINE, **LATENT, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+        "n_group": 4, "topk_group": 2, "rope_parameters": YARN,
+    }),
+    "deepseek_v3_direct": ("deepseek_v3", {
+        **ROTARY, **ALL_HEADS, **LATENT, "q_lora_rank": None, "num_hidden_layers": 2, "first_k_dense_replace": 2,
+        "rope_interleave": False,
+    }),
+    "dbrx": ("dbrx", {
+        **COMMON, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 500.0},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "moe_jitter_eps": None},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }),
+    "mamba2": ("mamba2", {
+        **COMMON, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16,
+        "tie_word_embeddings": True,
+    }),
+    "bamba": ("bamba", {
+        **ROTARY, "num_hidden_layers": 2, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+    }),
+    "qwen2": ("qwen2", {**THREE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2_moe": ("qwen2_moe", {
+        **ROTARY, **FINE, "num_hidden_layers": 3, "num_experts": 8, "shared_expert_intermediate_size": 24,
+        "norm_topk_prob": True, "mlp_only_layers": [0], "layer_types": [FULL] * 3,
+    }),
+    "mistral": ("mistral", {**THREE, "head_dim": 16, "sliding_window": 8}),
+    "ministral": ("ministral", {**FOUR, "head_dim": 16, "sliding_window": 8, "layer_types": [SLIDES, FULL] * 2}),
+    "ministral3": ("ministral3", {**THREE, "head_dim": 16, "sliding_window": None, "rope_parameters": GROWING}),
+    "gemma": ("gemma", {**THREE, "head_dim": 16}),
+    "gemma3_text": ("gemma3_text", {
+        **FOUR, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24,
+        "layer_types": [SLIDES, SLIDES, SLIDES, FULL],
+        "rope_parameters": {FULL: LINEAR, SLIDES: {"rope_type": "default", "rope_theta": 50.0}},
+        "final_logit_softcapping": 3.0,
+    }),
+    "vaultgemma": ("vaultgemma", {
+        **FOUR, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    }),
+    "phi3": ("phi3", {**THREE, "sliding_window": 8, "rope_parameters": HALF}),
+    "glm": ("glm", {**THREE, "head_dim": 16, "attention_bias": True}),
+    "glm4": ("glm4", {**THREE, "head_dim": 16, "attention_bias": True}),
+    "glm4_moe": ("glm4_moe", {**THREE, **ROUTED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True}),
+    "glm4_moe_lite": ("glm4_moe_lite", {
+        **THREE, **ALL_HEADS, **ROUTED, **LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }),
+    "solar_open": ("solar_open", {**THREE, **ROUTED, "head_dim": 16}),
+    "dots1": ("dots1", {
+        **THREE, **ROUTED, "head_dim": 16, "sliding_window": 8, "max_window_layers": 1, "first_k_dense_replace": 1,
+        "norm_topk_prob": True, "attention_bias": True,
+    }),
+    "deepseek_v2": ("deepseek_v2", {
+        **THREE, **ALL_HEADS, **ROUTED, **LATENT, "first_k_dense_replace": 1, "topk_method": "group_limited_greedy",
+    }),
+    "deepseek_v2_lite": ("deepseek_v2", {
+        **THREE, **ALL_HEADS, **ROUTED, **LATENT, "q_lora_rank": None, "topk_method": "greedy",
+        "n_group": None, "topk_group": None,
+    }),
+    "youtu": ("youtu", {**THREE, **ALL_HEADS, **LATENT}),
+    "seed_oss": ("seed_oss", {
+        **THREE, "head_dim": 16, "attention_bias": True, "attention_out_bias": True,
+        "attention_dropout": 0.0, "residual_dropout": 0.0,
+    }),
+    "ernie4_5": ("ernie4_5", {**THREE, "head_dim": 16}),
+    "helium": ("helium", {**THREE, "head_dim": 8}),
+    "cwm": ("cwm", {
+        **FOUR, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16, "sliding_window": 8,
+        "rope_parameters": SCALED,
+    }),
+    "arcee": ("arcee", {**THREE, "attention_bias": True, "rope_parameters": DYNAMIC}),
+    "starcoder2": ("starcoder2", {**THREE, "sliding_window": 8}),
+    "gpt_bigcode": ("gpt_bigcode", {
+        **COMMON, **NO_DROPOUT, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4,
+    }),
+    "gpt_neox": ("gpt_neox", {**LAYERS, "rope_parameters": HALF}),
+    "gpt_neox_sequential": ("gpt_neox", {**LAYERS, "use_parallel_residual": False, "tie_word_embeddings": True}),
+    "stablelm": ("stablelm", {**THREE, "use_qkv_bias": True}),
+    "stablelm_parallel": ("stablelm", {**THREE, "use_parallel_residual": True}),
+    "nemotron": ("nemotron", {**THREE, "head_dim": 16}),
+    "olmo": ("olmo", {**THREE, "clip_qkv": 0.4}),
+    "olmo2": ("olmo2", {**THREE, "attention_bias": False}),
+    "olmo3": ("olmo3", {
+        **FOUR, "sliding_window": 8,
+        "rope_parameters": {FULL: {**YARN, "attention_factor": 1.3}, SLIDES: {"rope_type": "default", "rope_theta": 500.0}},
+    }),
+    "olmoe": ("olmoe", {**THREE, "num_experts": 8, "num_experts_per_tok": 2}),
+    "flex_olmo": ("flex_olmo", {**THREE, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "granite": ("granite", {
+        **THREE, **MULTIPLIERS,
+        "attention_bias": True,
+    }),
+    "granitemoe": ("granitemoe", {
+        **THREE, **MULTIPLIERS,
+        "num_local_experts": 4, "num_experts_per_tok": 2,
+    }),
+    "granitemoeshared": ("granitemoeshared", {
+        **THREE, **MULTIPLIERS,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24,
+    }),
+    "smollm3": ("smollm3", {**FOUR}),
+    "exaone4": ("exaone4", {**FOUR, "sliding_window": 8}),
+    "cohere": ("cohere", {**THREE, "use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("cohere2", {**FOUR, "sliding_window": 8, "logit_scale": 0.5}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {**THREE, "head_dim": 16}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**THREE, "head_dim": 16, "num_experts": 4, "moe_topk": 2}),
+    "minimax_m2": ("minimax_m2", {**THREE, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8}),
+    "ernie4_5_moe": ("ernie4_5_moe", {
+        **THREE, "moe_intermediate_size": 16, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+    }),
+}  # fmt: skip
+"""Name to a `model_type`, and the settings of its configuration."""
