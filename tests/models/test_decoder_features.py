@@ -1,0 +1,91 @@
+"""Features of open models: what is refused, and that a cache gives what the whole pass does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoder_features import FEATURES
+from drawing import drawn
+
+from panax.core import RecipeError
+from panax.layers import Context, DynamicScaling, LinearScaling, Rotary, YarnScaling
+from panax.layers.attention.attention import normalize_heads
+from panax.layers.moe.moe_config import MoE
+from panax.models import Decoder, DecoderConfig, compute_logits, sample
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pre_norms": False}, "pre_norms=False and post_norms=False leave a layer without norms"),
+        (
+            {"parallel_residual": True, "post_norms": True},
+            "parallel_residual=True with pre_norms=True, post_norms=True",
+        ),
+        ({"shared_norm": True}, "shared_norm=True has no effect without parallel_residual"),
+        ({"norm": "rms_unscaled", "norm_unit_offset": True}, "norm='rms_unscaled' has no scale"),
+        ({"qk_norm_scope": "all_heads"}, "qk_norm_scope='all_heads' has no effect without qk_norm"),
+        ({"qk_norm_after_rotary": True}, "qk_norm_after_rotary=True has no effect without qk_norm"),
+        ({"qk_norm": True, "qk_norm_scope": "heads"}, "qk_norm_scope='heads'"),
+        ({"residual_multiplier": 0.0}, "residual_multiplier=0.0; expected a factor"),
+        ({"logit_multiplier": float("nan")}, "logit_multiplier=nan: expected a number"),
+        ({"rotaries": (Rotary(),), "rotary": None}, "rotary=None has no effect with rotaries"),
+        ({"rotaries": (Rotary(fraction=0.01),)}, "expected an even number"),
+    ],
+)
+def test_settings_without_meaning_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        DecoderConfig(**change)
+
+
+def test_a_gate_needs_something_to_gate() -> None:
+    with pytest.raises(RecipeError, match="shared_gate=True has no effect without a shared expert"):
+        MoE(shared_gate=True)
+
+
+def test_nonsense_in_positions_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"query_growth=0.1, query_length=0; expected both positive, or both 0"):
+        Rotary(query_growth=0.1)
+    for scaling in (LinearScaling, DynamicScaling):
+        with pytest.raises(RecipeError, match=r"factor=0.5; expected 1 or more"):
+            scaling(factor=0.5)
+
+
+def test_scalings_by_hand() -> None:
+    plain = Rotary().frequencies(8)
+    np.testing.assert_array_equal(Rotary(scaling=LinearScaling(factor=4.0)).frequencies(8), plain / 4)
+    np.testing.assert_array_equal(Rotary(scaling=DynamicScaling(factor=4.0)).frequencies(8), plain)
+    # Between pairs 0.55 and 2.37 the fraction that is kept falls; rounded outwards, between 0 and 3.
+    yarn = {"factor": 2.0, "original_length": 64, "fast": 6.0, "slow": 0.2}
+    exact = YarnScaling(**yarn, truncate=False).unscaled_fraction(plain, 10_000.0)
+    rounded = YarnScaling(**yarn).unscaled_fraction(plain, 10_000.0)
+    assert np.all(np.diff(exact) < np.diff(rounded)) and rounded[0] == 1.0 and exact[0] > 1.0
+    assert YarnScaling(attention_factor=1.7).amplitude == 1.7
+
+
+def test_norms_of_heads_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    x, scale = rng.normal(size=(2, 3, 4, 8)).astype(np.float32), rng.normal(size=(4, 8)).astype(np.float32)
+    whole = x / np.sqrt((x**2).mean(axis=(-2, -1), keepdims=True) + 1e-6) * scale
+    found = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "rms", 1e-6, "all_heads")
+    np.testing.assert_allclose(found, whole, rtol=1e-5)
+    centered = x - x.mean(axis=-1, keepdims=True)
+    each = centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+    found = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "layer", 1e-6, "own_head")
+    np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_generation_takes_what_the_whole_pass_finds_likeliest(name: str) -> None:
+    config = FEATURES[name]
+    model = drawn(lambda key: Decoder.build(key, config))
+    # Weights as drawn repeat the last token: larger ones tell the positions apart.
+    model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
+    prompt = jnp.asarray(np.random.default_rng(0).integers(0, 96, (2, 9)), jnp.int32)
+    found = sample(model, prompt, 8, jax.random.key(0), temperature=0.0)
+    whole = jnp.concatenate([prompt, found], axis=1)
+    position = jnp.broadcast_to(jnp.arange(whole.shape[1]), whole.shape)
+    hidden, _ = jax.jit(lambda model, tokens: model(tokens, Context(position), dtype=jnp.float32))(model, whole)
+    logits = compute_logits(model, hidden)
+    np.testing.assert_array_equal(found, logits.argmax(-1)[:, 8:-1])
+    assert len(np.unique(found)) > 2
