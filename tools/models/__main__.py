@@ -3,13 +3,14 @@
 python -m tools.models             writes docs/families
 python -m tools.models --check     exits with 1 if a page is not up to date
 python -m tools.models --measure   computes memory and parity first: some minutes
+python -m tools.models --parity    computes parity alone
 """
 
 import os
 import sys
 from pathlib import Path
 
-if "--measure" in sys.argv:
+if {"--measure", "--parity"} & {*sys.argv}:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 from tools import generated
@@ -36,4 +37,7 @@ if __name__ == "__main__":
     if "--measure" in sys.argv:
         sys.argv.remove("--measure")
         measure(ROOT)
+    if "--parity" in sys.argv:
+        sys.argv.remove("--parity")
+        write_figures(ROOT, read_figures(ROOT) | {"parity": measure_parity(ROOT)})
     sys.exit(generated.run("tools.models", (__doc__ or "").partition("\n")[0], outdated))

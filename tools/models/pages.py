@@ -27,10 +27,10 @@ def pages(figures: Mapping[str, Any]) -> dict[str, str]:
     """
     everything = subjects()
     written = {f"{each.name}.md": "\n".join(_page(each, figures)) for each in everything}
-    return written | {"index.md": "\n".join(_index(everything))}
+    return written | {"index.md": "\n".join(_index(everything, figures["parity"]))}
 
 
-def _index(everything: Sequence[Subject]) -> Iterator[str]:
+def _index(everything: Sequence[Subject], parity: Mapping[str, Any]) -> Iterator[str]:
     yield "# Models\n"
     yield (
         "Which published models load, how large they are, and the commands to train, fine-tune and export them: a page for each "
@@ -39,16 +39,28 @@ def _index(everything: Sequence[Subject]) -> Iterator[str]:
     )
     yield f"{HEAD}\n"
     yield from _table(
-        ("family", "`model_type`", "presets"),
+        ("family", "`model_type`", "presets", "logits", "gradients"),
         [
             (
                 f"[{each.title}]({each.name}.md)",
                 ", ".join(f"`{name}`" for name in _model_types(each)),
                 ", ".join(f"`{name}`" for name in each.presets),
+                *_distances(each, parity),
             )
             for each in everything
         ],
     )
+    yield (
+        f"The last two columns are distances from transformers {parity['versions']['transformers']} in float32, as a part of each "
+        f"tensor's norm, for a small model in which no setting is neutral ({parity['date']}). A [test]"
+        f"(../../tests/adapters/huggingface/test_huggingface_keys.py) changes each key of each `config.json`: it is read, "
+        f"refused, or listed with the reason why it changes nothing.\n"
+    )
+
+
+def _distances(subject: Subject, parity: Mapping[str, Any]) -> tuple[str, str]:
+    distances = parity["families"].get(subject.name)
+    return ("", "") if distances is None else (f"{distances['logits']:.0e}", f"{distances['gradients']:.0e}")
 
 
 def _page(subject: Subject, figures: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +141,9 @@ def _commands(subject: Subject) -> Iterator[str]:
             yield f"$ panax train preset:{name} --data {data} --init hf:DIR --num-steps 500"
         run = name
     else:
-        run = "RUN"
+        yield "$ panax inspect hf:DIR --target h100x8 --mesh.fsdp 8 --no-compile"
+        yield f"$ panax train hf:DIR --data {data} --num-steps 500"
+        run = "NAME"
     yield f"$ panax evaluate runs/{run}"
     if data == "texts":
         yield f'$ panax generate runs/{run} --prompt "Once upon" --tokens 40'
@@ -143,9 +157,7 @@ def _commands(subject: Subject) -> Iterator[str]:
             + ("" if data == "images" else " Its tokenizer is used.")
         )
     if name is None:
-        lines.append(
-            "No size of this family has a name here: [a recipe](../tutorials/huggingface.md) with `config_from(DIR)` trains it."
-        )
+        lines.append("`DIR` is a folder with released weights, or `ORG/NAME` of a hub; its tokenizer and template are used.")
     if subject.loads:
         lines.append("`export` writes the same layout back, which `transformers` loads.")
     yield " ".join(lines) + "\n"
@@ -165,9 +177,8 @@ def _files(family: Family) -> Iterator[str]:
             ("key", "values that load"),
             [(f"`{key}`", ", ".join(f"`{json.dumps(value)}`" for value in allowed)) for key, allowed in values.items()],
         )
-    rotary = family.always.get("rotary", 0) is not None
-    if rotary:
-        yield f"Rotary scaling (`rope_type`): {', '.join(f'`{name}`' for name in family.scalings)}.\n"
+    if family.rotary is not None:
+        yield f"Rotary scaling (`rope_type`): {', '.join(f'`{name}`' for name in family.rotary.scalings)}.\n"
     if family.predicts_more:
         yield "Layers past the last, which predict further tokens, are ignored.\n"
 

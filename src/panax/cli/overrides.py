@@ -10,11 +10,12 @@ from ..core import Task
 from ..core.errors import PanaxError, RecipeError, describe_type
 from ..metrics.console import wrap_line
 from ..presets.experiments import preset
+from ..presets.pretrained import pretrained
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
 from .flag_aliases import check_names
 from .main import warn
-from .recipes import PRESET, built_in_recipes, find_recipe, format_recipe_error
+from .recipes import PRESET, PRETRAINED, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 
 DATA = "--data"
@@ -50,7 +51,7 @@ def asks_for_help(arguments: Sequence[str], command: str, command_flags: str) ->
         return False
     choices = (
         f"RECIPE is one of {', '.join(sorted(built_in_recipes()))}; a published model, preset:NAME (`panax recipes` "
-        "lists them); or a "
+        "lists them); released weights, hf:DIR or hf:ORG/NAME; or a "
         f"Python file of yours."
     )
     print(
@@ -71,7 +72,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     flags, paths = _without_data(flags)
     recipe = find_recipe(name)
     try:
-        base = _preset(name, paths, _value_of("--init", flags)) if name.startswith(PRESET) else recipe()
+        base = _published(name, paths, flags) or recipe()
     except PanaxError:
         raise
     except Exception as error:
@@ -80,7 +81,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         ) from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
-    if paths and not name.startswith(PRESET):
+    if paths and not name.startswith((PRESET, PRETRAINED)):
         base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
@@ -100,8 +101,13 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     return dataclasses.replace(experiment, **held)
 
 
-def _preset(name: str, paths: Sequence[str], init: str) -> Experiment:
-    return preset(name.removeprefix(PRESET), data=paths or None, init=init, say=warn)
+def _published(name: str, paths: Sequence[str], flags: Sequence[str]) -> Experiment | None:
+    """Return the experiment of a published model, which takes its data itself; None if the name is of another recipe."""
+    if name.startswith(PRESET):
+        return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
+    if name.startswith(PRETRAINED):
+        return pretrained(name.removeprefix(PRETRAINED), data=list(paths) or None, say=warn)
+    return None
 
 
 def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from ..core.errors import RecipeError, suggest_name
 from ..presets.experiments import PARAMETERS, preset
+from ..presets.pretrained import pretrained
 from ..run import Experiment
 
 Recipe = Callable[[], Experiment]
@@ -20,6 +21,9 @@ BUILT_IN = "panax_recipes"
 
 PRESET = "preset:"
 """Prefix of the names of published models."""
+
+PRETRAINED = "hf:"
+"""Prefix of folders and hub names of released weights."""
 
 
 def built_in_recipes() -> dict[str, Recipe]:
@@ -43,13 +47,16 @@ def _recipes_in(module: ModuleType) -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Find a recipe by name, `preset:NAME`, `file.py`, `file.py:function`, or `package.module:function`.
+    """Find a recipe by name, `preset:NAME`, `hf:DIR`, `hf:ORG/NAME[@REVISION]`, `file.py`, `file.py:function`, or
+    `package.module:function`.
 
     Raises:
         RecipeError: The recipe does not exist; the message names the nearest one.
     """
     if name.startswith(PRESET):
         return _preset(name.removeprefix(PRESET))
+    if name.startswith(PRETRAINED):
+        return _pretrained(name.removeprefix(PRETRAINED))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)
@@ -68,7 +75,8 @@ def find_recipe(name: str) -> Recipe:
     if name not in recipes:
         raise RecipeError(
             f"unknown recipe {name!r}; {suggest_name(name, recipes)} (a custom recipe is a file: my_recipe.py or "
-            f"my_recipe.py:function; a published model is preset:NAME)"
+            f"my_recipe.py:function; a published model is preset:NAME, released weights hf:DIR "
+            f"or hf:ORG/NAME)"
         )
     return recipes[name]
 
@@ -81,6 +89,14 @@ def _preset(name: str) -> Recipe:
         return preset(name)
 
     recipe.__doc__ = f"{name}, of {PARAMETERS[name]:,} parameters, on the data that `--data` names."
+    return recipe
+
+
+def _pretrained(where: str) -> Recipe:
+    def recipe() -> Experiment:
+        return pretrained(where)
+
+    recipe.__doc__ = f"The released model {where}, fine-tuned on the data that `--data` names."
     return recipe
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..adapters.huggingface.hub import find_model
 from ..core.errors import DataError, RecipeError, suggest_name
 from ..data import Arrays, BytePairTokenizer, ExampleData, ImageFolder, PretrainedTokenizer, TextData
 from ..models import PRESETS, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PARAMETERS, DecoderTask, VitTask
@@ -123,6 +124,7 @@ def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
     if not where:
         return None
     if kind == "hf":
+        where = str(find_model(where).folder)
         file = expand_user(where) / TOKENIZER
         # A folder that is missing is another error, which is said where its weights are read.
         there = file.is_file() or not file.parent.is_dir()

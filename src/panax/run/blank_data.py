@@ -17,10 +17,12 @@ class NoData(Validated):
     Attributes:
         preset: Name of the preset.
         kind: The data that it takes, as text.
+        function: The call that makes the experiment, if it is not `panax.preset`.
     """
 
     preset: str
     kind: str
+    function: str = ""
 
     def documents(self) -> Iterator[Any]:
         raise self.missing_data_error()
@@ -37,9 +39,10 @@ class NoData(Validated):
 
     def missing_data_error(self) -> DataError:
         """Return the error to raise when data is needed."""
+        function = self.function or f"panax.preset({self.preset!r})"
+        name = self.preset if self.function else f"the preset {self.preset}"
         return DataError(
-            f"the preset {self.preset} comes without data; pass {self.kind}: --data PATH, or "
-            f"panax.preset({self.preset!r}, data=PATH)"
+            f"{name} comes without data; pass {self.kind}: --data PATH, or {function.removesuffix(')')}, data=PATH)"
         )
 
 

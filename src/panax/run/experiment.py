@@ -127,7 +127,8 @@ class Experiment(Validated):
         skip_batches: Numbers of batches to skip, from 1 in the data's order: if none is skipped, batch n is
             that of step n. `rollbacks.jsonl` in a run's folder lists those that its rollbacks have skipped.
         frozen: Prefixes of names of parameters that are not trained.
-        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, or `checkpoint:PLACE`,
+        init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, `hf:ORG/NAME[@REVISION]`, a model of
+            a hub that is in the local cache or can be downloaded, or `checkpoint:PLACE`,
             the folder or address of a checkpoint, or of a run (its best checkpoint). Empty: initialize from
             `seed`.
         directory: Folder of checkpoints and logs. Running the same command again resumes from there.
@@ -232,8 +233,8 @@ class Experiment(Validated):
             )
         if self.init and not self.init.startswith(("hf:", "checkpoint:")):
             raise RecipeError(
-                f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, checkpoint:PLACE, "
-                f"or nothing"
+                f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, hf:ORG/NAME, "
+                f"checkpoint:PLACE, or nothing"
             )
 
         if self.init.startswith("hf:") and "://" in self.init:

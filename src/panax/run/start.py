@@ -42,6 +42,8 @@ MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
 KERNELS = "kernels.json"
 CLASSES = "classes.json"
+RELEASED = "released.json"
+"""The config.json of the model from which a run began."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,13 +209,25 @@ def build_attachments(prepared: PreparedRun) -> dict[str, str]:
         files[KERNELS] = kernels
     if classes := find_class_names(prepared.data.train):
         files[CLASSES] = json.dumps({"label": classes})
+    released = _find_released(prepared.experiment.init)
+    if released is not None:
+        with contextlib.suppress(OSError):
+            files[RELEASED] = (released / "config.json").read_text(encoding="utf-8")
     tokenizer = prepared.data.tokenizer
     if tokenizer is not None:
-        kind, _, where = prepared.experiment.init.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            (tokenizer.add_generation_config(where) if kind == "hf" else tokenizer).save(folder)
+            (tokenizer if released is None else tokenizer.add_generation_config(str(released))).save(folder)
             files |= {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
     return files
+
+
+def _find_released(init: str) -> Path | None:
+    """Return the folder of the released model from which a run began; None if there is none, or it is not on this
+    machine, where the run may have been resumed."""
+    from ..adapters.huggingface.hub import find_here
+
+    kind, _, where = init.partition(":")
+    return find_here(where) if kind == "hf" else None
 
 
 def find_start(
@@ -300,9 +314,14 @@ def restore_newest(
                 return known(start)
             remembered = None
         try:
-            return known(start_from_checkpoint(prepared, checkpoint, say, accept_changes))
+            start = start_from_checkpoint(prepared, checkpoint, say, accept_changes)
+            released = checkpoint.attachment(RELEASED)
         except DamagedError as error:
             checkpointer.mark_damaged(checkpoint.manifest.step, error)
+            continue
+        if released is not None:
+            checkpointer.attachments.setdefault(RELEASED, released)
+        return known(start)
     start = None if remembered is None else start_from_memory(prepared, remembered, say, accept_changes)
     return None if start is None else known(start)
 
@@ -373,9 +392,10 @@ def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
     kind, _, where = experiment.init.partition(":")
     if kind == "hf":
         from ..adapters.huggingface import load
+        from ..adapters.huggingface.hub import find_model
 
         say(f"starting from the weights in {where}")
-        params, model_state = load(where, prepared.task, state.params, state.model_state)
+        params, model_state = load(find_model(where).folder, prepared.task, state.params, state.model_state)
     else:
         from .folder.trained_model import find_checkpoints, read_class_names, read_weights
 

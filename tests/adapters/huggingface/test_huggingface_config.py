@@ -95,7 +95,11 @@ def test_rope_parameters_may_stand_in_either_place(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("llama3_8b", {"model_type": "lama"}, "model_type='lama'.*did you mean 'llama'"),
+        (
+            "llama3_8b",
+            {"model_type": "lama"},
+            "model_type='lama'.*By its keys it is nearest to llama; it reads all of its keys",
+        ),
         ("llama3_8b", {"model_type": None, "architectures": ["T5Model"]}, r"architectures=\['T5Model'\]"),
         ("llama3_8b", {"hidden_act": "mish"}, "hidden_act='mish' in a llama model; expected one of silu"),
         ("llama3_8b", {"mlp_bias": True}, "mlp_bias=True in a llama model; the decoder computes mlp_bias=False only"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import CheckpointError, RecipeError, describe_type, suggest_name
+from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...layers import Latent, Rotary
 from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig, VitConfig
@@ -14,6 +14,7 @@ from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
 from .json_values import flatten_keys, is_json
+from .nearest import describe_nearest
 from .nested_config import read_latent, read_mixture
 from .rotary_mapping import read_rotaries
 from .vision import VIT, read_vit
@@ -81,8 +82,8 @@ def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
         ):
             return family
     raise RecipeError(
-        f"{where}: no model here has a family of model_type={model_type!r}, architectures={architectures!r}; "
-        f"{suggest_name(str(model_type), families)}"
+        f"{where}: no model here has a family of model_type={model_type!r}, architectures={architectures!r}. "
+        f"{describe_nearest(raw, FAMILIES)}"
     )
 
 

@@ -19,7 +19,7 @@ from ...system.files import apply_umask
 from .config import CONFIG
 from .families import FAMILIES
 from .family import Family
-from .family_choice import to_config_json
+from .family_choice import to_config_json_like
 from .loader import INDEX_FILE, WEIGHTS_FILE
 from .tensor_map import ParameterMatch, StackIndex, index_ranges, match_parameters
 from .vision import PREPROCESSOR, VIT, vit_json
@@ -37,6 +37,7 @@ def save(
     max_shard_bytes: int = 5_000_000_000,
     token_ids: Mapping[str, int | None] | None = None,
     classes: Sequence[str] = (),
+    like: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model so that `transformers` computes the same logits.
 
@@ -53,6 +54,8 @@ def save(
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a separate file.
         token_ids: `bos_token_id`, `eos_token_id` and `pad_token_id` of a decoder's tokenizer, if it has them.
         classes: Class names of a vision transformer's labels, by index.
+        like: The config.json of the release from which a decoder was trained: it is written as the same family where that
+            can express it, with the keys that change nothing here.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
@@ -61,7 +64,7 @@ def save(
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
     folder = Path(directory)
-    family, raw, beside = _described(model, model_type, token_ids or {}, classes)
+    family, raw, beside = _described(model, model_type, token_ids or {}, classes, like or {})
     if isinstance(model, Decoder):
         _check_state(model, state or {})
     tensors = _tensors(list(match_parameters(family, model, state or {})))
@@ -96,7 +99,11 @@ def save(
 
 
 def _described(
-    model: Decoder | Vit, model_type: str | None, token_ids: Mapping[str, int | None], classes: Sequence[str] = ()
+    model: Decoder | Vit,
+    model_type: str | None,
+    token_ids: Mapping[str, int | None],
+    classes: Sequence[str],
+    like: Mapping[str, Any],
 ) -> tuple[Family, dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the model's family, its config.json, and further files to write next to it, by name."""
     if isinstance(model, Vit):
@@ -106,7 +113,7 @@ def _described(
             )
         raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
-    family, raw = to_config_json(model.config, model_type)
+    family, raw = to_config_json_like(model.config, model_type, like)
     given = {name: value for name, value in token_ids.items() if value is not None}
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **given}
     return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}

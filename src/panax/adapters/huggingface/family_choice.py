@@ -1,5 +1,7 @@
 """Comparison of configurations, and choice of a family that can express a `DecoderConfig` as config.json."""
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,14 @@ from ...models import DecoderConfig
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
 from .json_values import unflatten_keys
+from .nearest import known_keys
 from .nested_config import TRAINING_ONLY, complete_moe_fields, write_latent, write_mixture
 from .rotary_mapping import Rotaries, write_rotaries
+
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+_WRITTEN_ANEW = {"torch_dtype", "dtype", "quantization_config", "transformers_version", *TOKEN_IDS}
+"""Keys that are not taken over from the release."""
 
 
 def resolve_defaults(config: DecoderConfig) -> dict[str, Any]:
@@ -89,6 +97,31 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
         near = f" The nearest is {family.model_type}:" if model_type is None else ""
         raise RecipeError(f"{who} can express this decoder.{near} {'; '.join(problems)}")
     return family, raw
+
+
+def to_config_json_like(
+    config: DecoderConfig, model_type: str | None, like: Mapping[str, Any]
+) -> tuple[Family, dict[str, Any]]:
+    """Return the same as `to_config_json`, of the family of another config.json if that expresses the configuration, with
+    that file's keys that the family does not read.
+
+    Raises:
+        RecipeError: As `to_config_json`.
+    """
+    family, raw = None, {}
+    released = next(
+        (each for each in FAMILIES.values() if like.get("model_type") in (each.model_type, *each.also)), None
+    )
+    if model_type is None and released is not None:
+        with contextlib.suppress(RecipeError):
+            family, raw = to_config_json(config, released.model_type)
+    if family is None:
+        family, raw = to_config_json(config, model_type)
+    if family is not released:
+        return family, raw
+    kept = {key: value for key, value in like.items() if key not in known_keys(family) | _WRITTEN_ANEW}
+    names = {"model_type": like["model_type"], "architectures": like.get("architectures") or raw["architectures"]}
+    return family, kept | raw | names
 
 
 def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:

@@ -49,9 +49,13 @@ class WindowMapping:
                 refuse("layer_types", f"{kind!r} is not one of {FULL}, {SLIDING}")
         if SLIDING not in kinds:
             return (0,) * num_layers
-        if window is None or not is_json(window, int) or window <= 0:
+        length = self._length(window, refuse)
+        return tuple(length if kind == SLIDING else 0 for kind in kinds)
+
+    def _length(self, window: Any, refuse: RefuseFn) -> int:
+        if not is_json(window, int) or window <= 0:
             refuse("sliding_window", "there are layers of sliding attention; expected the window's length")
-        return tuple(window if kind == SLIDING else 0 for kind in kinds)
+        return window
 
     def write(self, windows: Sequence[int]) -> WrittenConfig:
         """Return the keys from which `read` reads the same windows."""

@@ -1,6 +1,9 @@
 """`panax export`: a trained model as a folder that Hugging Face's libraries load."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import jax
 
 from ...adapters.huggingface import save
 from ...core.errors import RecipeError
@@ -10,12 +13,20 @@ from ..main import warn
 from ..parser import Parser
 from ..plugins import start_jax
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def cast_weights(params: Any, dtype: str) -> Any:
+    """Round all weights to a dtype, once."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
 
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
     parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights; by default the checkpoint's")
     options = parser.parse_args(arguments)
     start_jax()
     trained = load_model(options.checkpoint, warn)
@@ -23,8 +34,9 @@ def export(arguments: Sequence[str]) -> int:
         raise RecipeError(
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
         )
+    params = trained.params if options.dtype is None else cast_weights(trained.params, options.dtype)
     ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
-    save(options.directory, trained.params, trained.state, token_ids=ids, classes=trained.classes)
+    save(options.directory, params, trained.state, token_ids=ids, classes=trained.classes, like=trained.released)
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     loader = "AutoModelForCausalLM" if isinstance(trained.params, Decoder) else "AutoModelForImageClassification"

@@ -11,7 +11,7 @@ import jax
 
 from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
 from ...core import Task, named_leaves
-from ...core.errors import CheckpointError, DamagedError
+from ...core.errors import CheckpointError, DamagedError, describe_type
 from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...kernels import choose_by_timing
@@ -19,7 +19,7 @@ from ...stores import join_url, open_store
 from ...system import json_reader
 from ..preparation import LogFn
 from ..reporting.generation import generate_text
-from ..start import CLASSES, MODEL, TOKENIZER
+from ..start import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 
 AVERAGED = "averaged"
@@ -41,6 +41,7 @@ class LoadedModel:
         tokenizer: None if the run had none.
         averaged: True if the parameters are averages.
         classes: Names of the labels of the run's data, by index; () if they are not known.
+        released: The config.json of the released model from which the run began; None if it began otherwise.
     """
 
     url: str
@@ -50,6 +51,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     averaged: bool = False
     classes: tuple[str, ...] = ()
+    released: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({type(self.task).__name__}, {self.url})"
@@ -131,8 +133,28 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
     )
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
     return LoadedModel(
-        checkpoint.url, task, params, model_state, _tokenizer(checkpoint), averaged, read_class_names(checkpoint)
+        checkpoint.url,
+        task,
+        params,
+        model_state,
+        _tokenizer(checkpoint),
+        averaged,
+        read_class_names(checkpoint),
+        _read_released(checkpoint),
     )
+
+
+def _read_released(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    text = checkpoint.attachment(RELEASED)
+    if text is None:
+        return None
+    try:
+        raw = json_reader.parse(text, constants=True)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.url}: {RELEASED} can't be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{checkpoint.url}: {RELEASED} holds {describe_type(raw)}; expected an object")
+    return raw
 
 
 def read_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:

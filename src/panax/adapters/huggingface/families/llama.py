@@ -43,6 +43,7 @@ SEED_OSS = Family(
     architecture="SeedOssForCausalLM",
     keys=without(ROTARY_KEYS, attention_output_bias="attention_out_bias"),
     absent={**ROTARY_ABSENT, "head_dim": 128, "attention_bias": True, "attention_out_bias": False},
+    preferred=False,
     only={"mlp_bias": (False,)},
     rotary=RotaryMapping(),
     weights=rotary_weights(PRE_NORMS),

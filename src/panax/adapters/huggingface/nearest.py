@@ -1,0 +1,52 @@
+"""Which known family an unknown config.json is nearest to, by its keys and not by its name, and what that family lacks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .family import Family
+
+NOT_ARCHITECTURE = {
+    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "use_cache", "initializer_range",
+    "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
+    "attn_pdrop", "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "_name_or_path", "quantization_config",
+}  # fmt: skip
+"""Keys that say nothing about what a layer computes."""
+
+SHOWN = 8
+"""Unknown keys that a message shows."""
+
+
+def describe_nearest(raw: Mapping[str, Any], families: Mapping[str, Family]) -> str:
+    """Describe the nearest family, the keys that it does not read, and the way that works today."""
+    keys = raw.keys() - NOT_ARCHITECTURE
+    family = max(families.values(), key=lambda each: _likeness(keys, known_keys(each)))
+    unknown = sorted(key for key in keys - known_keys(family) if raw[key] not in (None, False, 0, [], {}))
+    rest = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    said = ", ".join(f"{key}={_short(raw[key])}" for key in unknown[:SHOWN])
+    lacks = f"it does not read {said}{rest}" if unknown else "it reads all of its keys, and may compute something else"
+    return (
+        f"By its keys it is nearest to {family.model_type}; {lacks}. A table for a family is in docs/extending/family.md; as a "
+        f"PyTorch module the model trains today: panax.adapters.torch.task"
+    )
+
+
+def known_keys(family: Family) -> set[str]:
+    """Return the keys of config.json that a family reads or checks."""
+    keys = {*family.keys.values(), *family.only, *family.absent, *family.nested, *family.extra_keys}
+    if family.rotary is not None:
+        keys |= {"rope_theta", "rope_scaling", "rope_parameters"}
+    if family.windows.listed:
+        keys |= {"layer_types"}
+    if family.latent:
+        keys |= {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+    return {key.partition(".")[0] for key in keys}
+
+
+def _likeness(keys: set[str], known: set[str]) -> float:
+    """Return the share of keys in common."""
+    return len(keys & known) / max(len(keys | known), 1)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

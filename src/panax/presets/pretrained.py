@@ -1,0 +1,95 @@
+"""A released model, by its folder or its name in a hub, as an experiment that continues its training."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..adapters.huggingface import config_from
+from ..adapters.huggingface.hub import find_model
+from ..core.errors import DataError, RecipeError
+from ..data import PretrainedTokenizer, TextData
+from ..models import DecoderConfig, DecoderTask
+from ..optim import AdamW, Schedule
+from ..run import EvaluateConfig, Experiment
+from ..run.blank_data import NoData
+from ..run.data_override import replace_data
+from ..run.start import TOKENIZER
+
+MOST_TOKENS = 2048
+"""In a row, unless the model is for shorter ones."""
+
+OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
+"""Files of tokenizers in other forms than tokenizer.json."""
+
+
+def pretrained(
+    where: str | Path,
+    *,
+    data: str | Path | Sequence[str | Path] | Any = None,
+    say: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Experiment:
+    """Return an experiment that fine-tunes a released model, with its own tokenizer and chat template.
+
+    The settings are usual ones to begin with: AdamW with a peak rate of 2e-5 after 20 steps of warm-up, rows of up to 2,048
+    tokens, computation in bfloat16 where the devices have it. Change them with `dataclasses.replace`, or by flags.
+
+    Args:
+        where: A folder in Hugging Face's layout, or `ORG/NAME[@REVISION]`: a model in the local cache of `huggingface_hub`,
+            or one that this library downloads where it is installed. The experiment records the commit.
+        data: Paths, as `panax.data.make_corpus` takes them (conversations are rendered by the model's template), or anything
+            that `Experiment.data` takes. None: to be given later; training without is an error.
+        say: Takes a line on what was found.
+        settings: Other fields of the experiment, such as `num_steps`.
+
+    Raises:
+        CheckpointError: There is no such model here, and it can't be downloaded.
+        RecipeError: Models of its family don't load; the message names what is missing.
+        DataError: The model has no tokenizer that can be read, or a path can't be.
+    """
+    model = find_model(str(where))
+    config = config_from(model.folder)
+    if not isinstance(config, DecoderConfig):
+        raise RecipeError(f"{where} is a vision transformer; train it with preset:NAME --init hf:{model.folder}")
+    check_tokenizer(model.folder)
+    if say is not None and model.where != str(where):
+        say(f"{where} is {model.where}, in {model.folder}")
+    name = re.sub(r"[^\w.-]", "-", Path(model.where.partition("@")[0]).name) or "model"
+    defaults: dict[str, Any] = {
+        "name": name,
+        "init": f"hf:{model.where}",
+        "task": DecoderTask(model=config, compute_dtype="auto"),
+        "data": TextData(
+            corpus=NoData(
+                preset=f"hf:{where}", kind="texts or conversations", function=f"panax.pretrained({str(where)!r})"
+            ),
+            tokenizer=PretrainedTokenizer(path=str(model.folder)),
+            sequence_length=min(MOST_TOKENS, config.max_length),
+        ),
+        "optimizer": AdamW(schedule=Schedule(peak=2e-5, warmup_steps=20)),
+        "evaluate": EvaluateConfig(every=100, batches=50),
+    }
+    experiment = Experiment(**defaults | settings)
+    if data is None:
+        return experiment
+    paths = [data] if isinstance(data, str | Path) else data
+    if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | Path) for path in paths):
+        return replace_data(experiment, *paths)
+    return dataclasses.replace(experiment, data=data)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise a DataError if a folder has no tokenizer.json; of other forms the message has the command that converts it."""
+    if (folder / TOKENIZER).is_file():
+        return
+    other = next((file.name for pattern in OTHER_TOKENIZERS for file in sorted(folder.glob(pattern))), None)
+    if other is None:
+        raise DataError(
+            f"{folder} has no {TOKENIZER}; its weights mean nothing without the tokens that they were trained on"
+        )
+    raise DataError(
+        f'{folder} has {other} and no {TOKENIZER}; convert it once, where transformers is installed: python -c "from '
+        f"transformers import AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    )
