@@ -190,5 +190,17 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
         **THREE, "moe_intermediate_size": 16, "moe_k": 2, "moe_num_experts": 8, "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1,
     }),
+    "internlm3": ("internlm3", {**THREE, "head_dim": 16}),
+    "iquestcoder": ("iquestcoder", {**THREE, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "jais2": ("jais2", {**THREE}),
+    "hyperclovax": ("hyperclovax", {**THREE, **MULTIPLIERS, "head_dim": 16, "attention_bias": True}),
+    "hyperclovax_plain": ("hyperclovax", {**THREE, "use_post_norm": False}),
+    "exaone_moe": ("exaone_moe", {
+        **FOUR, **FINE, "sliding_window": 8, "num_experts": 8, "num_shared_experts": 2, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7, "first_k_dense_replace": 2, "pad_token_id": None,
+    }),
+    "hy_v3": ("hy_v3", {
+        **THREE, **FINE, "head_dim": 16, "num_experts": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7,
+    }),
 }  # fmt: skip
 """Name to a `model_type`, and the settings of its configuration."""

@@ -56,7 +56,9 @@ class Example(NamedTuple):
 def make_example(name: str, parent: Path) -> Example:
     torch.manual_seed(0)
     theirs = transformers.AutoModelForCausalLM.from_config(tiny(name), **EAGER).eval()
-    biases = [value for key, value in theirs.named_buffers() if key.endswith("e_score_correction_bias")]
+    biases = [
+        value for key, value in theirs.named_buffers() if key.endswith(("e_score_correction_bias", "expert_bias"))
+    ]
     with torch.no_grad():
         # Biases and norms too, so that none is neutral.
         for value in [*theirs.parameters(), *biases]:

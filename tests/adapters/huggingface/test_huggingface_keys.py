@@ -81,7 +81,7 @@ def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
         inner = raw["rope_parameters"]
         return "attention_factor" in (inner[path[1]] if len(path) > 2 else inner)
     if key == "first_k_dense_replace":
-        return raw[key] >= raw["num_hidden_layers"]
+        return raw[key] >= raw["num_hidden_layers"] or "mlp_layer_types" in raw
     return key == "rotary_dim" and "partial_rotary_factor" in raw["rope_parameters"]
 
 

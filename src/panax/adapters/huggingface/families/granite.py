@@ -1,7 +1,7 @@
-"""Granite 3 and 4: four multipliers, with and without experts.
+"""Granite 3 and 4, and HyperCLOVA X: four multipliers, with and without experts.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (granite, granitemoe, granitemoeshared), its conversion
-of weights, and the released configurations.
+Sources: the modelling and configuration files of `transformers` 5.23 (granite, granitemoe, granitemoeshared, hyperclovax), its
+conversion of weights, and the released configurations.
 """
 
 import math
@@ -115,4 +115,44 @@ GRANITE_MOE_SHARED = Family(
     write=_write_multipliers,
 )
 
-FAMILIES = (GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED)
+
+def _scores_of_width(raw: Mapping[str, Any], refuse: RefuseFn) -> Mapping[str, Any]:
+    """Fill in the multiplier of scores: by default the usual one of the heads' width."""
+    width = raw.get("head_dim") or raw.get("hidden_size", 0) // max(raw.get("num_attention_heads", 1), 1)
+    usual = raw.get("attention_multiplier") is None and is_json(width, int) and width > 0
+    return {**raw, "attention_multiplier": width**-0.5} if usual else raw
+
+
+def _read_scores(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
+    return {"query_scale": _read_multipliers({**raw, "logits_scaling": 1.0}, refuse)["query_scale"]}
+
+
+def _write_scores(config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
+    return {"attention_multiplier": _write_multipliers(config)[0]["attention_multiplier"]}, []
+
+
+HYPERCLOVAX = Family(
+    model_type="hyperclovax",
+    title="HyperCLOVA X",
+    architecture="HyperCLOVAXForCausalLM",
+    # Its logits are multiplied by what Granite's are divided by.
+    keys={**_KEYS, "head_dim": "head_dim", "logit_multiplier": "logits_scaling", "post_norms": "use_post_norm"},
+    absent={**_ABSENT, "logits_scaling": 1.0, "use_post_norm": True},
+    only={"mlp_bias": (False,)},
+    rotary=RotaryMapping(),
+    weights=rotary_weights(
+        {
+            **PRE_NORMS,
+            "attention_post_norm.scale": "post_norm1.weight",
+            "feed_forward_post_norm.scale": "post_norm2.weight",
+        }
+    ),
+    complete=_scores_of_width,
+    computed=("query_scale",),
+    read=_read_scores,
+    write=_write_scores,
+    preferred=False,
+    whole_heads=True,
+)
+
+FAMILIES = (GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, HYPERCLOVAX)

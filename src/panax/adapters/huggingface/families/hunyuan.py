@@ -1,6 +1,6 @@
-"""Hunyuan: queries and keys are normalized after their rotation.
+"""Hunyuan 1, with queries and keys normalized after their rotation, and 3, before it.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (hunyuan_v1_dense, hunyuan_v1_moe), its conversion of
+Sources: the modelling and configuration files of `transformers` 5.23 (hunyuan_v1_dense, hunyuan_v1_moe, hy_v3), its conversion of
 weights, and the released configurations.
 """
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....models import DecoderConfig
-from ..family import Family, MoEMapping, RefuseFn
+from ..family import Family, MoEMapping, RefuseFn, TensorSource
 from ..json_values import is_json
+from ..pattern import Pattern
 from ..rotary_mapping import PLACES, RotaryMapping
 from ..tensor_names import (
     GATED,
     MULTI_HEAD,
     PRE_NORMS,
+    QK_NORMS,
     ROTARY_ABSENT,
     ROTARY_KEYS,
     experts,
@@ -115,4 +117,43 @@ HUNYUAN_MOE = Family(
     write=_write_shared,
 )
 
-FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE)
+HY_V3 = Family(
+    model_type="hy_v3",
+    title="Hunyuan 3",
+    architecture="HYV3ForCausalLM",
+    fields={"qk_norm": True},
+    keys=ROTARY_KEYS,
+    absent={**_ABSENT, "num_key_value_heads": 8, "head_dim": 128},
+    only={"mlp_bias": (False,)},
+    rotary=RotaryMapping(theta=11_158_840.0),
+    weights=rotary_weights(
+        {**PRE_NORMS, **QK_NORMS},
+        MULTI_HEAD
+        | GATED
+        | experts("mlp", "gate_proj", "up_proj", "down_proj", "router.gate")
+        | shared_expert("mlp.shared_mlp"),
+    ),
+    mixture=MoEMapping(
+        always={"scores": "sigmoid", "selection_bias": True},
+        keys={
+            "experts": "num_experts",
+            "active": "num_experts_per_tok",
+            "ffn": "moe_intermediate_size",
+            "scale": "router_scaling_factor",
+        },
+        absent={
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1536,
+            "router_scaling_factor": 2.826,
+            "num_shared_experts": 1,
+            "mlp_layer_types": 1,
+        },
+        shared="num_shared_experts",
+        sparse="mlp_layer_types",
+        bias=TensorSource("model.layers.{layer}.mlp.expert_bias", Pattern("router")),
+    ),
+    predicts_more=True,
+)
+
+FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE, HY_V3)

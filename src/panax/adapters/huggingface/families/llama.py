@@ -1,8 +1,8 @@
 """Llama, and families that differ from it in a line or two: the names of biases, the layout of rotated pairs, windows, or an
 activation without a gate.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (llama, cwm, seed_oss, helium, arcee), and the
-released configurations.
+Sources: the modelling and configuration files of `transformers` 5.23 (llama, cwm, seed_oss, helium, arcee, internlm3,
+iquestcoder), and the released configurations.
 """
 
 from ..family import Family
@@ -81,4 +81,31 @@ ARCEE = Family(
     whole_heads=True,
 )
 
-FAMILIES = (LLAMA, CWM, SEED_OSS, HELIUM, ARCEE)
+INTERNLM3 = Family(
+    model_type="internlm3",
+    title="InternLM3",
+    architecture="InternLM3ForCausalLM",
+    keys=without(ROTARY_KEYS, "attention_bias", "attention_output_bias"),
+    absent={**ROTARY_ABSENT, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+    # One bias setting is of the queries, keys and values, and one of all that is not; `transformers` takes them equal.
+    only={"attention_bias": (False,), "mlp_bias": (False,), "qkv_bias": (False,), "bias": (False,)},
+    rotary=RotaryMapping(),
+    preferred=False,
+    weights=rotary_weights(PRE_NORMS),
+    whole_heads=True,
+)
+
+IQUESTCODER = Family(
+    model_type="iquestcoder",
+    title="IQuest-Coder",
+    architecture="IQuestCoderForCausalLM",
+    keys=ROTARY_KEYS,
+    absent={**ROTARY_ABSENT, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    only={"mlp_bias": (False,), "clip_qkv": (None,), "use_sliding_window": (False,)},
+    rotary=RotaryMapping(),
+    preferred=False,
+    weights=rotary_weights(PRE_NORMS),
+    whole_heads=True,
+)
+
+FAMILIES = (LLAMA, CWM, SEED_OSS, HELIUM, ARCEE, INTERNLM3, IQUESTCODER)

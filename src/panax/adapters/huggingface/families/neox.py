@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia, StableLM, StarCoder 2 and Nemotron 4: layer norms with biases.
+"""GPT-NeoX and Pythia, StableLM, StarCoder 2, Nemotron 4 and Jais 2: layer norms with biases.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron), and the
+Sources: the modelling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron, jais2), and the
 released configurations.
 """
 
@@ -23,6 +23,14 @@ _NORMS = with_biases(
         "feed_forward_norm.scale": ("post_attention_layernorm.weight", "norm"),
     }
 )
+
+_PLAIN = {
+    "feed_forward.w_up": ("mlp.up_proj.weight", "ffn embed"),
+    "feed_forward.b_up": ("mlp.up_proj.bias", "ffn"),
+    "feed_forward.w_down": ("mlp.down_proj.weight", "embed ffn"),
+    "feed_forward.b_down": ("mlp.down_proj.bias", "norm"),
+}
+"""A feed-forward without a gate."""
 
 _OUTSIDE = {
     "embedding.table": ("embed_tokens.weight", "vocab embed"),
@@ -143,15 +151,20 @@ NEMOTRON = Family(
     weights=map_weights(
         "model.",
         _OUTSIDE,
-        {
-            **_NORMS,
-            **MULTI_HEAD,
-            "feed_forward.w_up": ("mlp.up_proj.weight", "ffn embed"),
-            "feed_forward.b_up": ("mlp.up_proj.bias", "ffn"),
-            "feed_forward.w_down": ("mlp.down_proj.weight", "embed ffn"),
-            "feed_forward.b_down": ("mlp.down_proj.bias", "norm"),
-        },
+        {**_NORMS, **MULTI_HEAD, **_PLAIN},
     ),
 )
 
-FAMILIES = (GPT_NEOX, STABLELM, STARCODER2, NEMOTRON)
+JAIS2 = Family(
+    model_type="jais2",
+    title="Jais 2",
+    architecture="Jais2ForCausalLM",
+    fields={"norm": "layer", "gated": False},
+    keys={**ROTARY_KEYS, "norm_epsilon": "layer_norm_eps", "feed_forward_bias": "mlp_bias"},
+    absent={**ROTARY_ABSENT, "layer_norm_eps": 1e-5, "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True},
+    rotary=RotaryMapping(),
+    weights=map_weights("model.", _OUTSIDE, {**_NORMS, **MULTI_HEAD, **_PLAIN}),
+    whole_heads=True,
+)
+
+FAMILIES = (GPT_NEOX, STABLELM, STARCODER2, NEMOTRON, JAIS2)
