@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from panax.layers import LinearScaling, Rotary, YarnScaling
+from panax.layers.moe.moe_config import MoE
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
 
@@ -43,3 +45,66 @@ def batch(seed: int = 0, rows: int = ROWS, length: int = LENGTH) -> dict[str, np
         "segment": segment.astype(np.int32),
         "position": np.where(at < cut[:, None], at, at - cut[:, None]).astype(np.int32),
     }
+
+
+SIZES = {
+    "vocab_size": 96,
+    "max_length": 32,
+    "embed": 32,
+    "num_layers": 4,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+}
+
+FEATURES = {
+    "norms after, over all heads, positions by window": DecoderConfig(
+        **SIZES,
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        qk_norm_scope="all_heads",
+        windows=(8, 0),
+        rotaries=(Rotary(), Rotary(scaling=YarnScaling(factor=4.0, original_length=8, fast=4.0, attention_factor=1.3))),
+    ),
+    "parallel branches, one norm, layers without positions": DecoderConfig(
+        **SIZES,
+        norm="layer_unbiased",
+        parallel_residual=True,
+        shared_norm=True,
+        qk_norm=True,
+        qk_norm_scope="own_head",
+        windows=(8, 0),
+        rotaries=(Rotary(interleaved=True), None),
+        logit_multiplier=0.3,
+    ),
+    "parallel branches, two norms, no gate, a part rotated": DecoderConfig(
+        **SIZES,
+        norm="layer",
+        norm_unit_offset=True,
+        parallel_residual=True,
+        gated=False,
+        activation="relu_squared",
+        attention_bias=True,
+        feed_forward_bias=True,
+        rotary=Rotary(fraction=0.5, scaling=LinearScaling(factor=4.0)),
+        tied=False,
+    ),
+    "multipliers, norms without scales, growing queries": DecoderConfig(
+        **SIZES,
+        norm="layer_unscaled",
+        embed_multiplier=3.0,
+        residual_multiplier=0.6,
+        logit_multiplier=0.2,
+        rotary=Rotary(query_growth=0.4, query_length=6),
+        dropout=0.1,
+    ),
+    "experts, a gated shared one, norms after the rotation": DecoderConfig(
+        **SIZES,
+        qk_norm=True,
+        qk_norm_after_rotary=True,
+        residual_multiplier=0.8,
+        feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, shared_gate=True, balance=0.1, first_dense=1),
+    ),
+}
+"""Small decoders in which the features of open models meet as they do in families."""

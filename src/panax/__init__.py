@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .metrics.report import report, time_to_loss
     from .plan.goodput import simulate
     from .presets.experiments import preset
-    from .presets.pretrained import pretrained
+    from .presets.released_model import released_model
     from .run import (
         Experiment,
         Result,
@@ -43,7 +43,7 @@ __getattr__ = lazy_getattr(
         "metrics.report": ("report", "time_to_loss"),
         "plan.goodput": ("simulate",),
         "presets.experiments": ("preset",),
-        "presets.pretrained": ("pretrained",),
+        "presets.released_model": ("released_model",),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "run.tools.batch_search": ("find_batch",),
         "run.tools.lr_search": ("find_lr",),
@@ -70,6 +70,6 @@ register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole"
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step",
     "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run", "preset",
-    "pretrained",
+    "released_model",
     "report", "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import pytest
 import tiny
-from decoder_features import FEATURES
 
 from panax.models import DecoderTask
 from panax.testing import check_task
@@ -16,7 +15,7 @@ MORE = ({"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"stage": 2, "tensor": 2}, {"re
     [pytest.param(LAYOUTS, marks=pytest.mark.full), pytest.param(MORE, marks=pytest.mark.slow)],
     ids=["two", "four"],
 )
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", tiny.FEATURES)
 def test_trains_like_one_device(name: str, layouts: tuple[dict[str, int], ...]) -> None:
-    report = check_task(DecoderTask(model=FEATURES[name]), tiny.batch(rows=8), layouts=layouts)
+    report = check_task(DecoderTask(model=tiny.FEATURES[name]), tiny.batch(rows=8), layouts=layouts)
     assert len(report.compared) == len(layouts), report.left_out

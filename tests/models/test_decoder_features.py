@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoder_features import FEATURES
 from drawing import drawn
+from tiny import FEATURES
 
 from panax.core import RecipeError
 from panax.layers import Context, DynamicScaling, LinearScaling, Rotary, YarnScaling

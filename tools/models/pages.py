@@ -51,8 +51,8 @@ def _index(everything: Sequence[Subject], parity: Mapping[str, Any]) -> Iterator
         ],
     )
     yield (
-        f"The last two columns are distances from transformers {parity['versions']['transformers']} in float32, as a part of each "
-        f"tensor's norm, for a small model in which no setting is neutral ({parity['date']}). A [test]"
+        f"The last two columns are distances from transformers {parity['versions']['transformers']} in float32, as a part of "
+        f"each tensor's norm, for a small model in which no setting is neutral ({parity['date']}). A [test]"
         f"(../../tests/adapters/huggingface/test_huggingface_keys.py) changes each key of each `config.json`: it is read, "
         f"refused, or listed with the reason why it changes nothing.\n"
     )
@@ -157,7 +157,9 @@ def _commands(subject: Subject) -> Iterator[str]:
             + ("" if data == "images" else " Its tokenizer is used.")
         )
     if name is None:
-        lines.append("`DIR` is a folder with released weights, or `ORG/NAME` of a hub; its tokenizer and template are used.")
+        lines.append(
+            "`DIR` is a folder with released weights, or `ORG/NAME` of a hub; its tokenizer and template are used."
+        )
     if subject.loads:
         lines.append("`export` writes the same layout back, which `transformers` loads.")
     yield " ".join(lines) + "\n"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from panax.adapters.huggingface.families import FAMILIES
+from panax.adapters.huggingface.families import BUILT_IN
 from panax.adapters.huggingface.family import Family
 from panax.adapters.huggingface.family_choice import to_config_json
 from panax.adapters.huggingface.vision import VIT
@@ -31,11 +31,11 @@ class Subject:
 
 def subjects() -> list[Subject]:
     """Return all pages: each family with the presets that it expresses, then the others."""
-    by_family: dict[str, list[str]] = {name: [] for name in FAMILIES}
+    by_family: dict[str, list[str]] = {name: [] for name in BUILT_IN}
     for preset, config in PRESETS.items():
         if preset not in UNRELEASED_PRESETS:
             by_family[to_config_json(config, None)[0].model_type].append(preset)
-    pages = [Subject(name, FAMILIES[name].title, tuple(presets), FAMILIES[name]) for name, presets in by_family.items()]
+    pages = [Subject(name, BUILT_IN[name].title, tuple(presets), BUILT_IN[name]) for name, presets in by_family.items()]
     pages.append(Subject(VIT.model_type, VIT.title, tuple(VIT_PRESETS)))
     pages.append(
         Subject("unreleased", "Models without released weights", tuple(sorted(UNRELEASED_PRESETS)), loads=False)

@@ -10,7 +10,7 @@ from ..core import Task
 from ..core.errors import PanaxError, RecipeError, describe_type
 from ..metrics.console import wrap_line
 from ..presets.experiments import preset
-from ..presets.pretrained import pretrained
+from ..presets.released_model import released_model
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
 from .flag_aliases import check_names
@@ -106,7 +106,7 @@ def _published(name: str, paths: Sequence[str], flags: Sequence[str]) -> Experim
     if name.startswith(PRESET):
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
     if name.startswith(PRETRAINED):
-        return pretrained(name.removeprefix(PRETRAINED), data=list(paths) or None, say=warn)
+        return released_model(name.removeprefix(PRETRAINED), data=list(paths) or None, say=warn)
     return None
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from ..core.errors import RecipeError, suggest_name
 from ..presets.experiments import PARAMETERS, preset
-from ..presets.pretrained import pretrained
+from ..presets.released_model import released_model
 from ..run import Experiment
 
 Recipe = Callable[[], Experiment]
@@ -56,7 +56,7 @@ def find_recipe(name: str) -> Recipe:
     if name.startswith(PRESET):
         return _preset(name.removeprefix(PRESET))
     if name.startswith(PRETRAINED):
-        return _pretrained(name.removeprefix(PRETRAINED))
+        return _released_model(name.removeprefix(PRETRAINED))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)
@@ -92,9 +92,9 @@ def _preset(name: str) -> Recipe:
     return recipe
 
 
-def _pretrained(where: str) -> Recipe:
+def _released_model(where: str) -> Recipe:
     def recipe() -> Experiment:
-        return pretrained(where)
+        return released_model(where)
 
     recipe.__doc__ = f"The released model {where}, fine-tuned on the data that `--data` names."
     return recipe

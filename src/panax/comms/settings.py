@@ -85,7 +85,7 @@ class Comms(Validated):
             parameter.
         local_steps: Number of steps that each replica takes independently, with nothing sent between
             replicas. They then synchronize: the mean of their updates goes to an outer optimizer, SGD with
-            Nesterov momentum (DiLoCo, arXiv:2311.08105), and is sent as `compress` says. Evaluation and
+            Nesterov momentum (DiLoCo, arXiv:2311.08105), and is compressed by `compress`. Evaluation and
             export use the synchronized parameters.
         fragments: Number of parts in which parameters are synchronized, each once in `local_steps` steps, one
             after the other, which divides the peak of bytes sent by this number (streaming DiLoCo,

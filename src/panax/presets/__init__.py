@@ -1,6 +1,6 @@
 """Published models by name, as experiments that are ready to run."""
 
 from .experiments import preset
-from .pretrained import pretrained
+from .released_model import released_model
 
-__all__ = ["preset", "pretrained"]
+__all__ = ["preset", "released_model"]

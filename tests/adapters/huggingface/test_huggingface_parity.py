@@ -68,7 +68,7 @@ def in_files(model: Any, folder: Path) -> dict[str, np.ndarray]:
     return {
         name: value
         for name, value in load_file(folder / "model.safetensors").items()
-        if not name.endswith("e_score_correction_bias")
+        if not name.endswith(("e_score_correction_bias", "expert_bias"))
     }
 
 

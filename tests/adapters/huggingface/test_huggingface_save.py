@@ -165,7 +165,7 @@ def test_every_preset_has_a_family_that_expresses_it(name: str, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"post_norms": True}, "nearest is llama: model.post_norms=True, expected False"),
+        ({"norm_unit_offset": True}, "nearest is llama: model.norm_unit_offset=True, expected False"),
         ({"windows": (8, 4)}, r"nearest is llama: model.windows=\[4, 8\], expected no sliding windows"),
         ({"qk_norm": True, "windows": (8, 4)}, r"nearest is qwen3: model.windows=\[4, 8\], expected one length"),
         (

@@ -16,7 +16,8 @@ from .family import ACTIVATIONS, Family
 from .json_values import flatten_keys, is_json
 from .nearest import describe_nearest
 from .nested_config import read_latent, read_mixture
-from .rotary_mapping import read_rotaries
+from .rotary_positions import read_rotaries
+from .towers import IGNORED, has_towers, text_config
 from .vision import VIT, read_vit
 
 CONFIG = "config.json"
@@ -42,7 +43,15 @@ def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
 
 def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
     """Return the family of the model in a folder, and its configuration."""
-    raw = _read_json(folder)
+    raw = read_json(folder)
+    if has_towers(raw):
+        model_type, raw = str(raw.get("model_type")), text_config(raw)
+        for key in IGNORED.get(model_type, ()):
+            if raw.get(key) is not None:
+                raise RecipeError(
+                    f"{folder / CONFIG}: {key}={raw[key]!r} is in the text's settings, and `transformers` does not compute it in "
+                    f"a {model_type} model; remove it"
+                )
     family = _family_of(raw, folder / CONFIG)
     try:
         if family is VIT:
@@ -52,7 +61,7 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
         raise RecipeError(f"{folder / CONFIG} holds a number that can't be: {error}") from error
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
@@ -152,13 +161,13 @@ def _layer_fields(read: _Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if num_layers > _MOST_LAYERS:
         read.refuse(family.keys["num_layers"], f"expected at most {_MOST_LAYERS} layers")
     windows = family.windows.read(read.raw, num_layers, read.refuse)
-    found: dict[str, Any] = {"windows": _shortest_cycle(windows, 0)}
+    fields_of_layers: dict[str, Any] = {"windows": _shortest_cycle(windows, 0)}
     if family.rotary is not None:
         length = fields.get("max_length", 0)
         rotaries = read_rotaries(family.rotary, read.raw, length, windows, read.refuse)
         first, *others = cycle = _shortest_cycle(rotaries, Rotary())
-        found |= {"rotaries": cycle} if others or first is None else {"rotary": first}
-    return found
+        fields_of_layers |= {"rotaries": cycle} if others or first is None else {"rotary": first}
+    return fields_of_layers
 
 
 def _shortest_cycle(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:

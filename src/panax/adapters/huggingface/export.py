@@ -1,5 +1,6 @@
 """Export of a model's weights to safetensors files and a config.json that `transformers` loads."""
 
+import contextlib
 import json
 import math
 import os
@@ -20,9 +21,13 @@ from .config import CONFIG
 from .families import FAMILIES
 from .family import Family
 from .family_choice import to_config_json_like
-from .loader import INDEX_FILE, WEIGHTS_FILE
+from .loader import INDEX_FILE, WEIGHTS_FILE, open_tensors
 from .tensor_map import ParameterMatch, StackIndex, index_ranges, match_parameters
+from .towers import TowerNames, has_towers, text_config, whole_config
 from .vision import PREPROCESSOR, VIT, vit_json
+
+DTYPE_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+"""Bits of the dtypes, by safetensors' names, that other towers' tensors may have."""
 
 Sources = list[tuple[ParameterMatch, StackIndex]]
 """Sources of a tensor: parameters, and indices in them."""
@@ -38,6 +43,7 @@ def save(
     token_ids: Mapping[str, int | None] | None = None,
     classes: Sequence[str] = (),
     like: Mapping[str, Any] | None = None,
+    towers: str | Path | None = None,
 ) -> None:
     """Write a model so that `transformers` computes the same logits.
 
@@ -56,6 +62,8 @@ def save(
         classes: Class names of a vision transformer's labels, by index.
         like: The config.json of the release from which a decoder was trained: it is written as the same family where that
             can express it, with the keys that change nothing here.
+        towers: The release's folder, if `like` is of a model with other towers beside the text's: their tensors are copied
+            from there as they are.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
@@ -67,7 +75,7 @@ def save(
     family, raw, beside = _described(model, model_type, token_ids or {}, classes, like or {})
     if isinstance(model, Decoder):
         _check_state(model, state or {})
-    tensors = _tensors(list(match_parameters(family, model, state or {})))
+    tensors: dict[str, Sources] = _tensors(list(match_parameters(family, model, state or {})))
     for sources in tensors.values():
         for match, _ in sources:
             if not match.leaf.is_fully_addressable:
@@ -76,7 +84,35 @@ def save(
                 )
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
-    sizes = {name: sum(_bytes(match) for match, _ in sources) for name, sources in tensors.items()}
+    with _opened_towers(family, like or {}, towers) as (names, copied):
+        renamed = {names.outer(name) if names else name: sources for name, sources in tensors.items()}
+        _write_files(folder, renamed | copied, max_shard_bytes, {**beside, CONFIG: raw})
+
+
+@contextlib.contextmanager
+def _opened_towers(
+    family: Family, like: Mapping[str, Any], towers: str | Path | None
+) -> Iterator[tuple[TowerNames | None, dict[str, Any]]]:
+    """Open the tensors of a release's other towers; yield the text tower's names, and these by name."""
+    if not has_towers(like):
+        yield None, {}
+        return
+    if towers is None:
+        raise RecipeError(
+            "the release has other towers beside the text's; pass its folder (--base DIR, or towers=) to copy them"
+        )
+    with open_tensors(Path(towers)) as tensors:
+        names = TowerNames.of(family, tensors)
+        yield names, {name: value for name, value in tensors.items() if names.inner(name) is None}
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Any], max_shard_bytes: int, beside: Mapping[str, Any]) -> None:
+    """Write tensors in shards, then the other files in their order.
+
+    Args:
+        tensors: Name to sources in the model, or to a tensor of another file.
+    """
+    sizes = {name: _size(value) for name, value in tensors.items()}
     shards = list(group_by_bytes(sizes, max_shard_bytes))
     files = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [WEIGHTS_FILE]
@@ -84,7 +120,10 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for file, names in zip(files, shards):
             partial = folder / f"{file}.partial"
-            save_file({name: _tensor(tensors[name]) for name in names}, partial, metadata={"format": "pt"})
+            arrays = {
+                name: _tensor(value) if isinstance(value := tensors[name], list) else value[...] for name in names
+            }
+            save_file(arrays, partial, metadata={"format": "pt"})
             apply_umask(partial)
             os.replace(partial, folder / file)
         if len(shards) > 1:
@@ -93,7 +132,6 @@ def save(
             _write_json(folder / INDEX_FILE, index)
         for file, content in beside.items():
             _write_json(folder / file, content)
-        _write_json(folder / CONFIG, raw)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"can't write to {folder}: {error}") from error
 
@@ -113,10 +151,14 @@ def _described(
             )
         raw, processor = vit_json(model.config, classes)
         return VIT, raw | {"torch_dtype": model.patches.w.dtype.name}, {PREPROCESSOR: processor}
-    family, raw = to_config_json_like(model.config, model_type, like)
-    given = {name: value for name, value in token_ids.items() if value is not None}
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **given}
-    return family, raw | {"torch_dtype": model.embedding.table.dtype.name} | ends, {}
+    with_towers = has_towers(like)
+    family, raw = to_config_json_like(model.config, model_type, text_config(like) if with_towers else like)
+    dtype = model.embedding.table.dtype.name
+    tokenizer_ids = {name: value for name, value in token_ids.items() if value is not None}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **tokenizer_ids}
+    if with_towers:
+        return family, whole_config(like, raw, dtype) | tokenizer_ids, {}
+    return family, raw | {"torch_dtype": dtype} | ends, {}
 
 
 def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
@@ -166,6 +208,13 @@ def _part(match: ParameterMatch, place: StackIndex) -> np.ndarray:
             data: Any = shard.data[tuple(i - low for i, (low, _) in zip(place, ranges))]
             out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
     return out
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of a tensor: of sources in the model, or of another file."""
+    if isinstance(value, list):
+        return sum(_bytes(match) for match, _ in value)
+    return math.prod(value.get_shape()) * DTYPE_BITS[value.get_dtype()] // 8
 
 
 def _bytes(match: ParameterMatch) -> int:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from ...models import DecoderConfig
 from .pattern import Pattern
-from .rotary_mapping import RotaryMapping
-from .window_mapping import NO_WINDOWS, WindowMapping
+from .rotary_positions import RotaryMapping
+from .sliding_windows import NO_WINDOWS, WindowMapping
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -101,7 +101,7 @@ class Family:
         absent: Default of `transformers` for a key that config.json lacks.
         only: Keys that change the computation, and their values that the decoder supports.
         activation_names: Ours to theirs, if it is not the one that most families write.
-        rotary: How rotary positions are described; None if `fields` says what there is.
+        rotary: How rotary positions are described; None if `fields` has the setting.
         windows: How sliding windows are.
         mixture: Mapping of the mixture, for a family with experts.
         latent: True if it has latent attention.

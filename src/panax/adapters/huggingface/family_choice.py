@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...core.errors import RecipeError, describe_type, suggest_name
 from ...models import DecoderConfig
@@ -12,9 +12,11 @@ from .family import ACTIVATIONS, Family
 from .json_values import unflatten_keys
 from .nearest import known_keys
 from .nested_config import TRAINING_ONLY, complete_moe_fields, write_latent, write_mixture
-from .rotary_mapping import Rotaries, write_rotaries
+from .rotary_positions import DEFAULT_THETA_KEY, PLACES, Rotaries, read_rotaries, write_rotaries
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+ROTARY_KEYS_OF_FILES = (*PLACES, DEFAULT_THETA_KEY)
 
 _WRITTEN_ANEW = {"torch_dtype", "dtype", "quantization_config", "transformers_version", *TOKEN_IDS}
 """Keys that are not taken over from the release."""
@@ -121,7 +123,26 @@ def to_config_json_like(
         return family, raw
     kept = {key: value for key, value in like.items() if key not in known_keys(family) | _WRITTEN_ANEW}
     names = {"model_type": like["model_type"], "architectures": like.get("architectures") or raw["architectures"]}
+    if family.rotary is not None and _reads_as(family, like, config):
+        # In whichever place and form the release has them, with what text does not need.
+        raw = {key: value for key, value in raw.items() if key not in ROTARY_KEYS_OF_FILES}
+        kept |= {key: like[key] for key in ROTARY_KEYS_OF_FILES if key in like}
     return family, kept | raw | names
+
+
+def _reads_as(family: Family, raw: Mapping[str, Any], config: DecoderConfig) -> bool:
+    """Return True if the rotary positions of a config.json are those of a configuration."""
+
+    def refuse(key: str, why: str) -> NoReturn:
+        raise RecipeError(f"{key}: {why}")
+
+    assert family.rotary is not None
+    try:
+        completed = raw if family.complete is None else family.complete(raw, refuse)
+        windows = resolve_defaults(config)["windows"]
+        return read_rotaries(family.rotary, completed, config.max_length, windows, refuse) == layer_rotaries(config)
+    except RecipeError:
+        return False
 
 
 def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:

@@ -1,4 +1,4 @@
-"""Models of a hub by name: found in the local cache of `huggingface_hub`, else downloaded by that library where it is
+"""Models of a hub by name: found in the local cache of `huggingface_hub`, else downloaded by that library if
 installed. Weights, settings and tokenizers are taken; code never is."""
 
 import importlib.util

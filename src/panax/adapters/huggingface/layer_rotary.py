@@ -1,4 +1,4 @@
-"""How layers of one model differ in their rotary positions, as config.json says it."""
+"""How layers of one model differ in their rotary positions, in config.json."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,8 +6,8 @@ from typing import Any
 
 from ...layers import Rotary
 from .json_values import WrittenConfig
-from .rotary_mapping import PLACES, RefuseFn, Rotaries
-from .window_mapping import FULL, SLIDING
+from .rotary_positions import PLACES, RefuseFn, Rotaries
+from .sliding_windows import FULL, SLIDING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class SlidingOnly:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """A list says which layers have rotary positions (SmolLM 3): `no_rope_layers` is 1 for those that have, and
+    """A list of the layers with rotary positions (SmolLM 3): `no_rope_layers` is 1 for those that have, and
     every `no_rope_layer_interval`-th has none by default."""
 
     keys: tuple[str, ...] = ("no_rope_layers", "no_rope_layer_interval")

@@ -17,10 +17,11 @@ from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
 from ...system import json_reader
 from ..wrappers import find_wrapper
-from .config import CONFIG, read_config
+from .config import CONFIG, read_config, read_json
 from .family import Family
 from .family_choice import check_same
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
+from .towers import TowerNames, has_towers
 from .vision import HEAD_WEIGHTS, check_same_vit
 
 WEIGHTS_FILE = "model.safetensors"
@@ -196,8 +197,8 @@ def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -
 
 
 @contextlib.contextmanager
-def _open(folder: Path, family: Family) -> Iterator[Tensors]:
-    """Open the tensors of the folder's files, which are mapped into memory."""
+def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
+    """Open all tensors of a folder's files, which are mapped into memory, under their names there."""
     tensors: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for path in _weight_files(folder):
@@ -208,6 +209,13 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                     f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
                 ) from error
             tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        yield tensors
+
+
+@contextlib.contextmanager
+def _open(folder: Path, family: Family) -> Iterator[Tensors]:
+    """Open the tensors of the family's model, under the family's names."""
+    with open_tensors(folder) as tensors:
         if (wrapper := find_wrapper(set(tensors))) is not None:
             example = next(name for name in tensors if wrapper in name)
             raise CheckpointError(
@@ -216,6 +224,10 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                 f"DataParallel); save the module inside of it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
                 "rename the tensors"
             )
+        if has_towers(read_json(folder)):
+            names = TowerNames.of(family, tensors)
+            renamed = {names.inner(name): value for name, value in tensors.items()}
+            tensors = {name: value for name, value in renamed.items() if name is not None}
         if not any(name.startswith(family.prefix) for name in tensors):
             # The model without its head, like the releases of GPT-2.
             tensors = {name if name == family.head else family.prefix + name: value for name, value in tensors.items()}

@@ -10,7 +10,7 @@ NOT_ARCHITECTURE = {
     "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
     "attn_pdrop", "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "_name_or_path", "quantization_config",
 }  # fmt: skip
-"""Keys that say nothing about what a layer computes."""
+"""Keys that do not concern the computation of a layer."""
 
 SHOWN = 8
 """Unknown keys that a message shows."""
@@ -19,7 +19,8 @@ SHOWN = 8
 def describe_nearest(raw: Mapping[str, Any], families: Mapping[str, Family]) -> str:
     """Describe the nearest family, the keys that it does not read, and the way that works today."""
     keys = raw.keys() - NOT_ARCHITECTURE
-    family = max(families.values(), key=lambda each: _likeness(keys, known_keys(each)))
+    named = raw.get("architectures") or []
+    family = max(families.values(), key=lambda each: (each.architecture in named, _likeness(keys, known_keys(each))))
     unknown = sorted(key for key in keys - known_keys(family) if raw[key] not in (None, False, 0, [], {}))
     rest = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     said = ", ".join(f"{key}={_short(raw[key])}" for key in unknown[:SHOWN])

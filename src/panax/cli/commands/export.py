@@ -1,11 +1,13 @@
 """`panax export`: a trained model as a folder that Hugging Face's libraries load."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from ...adapters.huggingface import save
+from ...adapters.huggingface.hub import find_here
 from ...core.errors import RecipeError
 from ...models import Decoder, Vit
 from ...run.folder.trained_model import load_model
@@ -21,12 +23,19 @@ def cast_weights(params: Any, dtype: str) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
+def _base(init: str) -> Path | None:
+    """Return the folder of the released model from which a run began, if it is on this machine."""
+    kind, _, where = init.partition(":")
+    return find_here(where) if kind == "hf" else None
+
+
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
     parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
     parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights; by default the checkpoint's")
+    parser.add_argument("--base", help="the released model's folder, if the run's is not here any more")
     options = parser.parse_args(arguments)
     start_jax()
     trained = load_model(options.checkpoint, warn)
@@ -36,7 +45,15 @@ def export(arguments: Sequence[str]) -> int:
         )
     params = trained.params if options.dtype is None else cast_weights(trained.params, options.dtype)
     ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
-    save(options.directory, params, trained.state, token_ids=ids, classes=trained.classes, like=trained.released)
+    save(
+        options.directory,
+        params,
+        trained.state,
+        token_ids=ids,
+        classes=trained.classes,
+        like=trained.released,
+        towers=options.base or _base(trained.init),
+    )
     if trained.tokenizer is not None:
         trained.tokenizer.save(options.directory)
     loader = "AutoModelForCausalLM" if isinstance(trained.params, Decoder) else "AutoModelForImageClassification"

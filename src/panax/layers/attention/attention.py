@@ -37,7 +37,7 @@ class Cache(NamedTuple):
 
 
 QKNormScope = Literal["head", "own_head", "all_heads"]
-"""What a norm of queries or keys covers: each head, with one scale for all; each head, with a scale of its own; or
+"""Scope of a norm of queries or keys: each head, with one scale for all; each head, with a scale of its own; or
 all heads together."""
 
 

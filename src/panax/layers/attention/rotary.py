@@ -65,7 +65,7 @@ class LinearScaling(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicScaling(LinearScaling):
-    """Context extension that begins where a row is longer than `max_length` (dynamic NTK); rows are never longer
+    """Context extension that begins in rows longer than `max_length` (dynamic NTK); rows are never longer
     here, so it changes nothing. It is kept to be exported."""
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
@@ -259,7 +259,7 @@ class Rotary(Validated):
     def grow_queries(
         self, q: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """Multiply queries as `query_growth` says."""
+        """Multiply queries by `query_growth`."""
         if not self.query_growth:
             return q
         growth = 1.0 + self.query_growth * jnp.log1p((position // self.query_length).astype(jnp.float32))

@@ -85,7 +85,7 @@ class DecoderConfig(Validated):
         parallel_residual: Attention and feed-forward have the same input, and both are added to it (GPT-NeoX).
         shared_norm: With `parallel_residual`: one norm for both (Cohere).
         qk_norm: Normalize queries and keys.
-        qk_norm_scope: What is normalized: each head, with a scale that all share; each head with a scale of its
+        qk_norm_scope: Scope of these norms: each head, with a scale that all share; each head with a scale of its
             own; or all heads together (OLMo 2). Only the first is of the decoder's kind of norm, with its unit
             offset; the others are "rms", or "layer" without a bias.
         qk_norm_after_rotary: Normalize after the rotation instead of before (Hunyuan).

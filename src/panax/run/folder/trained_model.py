@@ -21,6 +21,7 @@ from ..preparation import LogFn
 from ..reporting.generation import generate_text
 from ..start import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
+from .previous_run import SETTINGS
 
 AVERAGED = "averaged"
 """Name of the averages in a state."""
@@ -42,6 +43,7 @@ class LoadedModel:
         averaged: True if the parameters are averages.
         classes: Names of the labels of the run's data, by index; () if they are not known.
         released: The config.json of the released model from which the run began; None if it began otherwise.
+        init: The weights from which the run began, as `Experiment.init`.
     """
 
     url: str
@@ -52,6 +54,7 @@ class LoadedModel:
     averaged: bool = False
     classes: tuple[str, ...] = ()
     released: dict[str, Any] | None = None
+    init: str = ""
 
     def __repr__(self) -> str:
         return f"LoadedModel({type(self.task).__name__}, {self.url})"
@@ -141,7 +144,17 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
         averaged,
         read_class_names(checkpoint),
         _read_released(checkpoint),
+        _read_init(checkpoint),
     )
+
+
+def _read_init(checkpoint: Checkpoint) -> str:
+    try:
+        settings = json_reader.parse(checkpoint.attachment(SETTINGS) or "{}", constants=True)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.url}: {SETTINGS} can't be read: {error}") from error
+    init = settings.get("init", "") if isinstance(settings, dict) else ""
+    return init if isinstance(init, str) else ""
 
 
 def _read_released(checkpoint: Checkpoint) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping
 
+from ....core.errors import RecipeError
 from ..family import Family
 
 _LINEAGES = (
@@ -17,5 +18,20 @@ def _families() -> Mapping[str, Family]:
     return {family.model_type: family for module in modules for family in module.FAMILIES}
 
 
-FAMILIES: Mapping[str, Family] = _families()
-"""Families by `model_type`."""
+BUILT_IN: Mapping[str, Family] = _families()
+"""The families of this package, by `model_type`."""
+
+FAMILIES: dict[str, Family] = dict(BUILT_IN)
+"""These, and those that were registered."""
+
+
+def register_family(family: Family) -> None:
+    """Add a family from outside of this package: its folders load, and its configurations are exported.
+
+    Raises:
+        RecipeError: Another family has this `model_type`.
+    """
+    known = next((each for each in FAMILIES.values() if family.model_type in (each.model_type, *each.also)), family)
+    if known != family:
+        raise RecipeError(f"a family of model_type={family.model_type!r} is known already; choose another name")
+    FAMILIES[family.model_type] = family

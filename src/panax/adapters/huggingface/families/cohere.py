@@ -9,9 +9,9 @@ from typing import Any
 from ....models import DecoderConfig
 from ..family import Family, RefuseFn
 from ..layer_rotary import SlidingOnly
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import every_nth_full
 from ..tensor_names import GATED, MULTI_HEAD, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
-from ..window_mapping import every_nth_full
 
 _FIELDS = {"norm": "layer_unbiased", "parallel_residual": True, "shared_norm": True}
 _KEYS = without(ROTARY_KEYS, "head_dim", norm_epsilon="layer_norm_eps", logit_multiplier="logit_scale")

@@ -5,7 +5,7 @@ configuration.
 """
 
 from ..family import Family, MoEMapping
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
 from ..tensor_names import map_weights
 
 _QKV = ("norm_attn_norm.attn.Wqkv.weight", "(heads+kv_heads+kv_heads head_dim) embed")

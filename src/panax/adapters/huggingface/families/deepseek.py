@@ -9,7 +9,8 @@ from typing import Any
 
 from ....models import DecoderConfig
 from ..family import Family, MoEMapping, RefuseFn
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import (
     EXPERTS,
     GATED,
@@ -22,7 +23,6 @@ from ..tensor_names import (
     shared_expert,
     without,
 )
-from ..window_mapping import WindowMapping
 
 LATENT_HEADS = {
     "attention.q_norm.scale": ("self_attn.q_a_layernorm.weight", "norm"),

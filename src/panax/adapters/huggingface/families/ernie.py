@@ -9,7 +9,7 @@ from typing import Any
 
 from ..family import Family, MoEMapping, RefuseFn, TensorSource
 from ..pattern import Pattern
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
 from ..tensor_names import EXPERTS, GATED, MULTI_HEAD, PRE_NORMS, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
 from .deepseek import SHARED_EXPERTS
 

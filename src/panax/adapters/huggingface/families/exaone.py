@@ -10,7 +10,8 @@ from ..family import Family, MoEMapping, RefuseFn, TensorSource
 from ..json_values import is_json
 from ..layer_rotary import SlidingOnly
 from ..pattern import Pattern
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import (
     EXPERTS,
     GATED,
@@ -23,7 +24,6 @@ from ..tensor_names import (
     rotary_weights,
     without,
 )
-from ..window_mapping import WindowMapping
 from .deepseek import GROUPED, SHARED_EXPERTS
 
 _KEYS = without(ROTARY_KEYS, "attention_bias", "attention_output_bias")
@@ -53,10 +53,15 @@ EXAONE4 = Family(
 
 def _sparse_layers(raw: Mapping[str, Any], refuse: RefuseFn) -> Mapping[str, Any]:
     """Fill in the words for each layer from the number of dense ones."""
-    dense, layers = raw.get("first_k_dense_replace", 1), raw.get("num_hidden_layers")
+    dense, layers = raw.get("first_k_dense_replace", 1), raw.get("num_hidden_layers", 0)
     if raw.get("mlp_layer_types") is not None or not is_json(dense, int) or not is_json(layers, int):
         return raw
-    return {**raw, "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(min(layers, 10_000))]}
+    return {
+        **raw,
+        "mlp_layer_types": [
+            "dense" if layer < dense else "sparse" for layer in range(layers if layers <= 10_000 else 0)
+        ],
+    }
 
 
 EXAONE_MOE = Family(

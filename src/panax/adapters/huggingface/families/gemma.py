@@ -10,9 +10,9 @@ from typing import Any
 from ....models import DecoderConfig
 from ..family import Family, RefuseFn
 from ..layer_rotary import ByLayerType
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import every_nth_full
 from ..tensor_names import PRE_NORMS, QK_NORMS, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
-from ..window_mapping import every_nth_full
 
 _SCALED = {"norm_unit_offset": True, "embed_scale": True}
 
@@ -45,7 +45,7 @@ _CAUSAL: dict[str, tuple[Any, ...]] = {"use_bidirectional_attention": (None, Fal
 
 
 def _tanh_is_meant(raw: Mapping[str, Any], refuse: RefuseFn) -> Mapping[str, Any]:
-    """Read "gelu", which the first releases say, as `transformers` does."""
+    """Read "gelu", the value in the first releases, as `transformers` does."""
     return {**raw, "hidden_act": "gelu_pytorch_tanh"} if raw.get("hidden_act") == "gelu" else raw
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....models import DecoderConfig
 from ..family import Family, MoEMapping, RefuseFn
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
 from ..tensor_names import (
     EXPERTS,
     FUSED_GATE,

@@ -11,7 +11,7 @@ from typing import Any
 from ....models import DecoderConfig
 from ..family import Family, MoEMapping, RefuseFn
 from ..json_values import is_json
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
 from ..tensor_names import GATED, MULTI_HEAD, PRE_NORMS, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
 
 _KEYS = without(

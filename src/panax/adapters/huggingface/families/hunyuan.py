@@ -11,7 +11,7 @@ from ....models import DecoderConfig
 from ..family import Family, MoEMapping, RefuseFn, TensorSource
 from ..json_values import is_json
 from ..pattern import Pattern
-from ..rotary_mapping import PLACES, RotaryMapping
+from ..rotary_positions import PLACES, RotaryMapping
 from ..tensor_names import (
     GATED,
     MULTI_HEAD,

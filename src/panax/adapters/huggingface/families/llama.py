@@ -6,9 +6,9 @@ iquestcoder), and the released configurations.
 """
 
 from ..family import Family
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import GATED, MULTI_HEAD, PRE_NORMS, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
-from ..window_mapping import WindowMapping
 
 LLAMA = Family(
     model_type="llama",

@@ -12,7 +12,7 @@ from typing import Any
 from ....models import HybridConfig
 from ..family import Family, RefuseFn
 from ..json_values import is_json
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
 from ..tensor_names import GATED, MULTI_HEAD, ROTARY_ABSENT, ROTARY_KEYS, map_weights, without
 
 _UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))

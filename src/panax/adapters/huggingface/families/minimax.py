@@ -10,7 +10,7 @@ from typing import Any
 from ..family import Family, MoEMapping, RefuseFn, TensorSource
 from ..json_values import is_json
 from ..pattern import Pattern
-from ..rotary_mapping import PARTIAL_ROTARY_KEY, RotaryMapping
+from ..rotary_positions import PARTIAL_ROTARY_KEY, RotaryMapping
 from ..tensor_names import (
     MULTI_HEAD,
     PRE_NORMS,

@@ -5,7 +5,8 @@ conversion of weights, and the released configurations.
 """
 
 from ..family import Family, MoEMapping
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import (
     MULTI_HEAD,
     PRE_NORMS,
@@ -15,7 +16,6 @@ from ..tensor_names import (
     rotary_weights,
     without,
 )
-from ..window_mapping import WindowMapping
 
 _KEYS = without(ROTARY_KEYS, "attention_bias", "attention_output_bias")
 

@@ -5,7 +5,8 @@ released configurations.
 """
 
 from ..family import Family
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import ONE_WINDOW
 from ..tensor_names import (
     GATED,
     MULTI_HEAD,
@@ -15,7 +16,6 @@ from ..tensor_names import (
     with_biases,
     without,
 )
-from ..window_mapping import ONE_WINDOW
 
 _NORMS = with_biases(
     {

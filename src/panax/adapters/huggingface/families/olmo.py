@@ -6,7 +6,8 @@ of weights, and the released configurations.
 
 from ..family import Family, MoEMapping
 from ..layer_rotary import ByLayerType
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import every_nth_full
 from ..tensor_names import (
     EXPERTS,
     GATED,
@@ -19,7 +20,6 @@ from ..tensor_names import (
     rotary_weights,
     without,
 )
-from ..window_mapping import every_nth_full
 
 _KEYS = without(ROTARY_KEYS, "head_dim")
 _SCALES = own_scales("self_attn.q_norm.weight", "self_attn.k_norm.weight")

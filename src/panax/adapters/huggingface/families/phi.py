@@ -4,7 +4,8 @@ Sources: the modelling and configuration files of `transformers` 5.23 (phi3), an
 """
 
 from ..family import Family
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import ONE_WINDOW
 from ..tensor_names import (
     FUSED_GATE,
     FUSED_HEADS,
@@ -14,7 +15,6 @@ from ..tensor_names import (
     rotary_weights,
     without,
 )
-from ..window_mapping import ONE_WINDOW
 
 PHI3 = Family(
     model_type="phi3",

@@ -7,7 +7,8 @@ of weights, and the released configurations.
 from typing import Any
 
 from ..family import Family, MoEMapping
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import (
     EXPERTS,
     GATED,
@@ -20,7 +21,6 @@ from ..tensor_names import (
     shared_expert,
     without,
 )
-from ..window_mapping import WindowMapping
 
 
 def _after_the_first(layer: int, raw: Any) -> bool:
@@ -49,6 +49,8 @@ QWEN2 = Family(
     rotary=RotaryMapping(),
     windows=_WINDOWS,
     weights=rotary_weights(PRE_NORMS),
+    # The text towers of models with vision.
+    also=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
 )
 
 QWEN3 = Family(
@@ -61,6 +63,7 @@ QWEN3 = Family(
     rotary=RotaryMapping(),
     windows=_WINDOWS,
     weights=rotary_weights({**PRE_NORMS, **QK_NORMS}),
+    also=("qwen3_vl_text",),
 )
 
 _MIXTURE = MoEMapping(

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..family import Family
 from ..layer_rotary import Listed
-from ..rotary_mapping import RotaryMapping
+from ..rotary_positions import RotaryMapping
+from ..sliding_windows import WindowMapping
 from ..tensor_names import PRE_NORMS, ROTARY_ABSENT, ROTARY_KEYS, rotary_weights, without
-from ..window_mapping import WindowMapping
 
 
 def _sliding(layer: int, raw: Mapping[str, Any]) -> bool:

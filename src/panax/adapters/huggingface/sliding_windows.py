@@ -91,10 +91,10 @@ ONE_WINDOW = WindowMapping(listed=False)
 
 
 def every_nth_full(n: int, key: str | None = None, **more: Any) -> WindowMapping:
-    """Return the mapping of a family in which every n-th layer attends to all positions, if not said otherwise.
+    """Return the mapping of a family in which every n-th layer attends to all positions by default.
 
     Args:
-        key: The key that says another n.
+        key: The key of another n.
     """
 
     def sliding(layer: int, raw: Mapping[str, Any]) -> bool:

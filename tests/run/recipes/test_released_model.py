@@ -43,40 +43,40 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_experiment_of_the_folders_own_parts(base: Path) -> None:
-    experiment = panax.pretrained("base", data="a.txt", num_steps=7)
+    experiment = panax.released_model("base", data="a.txt", num_steps=7)
     assert experiment.task.model == config_from(base) and experiment.task.compute_dtype == "auto"
     assert experiment.init == "hf:base" and experiment.name == "base" and experiment.num_steps == 7
     assert experiment.data.tokenizer == PretrainedTokenizer(path="base") and experiment.data.sequence_length == 64
     (base.parent / "chats.jsonl").write_text(
         json.dumps({"messages": [{"role": "user", "content": "the oak?"}, {"role": "assistant", "content": "the ash"}]})
     )
-    assert isinstance(panax.pretrained("base", data=["chats.jsonl"]).data.corpus, Chats)
+    assert isinstance(panax.released_model("base", data=["chats.jsonl"]).data.corpus, Chats)
 
 
 def test_without_data_it_is_not_trained(base: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(
-        DataError, match=r"hf:base comes without data; pass .*: --data PATH, or panax.pretrained\('base', data=PATH"
+        DataError, match=r"hf:base comes without data; pass .*: --data PATH, or panax.released_model\('base', data=PATH"
     ):
-        panax.fit(panax.pretrained("base"), quiet=True)
+        panax.fit(panax.released_model("base"), quiet=True)
     assert main(["train", "hf:base"]) == 3 and "comes without data" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said_before_anything_is_read(base: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a folder"):
-        panax.pretrained("./nowhere")
+        panax.released_model("./nowhere")
     (base / "tokenizer.json").rename(base / "tokenizer.model")
     with pytest.raises(DataError, match=r"has tokenizer.model and no tokenizer.json; convert it once.*AutoTokenizer"):
-        panax.pretrained(base)
+        panax.released_model(base)
     (base / "tokenizer.model").unlink()
     with pytest.raises(DataError, match=r"has no tokenizer.json; its weights mean nothing"):
-        panax.pretrained(base)
+        panax.released_model(base)
     (base / "config.json").write_text(json.dumps({"model_type": "strange", "hidden_size": 8, "mixes": 3}))
     with pytest.raises(RecipeError, match=r"By its keys it is nearest to .* does not read mixes=3"):
-        panax.pretrained(base)
+        panax.released_model(base)
 
 
 def test_what_was_trained_is_exported_as_what_came_in(base: Path, tmp_path: Path) -> None:
-    experiment = panax.pretrained("base", data="a.txt", num_steps=2, optimizer=CONSTANT)
+    experiment = panax.released_model("base", data="a.txt", num_steps=2, optimizer=CONSTANT)
     experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, batch_size=2, held_out=0))
     panax.fit(experiment, quiet=True, devices=jax.devices()[:1])
     # The release may be gone when the run is resumed.

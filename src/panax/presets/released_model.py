@@ -24,7 +24,7 @@ OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json"
 """Files of tokenizers in other forms than tokenizer.json."""
 
 
-def pretrained(
+def released_model(
     where: str | Path,
     *,
     data: str | Path | Sequence[str | Path] | Any = None,
@@ -38,15 +38,15 @@ def pretrained(
 
     Args:
         where: A folder in Hugging Face's layout, or `ORG/NAME[@REVISION]`: a model in the local cache of `huggingface_hub`,
-            or one that this library downloads where it is installed. The experiment records the commit.
+            or one that this library downloads if installed. The experiment records the commit.
         data: Paths, as `panax.data.make_corpus` takes them (conversations are rendered by the model's template), or anything
             that `Experiment.data` takes. None: to be given later; training without is an error.
-        say: Takes a line on what was found.
+        say: Takes a line on the model that was found.
         settings: Other fields of the experiment, such as `num_steps`.
 
     Raises:
         CheckpointError: There is no such model here, and it can't be downloaded.
-        RecipeError: Models of its family don't load; the message names what is missing.
+        RecipeError: Models of its family don't load; the message names the missing parts.
         DataError: The model has no tokenizer that can be read, or a path can't be.
     """
     model = find_model(str(where))
@@ -63,7 +63,7 @@ def pretrained(
         "task": DecoderTask(model=config, compute_dtype="auto"),
         "data": TextData(
             corpus=NoData(
-                preset=f"hf:{where}", kind="texts or conversations", function=f"panax.pretrained({str(where)!r})"
+                preset=f"hf:{where}", kind="texts or conversations", function=f"panax.released_model({str(where)!r})"
             ),
             tokenizer=PretrainedTokenizer(path=str(model.folder)),
             sequence_length=min(MOST_TOKENS, config.max_length),

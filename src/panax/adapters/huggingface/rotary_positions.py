@@ -47,6 +47,9 @@ PARTIAL_ROTARY_KEY = "partial_rotary_factor"
 QUERY_GROWTH_KEY = "llama_4_scaling_beta"
 """Key of `Rotary.query_growth`; its length is the original one."""
 
+DEFAULT_THETA_KEY = "rope_theta"
+"""Key of the base, of `transformers` before version 5."""
+
 DEFAULT_THETA = 10_000.0
 """Default of `transformers` for the base of the wavelengths."""
 
@@ -66,7 +69,7 @@ class RotaryMapping:
         fraction: Default of the rotated share of a head; None if heads are rotated whole.
         fraction_key: Older name of `partial_rotary_factor`, beside it.
         inside_only: True if the share is read from `rope_parameters` only.
-        interleaved: Whether adjacent features form pairs, or the key that says so.
+        interleaved: Whether adjacent features form pairs, or the key for it.
         scalings: Values of `rope_type` that load.
         scores: True if yarn's `mscale_all_dim` scales the scores (DeepSeek), and not the rotated features.
         grows: True if queries grow with `llama_4_scaling_beta`.
@@ -160,6 +163,8 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
         _check_theta(mapping, raw, inner, values, refuse)
     fraction = _fraction(mapping, raw, inner, key, refuse)
     kind = values.get("rope_type", values.get("type", "default"))
+    # Sections of the frequencies for time, height and width: of text the three positions are the same.
+    kind = "default" if kind == "mrope" else kind
     if kind not in mapping.scalings:
         refuse(key, f"rope_type={kind!r} is not one of {', '.join(mapping.scalings)}")
     made, names = SCALINGS[kind]
