@@ -31,8 +31,8 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     inner = raw.get(TEXT_CONFIG)
     if not isinstance(inner, Mapping):
         return dict(raw)
-    # The embedding belongs to the whole: what is said outside counts.
-    return {**inner, **({TIED: raw[TIED]} if TIED in raw else {})}
+    # The embedding belongs to the whole model, and so does the form of the weights: keys outside count.
+    return {**inner, **{key: raw[key] for key in (TIED, "quantization_config") if key in raw}}
 
 
 class TowerNames(NamedTuple):
