@@ -16,6 +16,7 @@ from .family import ACTIVATIONS, Family
 from .json_values import flatten_keys, is_json
 from .nearest import describe_nearest
 from .nested_config import read_latent, read_mixture
+from .quantized_weights import check_quantization
 from .rotary_positions import read_rotaries
 from .towers import IGNORED, has_towers, text_config
 from .vision import VIT, read_vit
@@ -130,7 +131,8 @@ class _Reader:
 
 def _decoder_config(read: _Reader) -> DecoderConfig:
     family = read.family
-    for key, values in {**family.only, "quantization_config": (None,)}.items():
+    check_quantization(read.raw, read.refuse)
+    for key, values in family.only.items():
         if read.raw.get(key, values[0]) not in values:
             read.refuse(key, f"the decoder computes {key}={values[0]!r} only")
     fields: dict[str, Any] = dict(family.always)

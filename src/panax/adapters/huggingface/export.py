@@ -214,7 +214,12 @@ def _size(value: Any) -> int:
     """Return the bytes of a tensor: of sources in the model, or of another file."""
     if isinstance(value, list):
         return sum(_bytes(match) for match, _ in value)
-    return math.prod(value.get_shape()) * DTYPE_BITS[value.get_dtype()] // 8
+    bits = DTYPE_BITS.get(value.get_dtype())
+    if bits is None:
+        raise CheckpointError(
+            f"another tower's tensor holds {value.get_dtype()}; expected one of {', '.join(DTYPE_BITS)}"
+        )
+    return math.prod(value.get_shape()) * bits // 8
 
 
 def _bytes(match: ParameterMatch) -> int:

@@ -20,6 +20,7 @@ from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
 from .family import Family
 from .family_choice import check_same
+from .quantized_weights import FLOAT8, KEY, dequantized, float8_slices
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .towers import TowerNames, has_towers
 from .vision import HEAD_WEIGHTS, check_same_vit
@@ -208,14 +209,18 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
                 raise CheckpointError(
                     f"{path} can't be read: {error}; it is missing or incomplete: fetch or save it again"
                 ) from error
-            tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            opened = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            narrow = any(tensor.get_dtype() in FLOAT8 for tensor in opened.values())
+            tensors |= opened | (float8_slices(path) if narrow else {})
         yield tensors
 
 
 @contextlib.contextmanager
 def _open(folder: Path, family: Family) -> Iterator[Tensors]:
     """Open the tensors of the family's model, under the family's names."""
-    with open_tensors(folder) as tensors:
+    raw = read_json(folder)
+    with open_tensors(folder) as files:
+        tensors = dequantized(files, raw.get(KEY))
         if (wrapper := find_wrapper(set(tensors))) is not None:
             example = next(name for name in tensors if wrapper in name)
             raise CheckpointError(
@@ -224,7 +229,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
                 f"DataParallel); save the module inside of it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
                 "rename the tensors"
             )
-        if has_towers(read_json(folder)):
+        if has_towers(raw):
             names = TowerNames.of(family, tensors)
             renamed = {names.inner(name): value for name, value in tensors.items()}
             tensors = {name: value for name, value in renamed.items() if name is not None}

@@ -1,0 +1,199 @@
+"""Quantized releases, read as float32: FP8 with scales of blocks (DeepSeek, Qwen 3), of rows or of tensors, and packed int4
+with scales of groups (Kimi K2). A slice that is read is dequantized alone; nothing is kept."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from ...core.errors import CheckpointError
+
+RefuseFn = Callable[[str, str], NoReturn]
+
+KEY = "quantization_config"
+
+FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+"""Dtypes of FP8 by safetensors' names, which NumPy does not know."""
+
+WAYS_OUT = {
+    "gptq": "dequantize it once, or take the release that it was made from",
+    "awq": "dequantize it once, or take the release that it was made from",
+    "bitsandbytes": "load it with transformers, call model.dequantize(), and save_pretrained",
+    "mxfp4": "load it with transformers and Mxfp4Config(dequantize=True), and save_pretrained",
+}
+"""Methods that are not read, and what to do instead."""
+
+
+class TensorSlice(Protocol):
+    """A tensor of a file, of which nothing is read before it is indexed."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+    def __getitem__(self, index: Any) -> np.ndarray: ...
+
+
+class Float8Slice:
+    """An FP8 tensor of a safetensors file, mapped into memory."""
+
+    def __init__(self, path: Path, start: int, shape: list[int], dtype: str):
+        self._shape, self._dtype = shape, dtype
+        count = int(np.prod(shape))
+        self._bytes = np.memmap(path, np.uint8, "r", start, (count,)) if count else np.zeros(0, np.uint8)
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self._bytes.reshape(self._shape)[index]).view(FLOAT8[self._dtype])
+
+
+class DequantizedSlice:
+    """A matrix that is dequantized where it is read.
+
+    Args:
+        shape: Rows and columns.
+        read: (rows, columns) as ranges to a float32 block.
+    """
+
+    def __init__(self, shape: list[int], read: Callable[[range, range], np.ndarray]):
+        self._shape, self._read = shape, read
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        parts = index if isinstance(index, tuple) else (slice(None), slice(None)) if index is Ellipsis else (index,)
+        parts = (*parts, *(slice(None),) * (2 - len(parts)))
+        rows, columns = (range(*part.indices(size)) for part, size in zip(parts, self._shape, strict=True))
+        return self._read(rows, columns)
+
+
+def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
+    """Refuse the quantization that config.json declares if its weights can't be read."""
+    settings = raw.get(KEY)
+    if settings is None:
+        return
+    if not isinstance(settings, Mapping):
+        refuse(KEY, "expected an object with a quant_method")
+    method = settings.get("quant_method")
+    if method == "fp8" and _block(settings) is not None:
+        return
+    if method == "compressed-tensors" and settings.get("format") in ("float-quantized", "pack-quantized"):
+        if settings["format"] == "pack-quantized" and not all(_is_int4(group) for group in _groups(settings)):
+            refuse(KEY, "packed weights are read if they are symmetric int4 with scales of groups or rows")
+        return
+    way = WAYS_OUT.get(str(method), "convert it to bfloat16 first")
+    refuse(KEY, f"weights of quant_method={method!r} are not read; {way}")
+
+
+def dequantized(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, Any]:
+    """Return tensors of which the quantized ones are read as float32, without their scales.
+
+    Args:
+        settings: The value of `quantization_config`; None if there is none.
+
+    Raises:
+        CheckpointError: Scales don't belong to their weights.
+    """
+    if not isinstance(settings, Mapping):
+        return dict(tensors)
+    found = dict(tensors)
+    for name in tensors:
+        base = name.removesuffix("_packed")
+        if name.endswith(".weight") and f"{name}_scale_inv" in tensors:
+            found[name] = _of_blocks(name, tensors[name], found.pop(f"{name}_scale_inv"), _block(settings) or (1, 1))
+        elif name.endswith(".weight") and f"{name}_scale" in tensors and tensors[name].get_dtype() in FLOAT8:
+            found[name] = _of_rows(name, tensors[name], found.pop(f"{name}_scale"))
+        elif name.endswith(".weight_packed") and f"{base}_scale" in tensors:
+            shape = [int(size) for size in found.pop(f"{base}_shape")[...]]
+            found[base] = _of_nibbles(base, found.pop(name), found.pop(f"{base}_scale"), shape)
+    return found
+
+
+def float8_slices(path: Path) -> dict[str, Float8Slice]:
+    """Return the FP8 tensors of a safetensors file that was opened before, so that its header is sound."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: Float8Slice(path, 8 + length + entry["data_offsets"][0], entry["shape"], entry["dtype"])
+        for name, entry in header.items()
+        if name != "__metadata__" and entry["dtype"] in FLOAT8
+    }
+
+
+def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return rows and columns of a block with one scale."""
+    block = settings.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        return None
+    return block[0], block[1]
+
+
+def _groups(settings: Mapping[str, Any]) -> list[Any]:
+    groups = settings.get("config_groups")
+    return [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else [None]
+
+
+def _is_int4(weights: Any) -> bool:
+    return isinstance(weights, Mapping) and weights.get("num_bits") == 4 and weights.get("symmetric") is True
+
+
+def _of_blocks(name: str, weight: TensorSlice, scale: TensorSlice, block: tuple[int, int]) -> DequantizedSlice:
+    """Return a matrix of which each block has a scale; the last ones may be cut."""
+    shape, blocks = weight.get_shape(), scale.get_shape()
+    _check_scales(name, blocks, [-(-size // part) for size, part in zip(shape, block, strict=False)], len(shape))
+
+    def read(rows: range, columns: range) -> np.ndarray:
+        part = weight[rows.start : rows.stop, columns.start : columns.stop].astype(np.float32)
+        at = np.ix_(np.arange(rows.start, rows.stop) // block[0], np.arange(columns.start, columns.stop) // block[1])
+        return part * scale[...].astype(np.float32)[at]
+
+    return DequantizedSlice(shape, read)
+
+
+def _of_rows(name: str, weight: TensorSlice, scale: TensorSlice) -> DequantizedSlice:
+    """Return a matrix with a scale for each row, or for all of them."""
+    shape, sizes = weight.get_shape(), scale.get_shape()
+    one = int(np.prod(sizes)) == 1
+    _check_scales(name, [] if one else sizes, [] if one else [shape[0], 1], len(shape))
+
+    def read(rows: range, columns: range) -> np.ndarray:
+        part = weight[rows.start : rows.stop, columns.start : columns.stop].astype(np.float32)
+        scales = scale[...].astype(np.float32).reshape(-1, 1)
+        return part * (scales if one else scales[rows.start : rows.stop])
+
+    return DequantizedSlice(shape, read)
+
+
+def _of_nibbles(name: str, packed: TensorSlice, scale: TensorSlice, shape: list[int]) -> DequantizedSlice:
+    """Return a matrix of eight int4 in an int32, the lowest bits first, with a scale for each group of a row."""
+    groups = scale.get_shape()[-1] if scale.get_shape() else 0
+    width = -(-shape[1] // groups) if groups else 0
+    _check_scales(name, [*packed.get_shape(), groups], [shape[0], -(-shape[1] // 8), -(-shape[1] // max(width, 1))], 2)
+
+    def read(rows: range, columns: range) -> np.ndarray:
+        first, last = columns.start // 8, -(-columns.stop // 8)
+        words = packed[rows.start : rows.stop, first:last].astype(np.uint32)
+        nibbles = (words[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & 0xF
+        values = nibbles.reshape(len(words), 8 * words.shape[1])[:, columns.start - 8 * first : columns.stop - 8 * first]
+        scales = scale[rows.start : rows.stop, :].astype(np.float32)
+        return (values.astype(np.float32) - 8.0) * scales[:, np.arange(columns.start, columns.stop) // width]
+
+    return DequantizedSlice(shape, read)
+
+
+def _check_scales(name: str, sizes: list[int], expected: list[int], dims: int) -> None:
+    if dims != 2 or list(sizes) != expected:
+        raise CheckpointError(f"{name}: its scales have the sizes {list(sizes)}; expected {expected} for a matrix")

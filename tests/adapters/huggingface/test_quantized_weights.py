@@ -1,0 +1,174 @@
+"""Quantized releases are read as float32, in the bits of the dequantization by hand, on any sharding."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from huggingface_examples import abstract, make_example
+from safetensors.torch import load_file, save_file
+from test_huggingface_save import laid_out_on, same_bits
+
+from panax.adapters.huggingface import config_from, load
+from panax.core import CheckpointError, RecipeError
+from panax.mesh import MeshShape
+from panax.models import DecoderTask
+
+BLOCK = (16, 12)
+"""Neither divides all sizes: the last blocks are cut."""
+
+Quantized = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+def of_blocks(name: str, weight: torch.Tensor) -> Quantized:
+    rows, columns = (-(-size // part) for size, part in zip(weight.shape, BLOCK, strict=True))
+    scale = torch.rand(rows, columns) + 0.5
+    wide = scale.repeat_interleave(BLOCK[0], 0)[: weight.shape[0]].repeat_interleave(BLOCK[1], 1)[:, : weight.shape[1]]
+    narrow = (weight / wide).to(torch.float8_e4m3fn)
+    return {name: narrow, f"{name}_scale_inv": scale}, narrow.float() * wide
+
+
+def of_rows(name: str, weight: torch.Tensor) -> Quantized:
+    scale = (torch.rand(weight.shape[0], 1) + 0.5).bfloat16()
+    narrow = (weight / scale.float()).to(torch.float8_e4m3fn)
+    return {name: narrow, f"{name}_scale": scale}, narrow.float() * scale.float()
+
+
+def of_one(name: str, weight: torch.Tensor) -> Quantized:
+    scale = torch.tensor([0.37])
+    narrow = (weight / scale).to(torch.float8_e4m3fn)
+    return {name: narrow, f"{name}_scale": scale}, narrow.float() * scale
+
+
+def of_nibbles(name: str, weight: torch.Tensor) -> Quantized:
+    """Eight values in a word, the first one in its lowest bits."""
+    group = 16
+    scale = (torch.rand(weight.shape[0], weight.shape[1] // group) * 0.1 + 0.02).bfloat16()
+    wide = scale.float().repeat_interleave(group, 1)
+    values = (weight / wide).round().clamp(-8, 7).to(torch.int64)
+    words = torch.zeros(weight.shape[0], weight.shape[1] // 8, dtype=torch.int64)
+    for place in range(8):
+        words |= (values[:, place::8] + 8) << (4 * place)
+    signed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    shape = torch.tensor(weight.shape, dtype=torch.int64)
+    return {f"{name}_packed": signed, f"{name}_scale": scale, f"{name}_shape": shape}, values.float() * wide
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "symmetric": True, "group_size": 16}}},
+}
+ROWS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+SCHEMES: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Quantized]]] = {
+    "blocks": (FP8, of_blocks),
+    "rows": (ROWS, of_rows),
+    "one": (ROWS, of_one),
+    "nibbles": (INT4, of_nibbles),
+}
+
+
+def written(
+    folder: Path, there: Path, settings: dict[str, Any], quantize: Callable[[str, torch.Tensor], Quantized]
+) -> None:
+    """Write a release in two forms: quantized, and dequantized by hand."""
+    torch.manual_seed(0)
+    narrow, wide = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj" not in name:
+            narrow[name] = wide[name] = weight
+            continue
+        parts, wide[name] = quantize(name, weight)
+        narrow |= parts
+    raw = json.loads((folder / "config.json").read_text())
+    for form, tensors, more in (("narrow", narrow, {"quantization_config": settings}), ("wide", wide, {})):
+        (there / form).mkdir()
+        save_file({name: value.contiguous() for name, value in tensors.items()}, there / form / "model.safetensors")
+        (there / form / "config.json").write_text(json.dumps({**raw, **more}))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_they_are_read_in_the_bits_of_the_dequantization(scheme: str, folder_of_examples: Path, tmp_path: Path) -> None:
+    example = make_example("llama", folder_of_examples)
+    written(example.folder, tmp_path, *SCHEMES[scheme])
+    task = DecoderTask(model=config_from(tmp_path / "narrow"))
+    assert task.model == example.task.model
+    expected = load(tmp_path / "wide", task, *abstract(task))
+    assert same_bits(load(tmp_path / "narrow", task, *abstract(task)), expected)
+    split = load(tmp_path / "narrow", task, *laid_out_on(task, MeshShape(fsdp=2, tensor=2, replica=2)))
+    assert same_bits(split, expected)
+    halves = DecoderTask(model=task.model, parameter_dtype="bfloat16")
+    rounded = load(tmp_path / "narrow", halves, *abstract(halves))
+    assert same_bits(rounded, (jax.tree.map(lambda leaf: leaf.astype("bfloat16"), expected[0]), expected[1]))
+
+
+def test_scales_of_another_shape_are_an_error(folder_of_examples: Path, tmp_path: Path) -> None:
+    example = make_example("llama", folder_of_examples)
+    written(example.folder, tmp_path, *SCHEMES["blocks"])
+    file = tmp_path / "narrow" / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, file)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight: its scales have the sizes \[2, 3\]; expected \[3, 3\]"):
+        load(file.parent, example.task, *abstract(example.task))
+    del tensors[name]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds F8_E4M3; expected one of F64"):
+        load(file.parent, example.task, *abstract(example.task))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "quant_method='gptq' are not read; dequantize it once, or take the release",
+        ),
+        ({"quant_method": "awq"}, "quant_method='awq' are not read; dequantize it once"),
+        ({"quant_method": "bitsandbytes"}, r"load it with transformers, call model.dequantize\(\)"),
+        ({"quant_method": "mxfp4"}, "Mxfp4Config"),
+        ({"quant_method": "fp8"}, "quant_method='fp8' are not read; convert it to bfloat16 first"),
+        ({"bits": 4}, "quant_method=None are not read"),
+        ("int8", "expected an object with a quant_method"),
+        (
+            {**INT4, "config_groups": {"g": {"weights": {"num_bits": 8, "symmetric": True}}}},
+            "if they are symmetric int4",
+        ),
+        (
+            {**INT4, "config_groups": {"g": {"weights": {"num_bits": 4, "symmetric": False}}}},
+            "if they are symmetric int4",
+        ),
+    ],
+)
+def test_what_is_not_read_is_refused_with_a_way_out(
+    settings: Any, message: str, folder_of_examples: Path, tmp_path: Path
+) -> None:
+    example = make_example("llama", folder_of_examples)
+    shutil.copytree(example.folder, tmp_path / "folder")
+    raw = json.loads((example.folder / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({**raw, "quantization_config": settings}))
+    with pytest.raises(RecipeError, match=message):
+        config_from(tmp_path / "folder")
+
+
+def test_a_part_that_is_read_is_a_part_of_the_whole(folder_of_examples: Path, tmp_path: Path) -> None:
+    from panax.adapters.huggingface.loader import open_tensors
+    from panax.adapters.huggingface.quantized_weights import dequantized
+
+    example = make_example("llama", folder_of_examples)
+    for scheme, (settings, quantize) in SCHEMES.items():
+        (tmp_path / scheme).mkdir()
+        written(example.folder, tmp_path / scheme, settings, quantize)
+        with open_tensors(tmp_path / scheme / "narrow") as files:
+            tensor = dequantized(files, settings)["model.layers.0.mlp.down_proj.weight"]
+            whole = tensor[...]
+            for rows, columns in (((3, 21), (5, 6)), ((0, 32), (17, 40)), ((31, 32), (0, 48)), ((8, 8), (0, 48))):
+                part = tensor[slice(*rows), slice(*columns)]
+                np.testing.assert_array_equal(part, whole[slice(*rows), slice(*columns)])
