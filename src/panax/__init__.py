@@ -58,7 +58,15 @@ register_serializable_module(
 )
 register_serializable_module("panax.layers", "TablesConfig", "TableConfig", "FeatureConfig", "Growth")
 register_serializable_module(
-    "panax.layers", "DynamicScaling", "LinearScaling", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE"
+    "panax.layers",
+    "DynamicScaling",
+    "LinearScaling",
+    "LongScaling",
+    "Rotary",
+    "RotaryScaling",
+    "YarnScaling",
+    "Latent",
+    "MoE",
 )
 register_serializable_module("panax.parallel", "Pipeline")
 register_serializable_module(

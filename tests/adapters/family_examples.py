@@ -33,6 +33,13 @@ YARN = {
     "original_max_position_embeddings": 16,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.3, 2.0, 3.5],
+    "long_factor": [1.0, 2.0, 5.0, 9.0],
+    "original_max_position_embeddings": 32,
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
 GROWING = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "original_max_position_embeddings": 8}
 
@@ -120,6 +127,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
         "final_logit_softcapping": 3.0,
     }),
     "phi3": ("phi3", {**THREE, "sliding_window": 8, "rope_parameters": HALF}),
+    "phi3_long": ("phi3", {**THREE, "original_max_position_embeddings": 32, "rope_parameters": LONG}),
     "glm": ("glm", {**THREE, "head_dim": 16, "attention_bias": True}),
     "glm4": ("glm4", {**THREE, "head_dim": 16, "attention_bias": True}),
     "glm4_moe": ("glm4_moe", {**THREE, **ROUTED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True}),

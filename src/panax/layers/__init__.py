@@ -8,7 +8,7 @@ from . import axes as axes
 if TYPE_CHECKING:
     from .attention.attention import Attention, Cache
     from .attention.latent_attention import Latent, LatentAttention, LatentCache
-    from .attention.rotary import DynamicScaling, LinearScaling, Rotary, RotaryScaling, YarnScaling
+    from .attention.rotary import DynamicScaling, LinearScaling, LongScaling, Rotary, RotaryScaling, YarnScaling
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
     from .feed_forward import Activation, FeedForward
@@ -39,7 +39,7 @@ _WHERE = {
     "moe.moe": ("MixtureOfExperts", "router_metrics", "router_weights"),
     "moe.moe_config": ("MoE", "register_router"),
     "norm": ("Norm",),
-    "attention.rotary": ("DynamicScaling", "LinearScaling", "Rotary", "RotaryScaling", "YarnScaling"),
+    "attention.rotary": ("DynamicScaling", "LinearScaling", "LongScaling", "Rotary", "RotaryScaling", "YarnScaling"),
     "moe.routing": ("RouterTerms", "Tokens"),
     "stack": ("Stack", "build_stacks", "run_stacks"),
     "stages.staged_task": ("StagedTask",),
@@ -55,8 +55,8 @@ __getattr__ = lazy_getattr(__name__, _WHERE)
 __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "DynamicScaling", "Embedding", "EmbeddingTables",
     "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache",
-    "LinearScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms",
-    "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss",
-    "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag", "embedding_rows", "register_router",
-    "router_metrics", "router_weights", "run_stacks", "token_loss",
+    "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
+    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig",
+    "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag", "embedding_rows",
+    "register_router", "router_metrics", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

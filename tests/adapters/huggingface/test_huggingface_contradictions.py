@@ -1,8 +1,10 @@
 """A folder whose parts contradict each other: `transformers` is followed, or the folder is rejected with the reason."""
 
+import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import transformers
@@ -149,3 +151,39 @@ def test_a_gemma2_with_full_attention_everywhere_runs_in_transformers(folder_of_
     expected = their_logits(theirs, tokens())
     assert np.array_equal(their_logits(again, tokens()), expected)
     assert apart(our_logits(params, state, tokens(), positions(), None), expected) < TOLERANCE
+
+
+def test_rows_beyond_the_original_length_have_the_long_factors(folder_of_examples, tmp_path) -> None:
+    example = make_example("phi3_long", folder_of_examples)
+    assert example.task.model.max_length == 32
+    shutil.copytree(example.folder, tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    raw = json.loads(path.read_text())
+    rope = {**raw["rope_parameters"], "original_max_position_embeddings": 16, "type": "su", "rope_type": "su"}
+    path.write_text(json.dumps({**raw, "original_max_position_embeddings": 16, "rope_parameters": rope}))
+    config = config_from(path.parent)
+    assert config.max_length == 16
+    longer = dataclasses.replace(config.rotary.scaling, use="long")
+    model = dataclasses.replace(config, rotary=dataclasses.replace(config.rotary, scaling=longer), max_length=64)
+    leaves = jax.tree.leaves(example.params)
+    params = jax.tree.structure(abstract(DecoderTask(model=model))[0]).unflatten(leaves)
+    theirs = their_logits(reloaded(path.parent), tokens())
+    assert apart(our_logits(params, example.state, tokens(), positions(), None), theirs) < TOLERANCE
+    assert apart(theirs, their_logits(example.theirs, tokens())) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"short_factor": [1.0]}, "scaling.short has 1 factors; expected 4"),
+        ({"long_factor": "none"}, "long_factor is 'none', expected a list of numbers"),
+        ({"short_factor": [1.0, 2.0, True, 3.0]}, "expected a list of numbers"),
+        ({"attention_factor": "x"}, "expected factor and attention_factor to be numbers"),
+    ],
+)
+def test_nonsense_in_long_factors(change: dict, message: str, folder_of_examples, tmp_path) -> None:
+    example = make_example("phi3_long", folder_of_examples)
+    raw = json.loads((example.folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_parameters": {**raw["rope_parameters"], **change}}))
+    with pytest.raises(RecipeError, match=message):
+        config_from(tmp_path)

@@ -61,7 +61,6 @@ UNUSED = {
     ("dbrx", "num_key_value_heads"): "derived from attn_config",
     ("dbrx", "hidden_size"): "in ffn_config; the model's width is d_model",
     ("gpt_bigcode", "num_key_value_heads"): "derived from multi_query",
-    ("phi3", "original_max_position_embeddings"): "of longrope, which is refused",
     ("solar_open", "intermediate_size"): "no layer is dense",
     ("cohere2", "head_dim"): "derived, whatever is said",
 }
@@ -82,6 +81,10 @@ def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
         return "attention_factor" in (inner[path[1]] if len(path) > 2 else inner)
     if key == "first_k_dense_replace":
         return raw[key] >= raw["num_hidden_layers"] or "mlp_layer_types" in raw
+    if key == "original_max_position_embeddings":
+        # Of a scaling; the outer one counts.
+        unused = raw["rope_parameters"].get("rope_type") == "default"
+        return unused or (len(path) > 1 and "original_max_position_embeddings" in raw)
     return key == "rotary_dim" and "partial_rotary_factor" in raw["rope_parameters"]
 
 

@@ -160,14 +160,14 @@ def test_what_is_not_read_is_refused_with_a_way_out(
 
 def test_a_part_that_is_read_is_a_part_of_the_whole(folder_of_examples: Path, tmp_path: Path) -> None:
     from panax.adapters.huggingface.loader import open_tensors
-    from panax.adapters.huggingface.quantized_weights import dequantized
+    from panax.adapters.huggingface.quantized_weights import dequantize
 
     example = make_example("llama", folder_of_examples)
     for scheme, (settings, quantize) in SCHEMES.items():
         (tmp_path / scheme).mkdir()
         written(example.folder, tmp_path / scheme, settings, quantize)
         with open_tensors(tmp_path / scheme / "narrow") as files:
-            tensor = dequantized(files, settings)["model.layers.0.mlp.down_proj.weight"]
+            tensor = dequantize(files, settings)["model.layers.0.mlp.down_proj.weight"]
             whole = tensor[...]
             for rows, columns in (((3, 21), (5, 6)), ((0, 32), (17, 40)), ((31, 32), (0, 48)), ((8, 8), (0, 48))):
                 part = tensor[slice(*rows), slice(*columns)]

@@ -20,7 +20,7 @@ from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
 from .family import Family
 from .family_choice import check_same
-from .quantized_weights import FLOAT8, KEY, dequantized, float8_slices
+from .quantized_weights import FLOAT8, KEY, dequantize, float8_slices
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .towers import TowerNames, has_towers
 from .vision import HEAD_WEIGHTS, check_same_vit
@@ -220,7 +220,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
     """Open the tensors of the family's model, under the family's names."""
     raw = read_json(folder)
     with open_tensors(folder) as files:
-        tensors = dequantized(files, raw.get(KEY))
+        tensors = dequantize(files, raw.get(KEY))
         if (wrapper := find_wrapper(set(tensors))) is not None:
             example = next(name for name in tensors if wrapper in name)
             raise CheckpointError(

@@ -22,7 +22,7 @@ WAYS_OUT = {
     "gptq": "dequantize it once, or take the release that it was made from",
     "awq": "dequantize it once, or take the release that it was made from",
     "bitsandbytes": "load it with transformers, call model.dequantize(), and save_pretrained",
-    "mxfp4": "load it with transformers and Mxfp4Config(dequantize=True), and save_pretrained",
+    "mxfp4": "load it with transformers, dequantized by its Mxfp4Config, and save_pretrained",
 }
 """Methods that are not read, and what to do instead."""
 
@@ -56,7 +56,7 @@ class Float8Slice:
 
 
 class DequantizedSlice:
-    """A matrix that is dequantized where it is read.
+    """A matrix of which the parts that are read are dequantized.
 
     Args:
         shape: Rows and columns.
@@ -97,7 +97,7 @@ def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
     refuse(KEY, f"weights of quant_method={method!r} are not read; {way}")
 
 
-def dequantized(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, Any]:
+def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, Any]:
     """Return tensors of which the quantized ones are read as float32, without their scales.
 
     Args:
@@ -108,17 +108,17 @@ def dequantized(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, 
     """
     if not isinstance(settings, Mapping):
         return dict(tensors)
-    found = dict(tensors)
+    wide = dict(tensors)
     for name in tensors:
         base = name.removesuffix("_packed")
         if name.endswith(".weight") and f"{name}_scale_inv" in tensors:
-            found[name] = _of_blocks(name, tensors[name], found.pop(f"{name}_scale_inv"), _block(settings) or (1, 1))
+            wide[name] = _of_blocks(name, tensors[name], wide.pop(f"{name}_scale_inv"), _block(settings) or (1, 1))
         elif name.endswith(".weight") and f"{name}_scale" in tensors and tensors[name].get_dtype() in FLOAT8:
-            found[name] = _of_rows(name, tensors[name], found.pop(f"{name}_scale"))
+            wide[name] = _of_rows(name, tensors[name], wide.pop(f"{name}_scale"))
         elif name.endswith(".weight_packed") and f"{base}_scale" in tensors:
-            shape = [int(size) for size in found.pop(f"{base}_shape")[...]]
-            found[base] = _of_nibbles(base, found.pop(name), found.pop(f"{base}_scale"), shape)
-    return found
+            shape = [int(size) for size in wide.pop(f"{base}_shape")[...]]
+            wide[base] = _of_nibbles(base, wide.pop(name), wide.pop(f"{base}_scale"), shape)
+    return wide
 
 
 def float8_slices(path: Path) -> dict[str, Float8Slice]:
@@ -187,7 +187,9 @@ def _of_nibbles(name: str, packed: TensorSlice, scale: TensorSlice, shape: list[
         first, last = columns.start // 8, -(-columns.stop // 8)
         words = packed[rows.start : rows.stop, first:last].astype(np.uint32)
         nibbles = (words[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & 0xF
-        values = nibbles.reshape(len(words), 8 * words.shape[1])[:, columns.start - 8 * first : columns.stop - 8 * first]
+        values = nibbles.reshape(len(words), 8 * words.shape[1])[
+            :, columns.start - 8 * first : columns.stop - 8 * first
+        ]
         scales = scale[rows.start : rows.stop, :].astype(np.float32)
         return (values.astype(np.float32) - 8.0) * scales[:, np.arange(columns.start, columns.stop) // width]
 

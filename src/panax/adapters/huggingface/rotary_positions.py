@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...core.errors import RecipeError
-from ...layers import DynamicScaling, LinearScaling, Rotary, RotaryScaling, YarnScaling
+from ...layers import DynamicScaling, LinearScaling, LongScaling, Rotary, RotaryScaling, YarnScaling
 from .json_values import WrittenConfig, is_json
 
 RefuseFn = Callable[[str, str], Any]
@@ -37,6 +37,12 @@ SCALINGS: Mapping[str, tuple[type | None, Mapping[str, str]]] = {
     "yarn": (YarnScaling, YARN_KEYS),
 }
 """`rope_type` to our class, and its fields, ours to theirs."""
+
+LONG = "longrope"
+"""The `rope_type` with a factor for each frequency."""
+
+LONG_KEYS = {"short": "short_factor", "long": "long_factor"}
+"""Lists of `LongScaling`, ours to theirs."""
 
 ORIGINAL_LENGTH = LLAMA3_KEYS["original_length"]
 """Key of the length at which a model with scaled positions was first trained."""
@@ -167,6 +173,8 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
     kind = "default" if kind == "mrope" else kind
     if kind not in mapping.scalings:
         refuse(key, f"rope_type={kind!r} is not one of {', '.join(mapping.scalings)}")
+    if kind == LONG:
+        return _read_long(values, fraction, mapping.interleaved is True, max_length, lambda why: refuse(key, why))
     made, names = SCALINGS[kind]
     attention_factor = 0.0
     if kind == "yarn":
@@ -200,6 +208,40 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
         )
     except RecipeError as error:
         return refuse(key, str(error))
+
+
+def _read_long(
+    values: Mapping[str, Any], fraction: Any, interleaved: bool, max_length: int, refuse: Callable[[str], Any]
+) -> Rotary:
+    original, factor = values[ORIGINAL_LENGTH], values.get("factor")
+    attention_factor = values.get("attention_factor") or 0.0
+    for name, value in (
+        ("rope_theta", values["rope_theta"]),
+        (PARTIAL_ROTARY_KEY, fraction),
+        (ORIGINAL_LENGTH, original),
+    ):
+        if not is_json(value, float):
+            refuse(f"{name} is {value!r}, expected a number")
+    lists = {}
+    for ours, theirs in LONG_KEYS.items():
+        factors = values.get(theirs)
+        if not isinstance(factors, list) or not all(is_json(each, float) for each in factors):
+            refuse(f"{theirs} is {factors!r}, expected a list of numbers")
+        lists[ours] = tuple(float(each) for each in factors or ())
+    if (factor is not None and not is_json(factor, float)) or not is_json(attention_factor, float):
+        refuse("expected factor and attention_factor to be numbers")
+    try:
+        scaling = LongScaling(
+            **lists,
+            original_length=int(original),
+            extended_length=max_length if factor is None else round(factor * original),
+            attention_factor=float(attention_factor),
+        )
+        return Rotary(
+            theta=float(values["rope_theta"]), scaling=scaling, interleaved=interleaved, fraction=float(fraction)
+        )
+    except RecipeError as error:
+        return refuse(str(error))
 
 
 def _check_theta(
@@ -285,6 +327,12 @@ def write_rotary(mapping: RotaryMapping, rotary: Rotary | None) -> WrittenConfig
     elif rotary.interleaved != mapping.interleaved:
         layout = "halves are rotated against each other" if rotary.interleaved else "adjacent features are rotated"
         problems.append(f"model.rotary.interleaved={rotary.interleaved}, expected {mapping.interleaved} ({layout})")
+    if isinstance(rotary.scaling, LongScaling):
+        # The length is that of the extended model, whatever rows it is trained on.
+        raw |= {
+            "max_position_embeddings": rotary.scaling.extended_length,
+            ORIGINAL_LENGTH: rotary.scaling.original_length,
+        }
     scaled, wrong = _write_scaling(mapping, rotary)
     problems += wrong
     if rotary.query_growth and not (mapping.grows and _original_length(rotary) == rotary.query_length):
@@ -306,6 +354,12 @@ def _write_scaling(mapping: RotaryMapping, rotary: Rotary) -> WrittenConfig:
     scaling = rotary.scaling
     if scaling is None:
         return {}, []
+    if isinstance(scaling, LongScaling):
+        written = {"rope_type": LONG, ORIGINAL_LENGTH: scaling.original_length}
+        written |= {theirs: list(getattr(scaling, ours)) for ours, theirs in LONG_KEYS.items()}
+        written |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
+        known = LONG in mapping.scalings
+        return written, [] if known else [f"model.rotary.scaling={LONG}, expected one of {', '.join(mapping.scalings)}"]
     kind = next(name for name, (made, _) in SCALINGS.items() if made is type(scaling))
     names = SCALINGS[kind][1]
     problems: list[str] = []

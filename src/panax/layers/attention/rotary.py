@@ -4,8 +4,10 @@ Source: RoFormer (arXiv:2104.09864); features are paired across the two halves o
 and Llama's released weights, unless `interleaved` is set.
 """
 
+import abc
 import dataclasses
 import math
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +37,27 @@ def _require_extension(factor: float, original_length: int) -> None:
     )
 
 
+class _Interpolation(Validated):
+    """A scaling that divides a part of each frequency by one factor, and keeps the rest."""
+
+    factor: float
+
+    most_positions: ClassVar[int | None] = None
+    """The longest row that it is for; None for any."""
+
+    @abc.abstractmethod
+    def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        clipped by the caller."""
+
+    def scale(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return the scaled frequencies."""
+        kept = np.clip(self.unscaled_fraction(frequency, theta), 0.0, 1.0)
+        return (1 - kept) * frequency / self.factor + kept * frequency
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearScaling(Validated):
+class LinearScaling(_Interpolation):
     """Context extension by position interpolation: all frequencies are divided by `factor`.
 
     Source: "Extending Context Window of Large Language Models via Positional Interpolation" (arXiv:2306.15595).
@@ -74,7 +95,7 @@ class DynamicScaling(LinearScaling):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RotaryScaling(Validated):
+class RotaryScaling(_Interpolation):
     """Context extension of Llama 3.1: low frequencies are divided by `factor`, with a smooth transition.
 
     Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.4, and the released configuration.
@@ -113,7 +134,7 @@ class RotaryScaling(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class YarnScaling(Validated):
+class YarnScaling(_Interpolation):
     """Context extension of YaRN: as in Llama 3.1, but with a transition linear in the pair's index, and
     scaled scores.
 
@@ -194,6 +215,71 @@ class YarnScaling(Validated):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LongScaling(Validated):
+    """Context extension of LongRoPE: each frequency is divided by a factor of its own, from one of two lists.
+
+    Attributes:
+        short: Factors for rows of at most `original_length` positions, one for each pair of features.
+        long: Factors for longer rows.
+        extended_length: The length up to which the model was extended.
+        attention_factor: Rotated features are multiplied by this; 0 takes `sqrt(1 + ln(extended_length /
+            original_length) / ln(original_length))`.
+        use: The list in use. With "short" the model accepts no longer rows.
+
+    Source: LongRoPE (arXiv:2402.13753), section 3, and the released configurations of Phi-3.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int
+    extended_length: int
+    attention_factor: float = 0.0
+    use: Literal["short", "long"] = "short"
+
+    def __post_init__(self) -> None:
+        _require_extension(self.extended_length / max(self.original_length, 1), self.original_length)
+        _require(self.original_length > 1, "scaling.original_length=1; expected 2 or more")
+        for name in ("short", "long"):
+            factors = getattr(self, name)
+            _require(
+                all(0.0 < factor < math.inf for factor in factors),
+                f"scaling.{name}={factors}; expected positive factors",
+            )
+        _require(
+            0.0 <= self.attention_factor < math.inf,
+            f"scaling.attention_factor={self.attention_factor}; expected 0 or more",
+        )
+
+    def check(self, head_dim: int, theta: float) -> None:
+        """Raise a RecipeError if the lists are not of this many pairs of features."""
+        for name in ("short", "long"):
+            count = len(getattr(self, name))
+            _require(
+                2 * count == head_dim,
+                f"scaling.{name} has {count} factors; expected {head_dim // 2}, one for each pair of {head_dim} features",
+            )
+
+    def scale(self, frequency: np.ndarray, theta: float) -> np.ndarray:
+        """Return the frequencies with their factors."""
+        return frequency / np.asarray(self.short if self.use == "short" else self.long, np.float32)
+
+    @property
+    def most_positions(self) -> int | None:
+        """The longest row that it is for; None for any."""
+        return self.original_length if self.use == "short" else None
+
+    @property
+    def amplitude(self) -> float:
+        """Factor of rotated features."""
+        growth = math.log(self.extended_length / self.original_length)
+        return self.attention_factor or math.sqrt(1.0 + growth / math.log(self.original_length))
+
+    @property
+    def score_gain(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotary(Validated):
     """Rotation of queries and keys by their position.
 
@@ -209,7 +295,7 @@ class Rotary(Validated):
     """
 
     theta: float = 10_000.0
-    scaling: LinearScaling | DynamicScaling | RotaryScaling | YarnScaling | None = None
+    scaling: LinearScaling | DynamicScaling | RotaryScaling | YarnScaling | LongScaling | None = None
     interleaved: bool = False
     fraction: float = 1.0
     query_growth: float = 0.0
@@ -248,8 +334,7 @@ class Rotary(Validated):
         frequency = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
         if self.scaling is None:
             return frequency.astype(np.float32)
-        kept = np.clip(self.scaling.unscaled_fraction(frequency, self.theta), 0.0, 1.0)
-        return ((1 - kept) * frequency / self.scaling.factor + kept * frequency).astype(np.float32)
+        return self.scaling.scale(frequency, self.theta).astype(np.float32)
 
     @property
     def score_gain(self) -> float:

@@ -228,6 +228,12 @@ class DecoderConfig(Validated):
         for rotary in self.rotaries or (self.rotary,):
             if rotary is not None:
                 rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
+                limit = None if rotary.scaling is None else rotary.scaling.most_positions
+                require(
+                    limit is None or self.max_length <= limit,
+                    f"model.max_length={self.max_length}, and rotary.scaling is for rows of at most {limit}; shorten it, or "
+                    f"choose the factors of long rows (rotary.scaling.use)",
+                )
 
     def _require_bounds(self, *names: str) -> None:
         for name in names:
