@@ -224,10 +224,12 @@ def build_attachments(prepared: PreparedRun) -> dict[str, str]:
 def _find_released(init: str) -> Path | None:
     """Return the folder of the released model from which a run began; None if there is none, or it is not on this
     machine, where the run may have been resumed."""
+    kind, _, where = init.partition(":")
+    if kind != "hf":
+        return None
     from ..adapters.huggingface.hub import find_here
 
-    kind, _, where = init.partition(":")
-    return find_here(where) if kind == "hf" else None
+    return find_here(where)
 
 
 def find_start(

@@ -124,6 +124,18 @@ def test_scales_of_another_shape_are_an_error(folder_of_examples: Path, tmp_path
         load(file.parent, example.task, *abstract(example.task))
 
 
+@pytest.mark.parametrize("shape", [None, [32], [0, 48], [32, 48, 1], [31, 48]])
+def test_a_packed_matrix_needs_its_shape(shape: list[int] | None, folder_of_examples: Path, tmp_path: Path) -> None:
+    example = make_example("llama", folder_of_examples)
+    written(example.folder, tmp_path, *SCHEMES["nibbles"])
+    file = tmp_path / "narrow" / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.down_proj.weight_shape"
+    del tensors[name]
+    save_file(tensors | ({} if shape is None else {name: torch.tensor(shape)}), file)
+    with pytest.raises(CheckpointError, match=r"down_proj.weight(: its scales| is packed, and its weight_shape)"):
+        load(file.parent, example.task, *abstract(example.task))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

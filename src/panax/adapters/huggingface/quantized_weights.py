@@ -116,7 +116,7 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, A
         elif name.endswith(".weight") and f"{name}_scale" in tensors and tensors[name].get_dtype() in FLOAT8:
             wide[name] = _of_rows(name, tensors[name], wide.pop(f"{name}_scale"))
         elif name.endswith(".weight_packed") and f"{base}_scale" in tensors:
-            shape = [int(size) for size in wide.pop(f"{base}_shape")[...]]
+            shape = _shape_of(base, wide.pop(f"{base}_shape", None))
             wide[base] = _of_nibbles(base, wide.pop(name), wide.pop(f"{base}_scale"), shape)
     return wide
 
@@ -131,6 +131,14 @@ def float8_slices(path: Path) -> dict[str, Float8Slice]:
         for name, entry in header.items()
         if name != "__metadata__" and entry["dtype"] in FLOAT8
     }
+
+
+def _shape_of(name: str, shape: TensorSlice | None) -> list[int]:
+    """Return the rows and columns of a packed matrix."""
+    sizes = [] if shape is None else [int(size) for size in np.ravel(shape[...])]
+    if len(sizes) != 2 or min(sizes) <= 0:
+        raise CheckpointError(f"{name} is packed, and its weight_shape is {sizes}; expected rows and columns")
+    return sizes
 
 
 def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
