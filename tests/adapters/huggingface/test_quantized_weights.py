@@ -1,5 +1,6 @@
 """Quantized releases are read as float32, in the bits of the dequantization by hand, on any sharding."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -59,6 +60,41 @@ def of_nibbles(name: str, weight: torch.Tensor) -> Quantized:
     return {f"{name}_packed": signed, f"{name}_scale": scale, f"{name}_shape": shape}, values.float() * wide
 
 
+NORMAL = torch.linspace(-1, 1, 16) ** 3
+"""Values of 16 codes, as unevenly spaced as those of NF4."""
+
+
+def of_codes(name: str, weight: torch.Tensor, nested: bool = False) -> Quantized:
+    """Two codes in a byte, the first one in its high bits; the last block is cut."""
+    block = 56
+    flat = weight.flatten()
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    scales = padded.abs().amax(1)
+    parts: dict[str, torch.Tensor] = {}
+    more = {}
+    if nested:
+        codes, offset = torch.linspace(-1, 1, 256), scales.mean()
+        outer = torch.nn.functional.pad(scales - offset, (0, -len(scales) % 8)).view(-1, 8).abs().amax(1) + 1e-3
+        wide = outer.repeat_interleave(8)[: len(scales)]
+        small = (((scales - offset) / wide + 1) * 127.5).round().to(torch.uint8)
+        parts = {f"{name}.nested_absmax": outer, f"{name}.nested_quant_map": codes}
+        more = {"nested_blocksize": 8, "nested_offset": float(offset), "nested_dtype": "float32"}
+        scales = codes[small.long()] * wide + torch.tensor(float(offset))
+        parts[f"{name}.absmax"] = small
+    else:
+        parts[f"{name}.absmax"] = scales
+    each = scales.repeat_interleave(block)[: len(flat)]
+    nearest = ((flat / each)[:, None] - NORMAL).abs().argmin(1)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(weight.shape), **more}
+    parts |= {
+        name: (nearest[::2] << 4 | nearest[1::2]).to(torch.uint8)[:, None],
+        f"{name}.quant_map": NORMAL.clone(),
+        f"{name}.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return parts, (NORMAL[nearest] * each).view(weight.shape)
+
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
 INT4 = {
     "quant_method": "compressed-tensors",
@@ -72,6 +108,8 @@ SCHEMES: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Quantized
     "rows": (ROWS, of_rows),
     "one": (ROWS, of_one),
     "nibbles": (INT4, of_nibbles),
+    "codes": (NF4, of_codes),
+    "codes with quantized scales": (NF4, functools.partial(of_codes, nested=True)),
 }
 
 
@@ -124,6 +162,34 @@ def test_scales_of_another_shape_are_an_error(folder_of_examples: Path, tmp_path
         load(file.parent, example.task, *abstract(example.task))
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("absmax", None, "and model.layers.1.mlp.up_proj.weight.absmax is missing"),
+        ("quant_map", torch.zeros(15), "expected .* for a matrix"),
+        ("absmax", torch.zeros(3), "expected .* for a matrix"),
+        ("quant_state.bitsandbytes__nf4", torch.tensor(list(b"{"), dtype=torch.uint8), "quant_state can't be read"),
+        ("quant_state.bitsandbytes__nf4", torch.tensor(list(b"[1]"), dtype=torch.uint8), "quant_state can't be read"),
+        (
+            "quant_state.bitsandbytes__nf4",
+            torch.tensor(list(b'{"shape": [48, -32], "blocksize": 56}'), dtype=torch.uint8),
+            "expected rows and columns",
+        ),
+    ],
+)
+def test_what_is_broken_beside_codes_is_an_error(
+    part: str, value: torch.Tensor | None, message: str, folder_of_examples: Path, tmp_path: Path
+) -> None:
+    example = make_example("llama", folder_of_examples)
+    written(example.folder, tmp_path, *SCHEMES["codes"])
+    file = tmp_path / "narrow" / "model.safetensors"
+    tensors, name = load_file(file), f"model.layers.1.mlp.up_proj.weight.{part}"
+    del tensors[name]
+    save_file(tensors | ({} if value is None else {name: value}), file)
+    with pytest.raises(CheckpointError, match=message):
+        load(file.parent, example.task, *abstract(example.task))
+
+
 @pytest.mark.parametrize("shape", [None, [32], [0, 48], [32, 48, 1], [31, 48]])
 def test_a_packed_matrix_needs_its_shape(shape: list[int] | None, folder_of_examples: Path, tmp_path: Path) -> None:
     example = make_example("llama", folder_of_examples)
@@ -144,7 +210,10 @@ def test_a_packed_matrix_needs_its_shape(shape: list[int] | None, folder_of_exam
             "quant_method='gptq' are not read; dequantize it once, or take the release",
         ),
         ({"quant_method": "awq"}, "quant_method='awq' are not read; dequantize it once"),
-        ({"quant_method": "bitsandbytes"}, r"load it with transformers, call model.dequantize\(\)"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            r"load it with transformers, call model.dequantize\(\)",
+        ),
         ({"quant_method": "mxfp4"}, "Mxfp4Config"),
         ({"quant_method": "fp8"}, "quant_method='fp8' are not read; convert it to bfloat16 first"),
         ({"bits": 4}, "quant_method=None are not read"),

@@ -1,5 +1,6 @@
-"""Quantized releases, read as float32: FP8 with scales of blocks (DeepSeek, Qwen 3), of rows or of tensors, and packed int4
-with scales of groups (Kimi K2). A slice that is read is dequantized alone; nothing is kept."""
+"""Quantized releases, read as float32: FP8 with scales of blocks (DeepSeek, Qwen 3), of rows or of tensors; packed int4 with
+scales of groups (Kimi K2); bitsandbytes' NF4 and FP4, with scales that are quantized themselves or not. A slice that is read is
+dequantized alone; nothing is kept."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ...core.errors import CheckpointError
+from ...system import json_reader
 
 RefuseFn = Callable[[str, str], NoReturn]
 
@@ -21,7 +23,7 @@ FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 WAYS_OUT = {
     "gptq": "dequantize it once, or take the release that it was made from",
     "awq": "dequantize it once, or take the release that it was made from",
-    "bitsandbytes": "load it with transformers, call model.dequantize(), and save_pretrained",
+    "bitsandbytes": "4 bits are read, and 8 are not: load it with transformers, call model.dequantize(), and save_pretrained",
     "mxfp4": "load it with transformers, dequantized by its Mxfp4Config, and save_pretrained",
 }
 """Methods that are not read, and what to do instead."""
@@ -89,6 +91,8 @@ def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
     method = settings.get("quant_method")
     if method == "fp8" and _block(settings) is not None:
         return
+    if method == "bitsandbytes" and settings.get("load_in_4bit") is True:
+        return
     if method == "compressed-tensors" and settings.get("format") in ("float-quantized", "pack-quantized"):
         if settings["format"] == "pack-quantized" and not all(_is_int4(group) for group in _groups(settings)):
             refuse(KEY, "packed weights are read if they are symmetric int4 with scales of groups or rows")
@@ -118,6 +122,9 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, A
         elif name.endswith(".weight_packed") and f"{base}_scale" in tensors:
             shape = _shape_of(base, wide.pop(f"{base}_shape", None))
             wide[base] = _of_nibbles(base, wide.pop(name), wide.pop(f"{base}_scale"), shape)
+        elif (state := _bits_state(name, tensors)) is not None:
+            parts = {part: wide.pop(f"{name}.{part}", None) for part in _BITS_PARTS}
+            wide[name] = _of_codes(name, tensors[name], parts, _read_state(name, wide.pop(state)))
     return wide
 
 
@@ -131,6 +138,70 @@ def float8_slices(path: Path) -> dict[str, Float8Slice]:
         for name, entry in header.items()
         if name != "__metadata__" and entry["dtype"] in FLOAT8
     }
+
+
+_BITS_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+"""Tensors beside one of bitsandbytes: scales of blocks and the values of codes; and the same of quantized scales."""
+
+
+def _bits_state(name: str, tensors: Mapping[str, TensorSlice]) -> str | None:
+    """Return the name of the state beside a tensor of bitsandbytes."""
+    states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    return next((state for state in states if state in tensors), None)
+
+
+def _read_state(name: str, state: TensorSlice) -> dict[str, Any]:
+    """Read the settings of a tensor, which are JSON in a tensor."""
+    try:
+        settings = json_reader.parse(np.ravel(state[...]).astype(np.uint8).tobytes())
+        sizes = [*settings["shape"], settings["blocksize"], settings.get("nested_blocksize", 1)]
+        sound = len(settings["shape"]) == 2 and all(type(size) is int and size > 0 for size in sizes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{name}: its quant_state can't be read: {error!r}") from error
+    if not sound:
+        raise CheckpointError(
+            f"{name}: its quant_state is {settings}; expected rows and columns, and positive blocksizes"
+        )
+    return settings
+
+
+def _of_codes(
+    name: str, weight: TensorSlice, parts: Mapping[str, TensorSlice | None], settings: Mapping[str, Any]
+) -> DequantizedSlice:
+    """Return a matrix of two codes in a byte, the first one in its high bits, with a scale for each block of all values."""
+    (rows, columns), block = settings["shape"], settings["blocksize"]
+    scales, values = _whole(name, "absmax", parts), _whole(name, "quant_map", parts)
+    if scales.dtype == np.uint8:
+        nested = settings.get("nested_blocksize", 1)
+        outer, codes = _whole(name, "nested_absmax", parts), _whole(name, "nested_quant_map", parts)
+        _check_scales(name, [len(codes), len(outer)], [256, -(-len(scales) // nested)], 2)
+        scales = codes[scales] * np.repeat(outer, nested)[: len(scales)] + np.float32(
+            settings.get("nested_offset", 0.0)
+        )
+    _check_scales(
+        name,
+        [int(np.prod(weight.get_shape())), len(scales), len(values)],
+        [-(-rows * columns // 2), -(-rows * columns // block), 16],
+        2,
+    )
+
+    def read(wanted: range, at: range) -> np.ndarray:
+        first, last = wanted.start * columns, wanted.stop * columns
+        flat = weight[first // 2 : -(-last // 2)].reshape(-1)
+        nibbles = np.stack([flat >> 4, flat & 0xF], axis=1).reshape(-1)[first % 2 : first % 2 + last - first]
+        wide = values[nibbles] * scales[np.arange(first, last) // block]
+        return wide.reshape(len(wanted), columns)[:, at.start : at.stop]
+
+    return DequantizedSlice([rows, columns], read)
+
+
+def _whole(name: str, part: str, parts: Mapping[str, TensorSlice | None]) -> np.ndarray:
+    """Read a part of a quantized tensor; codes stay bytes, all else becomes float32."""
+    tensor = parts[part]
+    if tensor is None:
+        raise CheckpointError(f"{name} is quantized, and {name}.{part} is missing")
+    array = np.ravel(tensor[...])
+    return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def _shape_of(name: str, shape: TensorSlice | None) -> list[int]:
