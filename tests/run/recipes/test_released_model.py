@@ -36,7 +36,9 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = jax.jit(lambda key: Decoder.build(key, TINY))(jax.random.key(0))
     save(folder, model, model_type="qwen2", token_ids={"eos_token_id": 0})
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, "initializer_range": 0.017, "use_cache": False}))
+    (folder / "config.json").write_text(
+        json.dumps({**raw, "eos_token_id": [0, 5], "initializer_range": 0.017, "use_cache": False})
+    )
     BytePairTokenizer(vocab_size=300).train(TextFiles(paths=("a.txt",))).save(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

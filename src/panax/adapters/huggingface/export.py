@@ -20,7 +20,7 @@ from ...system.files import apply_umask
 from .config import CONFIG
 from .families import FAMILIES
 from .family import Family
-from .family_choice import to_config_json_like
+from .family_choice import TOKEN_IDS, to_config_json_like
 from .loader import INDEX_FILE, WEIGHTS_FILE, open_tensors
 from .tensor_map import ParameterMatch, StackIndex, index_ranges, match_parameters
 from .towers import TowerNames, has_towers, text_config, whole_config
@@ -155,10 +155,16 @@ def _described(
     family, raw = to_config_json_like(model.config, model_type, text_config(like) if with_towers else like)
     dtype = model.embedding.table.dtype.name
     tokenizer_ids = {name: value for name, value in token_ids.items() if value is not None}
+    tokenizer_ids |= {name: like[name] for name in TOKEN_IDS if _includes(like.get(name), tokenizer_ids.get(name))}
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **tokenizer_ids}
     if with_towers:
         return family, whole_config(like, raw, dtype) | tokenizer_ids, {}
     return family, raw | {"torch_dtype": dtype} | ends, {}
+
+
+def _includes(released: Any, token: int | None) -> bool:
+    """Return True if a release's token id, or list of ids that end an answer, has the tokenizer's."""
+    return released is not None and (token is None or token in (released if isinstance(released, list) else [released]))
 
 
 def _check_state(model: Decoder, state: Mapping[str, Any]) -> None:
