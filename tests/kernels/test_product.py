@@ -125,7 +125,7 @@ def test_a_bias_and_its_gradient(dtype, library):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_and_its_derivative(name, dtype):
     """Against jax.nn's in float64; a bfloat16 result may be rounded once."""
-    own = {"silu": jax.nn.silu, "relu": jax.nn.relu}
+    own = {"silu": jax.nn.silu, "relu": jax.nn.relu, "relu_squared": lambda x: jax.nn.relu(x) ** 2}
     own |= {f"gelu{tail}": lambda x, t=bool(tail): jax.nn.gelu(x, approximate=t) for tail in ("", "_tanh")}
     x = jnp.linspace(-6, 6, 401).astype(dtype)
     value, derivative = jax.vjp(ACTIVATIONS[name], x)

@@ -27,7 +27,7 @@ from panax.models import Decoder, DecoderConfig, compute_logits, sample
         ({"qk_norm_scope": "all_heads"}, "qk_norm_scope='all_heads' has no effect without qk_norm"),
         ({"qk_norm_after_rotary": True}, "qk_norm_after_rotary=True has no effect without qk_norm"),
         ({"qk_norm": True, "qk_norm_scope": "heads"}, "qk_norm_scope='heads'"),
-        ({"residual_multiplier": 0.0}, "residual_multiplier=0.0; expected a factor"),
+        ({"residual_multiplier": 0.0}, "residual_multiplier=0.0; expected a positive factor"),
         ({"logit_multiplier": float("nan")}, "logit_multiplier=nan: expected a number"),
         ({"rotaries": (Rotary(),), "rotary": None}, "rotary=None has no effect with rotaries"),
         ({"rotaries": (Rotary(fraction=0.01),)}, "expected an even number"),
@@ -75,7 +75,9 @@ def test_norms_of_heads_by_hand() -> None:
     np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if place else []) for place, name in enumerate(FEATURES)]
+)
 def test_generation_takes_what_the_whole_pass_finds_likeliest(name: str) -> None:
     config = FEATURES[name]
     model = drawn(lambda key: Decoder.build(key, config))

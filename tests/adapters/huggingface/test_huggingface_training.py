@@ -63,7 +63,8 @@ def check_training(example: Example, devices: int, folder: Path) -> None:
         theirs.backward()
         sgd.step()
     saved = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    assert losses[0] - losses[-1] > 0.01
+    # Logits that are divided by 5 learn more slowly.
+    assert losses[0] - losses[-1] > 0.005
     for name, value in model.state_dict().items():
         assert torch.linalg.norm(saved[name] - value) <= 1e-5 * torch.linalg.norm(value), name
     assert jax.device_count() == ROWS

@@ -117,6 +117,7 @@ def test_panax_own_classes_are_those_of_its_tasks():
     own = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
     assert own == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
+        "DynamicScaling", "LinearScaling", "LongScaling",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
         "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
         "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",

@@ -2,13 +2,13 @@
 installed. Weights, settings and tokenizers are taken; code never is."""
 
 import importlib.util
-import json
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import CheckpointError, RecipeError
+from ...system import json_reader
 from ...system.files import expand_user
 
 CONFIG = "config.json"
@@ -113,7 +113,7 @@ def _is_complete(snapshot: Path) -> bool:
     if (snapshot / SINGLE).is_file():
         return True
     try:
-        files = set(json.loads((snapshot / INDEX).read_text("utf-8"))["weight_map"].values())
+        files = set(json_reader.read(snapshot / INDEX)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return all(isinstance(file, str) and (snapshot / file).is_file() for file in files)

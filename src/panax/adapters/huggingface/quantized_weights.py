@@ -2,7 +2,6 @@
 scales of groups (Kimi K2); bitsandbytes' NF4 and FP4, with scales that are quantized themselves or not. A slice that is read is
 dequantized alone; nothing is kept."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -12,10 +11,14 @@ import numpy as np
 
 from ...core.errors import CheckpointError
 from ...system import json_reader
+from ...system.binary_reader import read_number
 
 RefuseFn = Callable[[str, str], NoReturn]
 
 KEY = "quantization_config"
+
+MOST_HEADER_BYTES = 100_000_000
+"""The longest header that safetensors reads."""
 
 FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 """Dtypes of FP8 by safetensors' names, which NumPy does not know."""
@@ -131,8 +134,8 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, A
 def float8_slices(path: Path) -> dict[str, Float8Slice]:
     """Return the FP8 tensors of a safetensors file that was opened before, so that its header is sound."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        length = read_number(file.read(8), 0, "<Q")
+        header = json_reader.parse(file.read(length), most_bytes=MOST_HEADER_BYTES)
     return {
         name: Float8Slice(path, 8 + length + entry["data_offsets"][0], entry["shape"], entry["dtype"])
         for name, entry in header.items()

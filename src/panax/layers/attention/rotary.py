@@ -305,7 +305,9 @@ class Rotary(Validated):
         _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
         _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
         _require(
-            0.0 <= self.query_growth < math.inf and (self.query_length > 0) == (self.query_growth > 0.0),
+            0.0 <= self.query_growth < math.inf
+            and self.query_length >= 0
+            and (self.query_length > 0) == (self.query_growth > 0.0),
             f"query_growth={self.query_growth}, query_length={self.query_length}; expected both positive, or both 0",
         )
 

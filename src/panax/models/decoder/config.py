@@ -151,9 +151,7 @@ class DecoderConfig(Validated):
         self._require_bounds("logit_soft_cap")
         for name in ("embed_multiplier", "residual_multiplier", "logit_multiplier"):
             value = getattr(self, name)
-            require(
-                value != 0.0 and math.isfinite(value), f"model.{name}={value}; expected a factor, 1 changes nothing"
-            )
+            require(0.0 < value < math.inf, f"model.{name}={value}; expected a positive factor, 1 changes nothing")
         self.check_norms()
         self.check_feed_forward()
         self.check_attention()
