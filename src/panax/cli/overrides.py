@@ -15,7 +15,7 @@ from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
 from .flag_aliases import check_names
 from .main import warn
-from .recipes import PRESET, PRETRAINED, built_in_recipes, find_recipe, format_recipe_error
+from .recipes import PRESET, RELEASED, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 
 DATA = "--data"
@@ -81,7 +81,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         ) from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
-    if paths and not name.startswith((PRESET, PRETRAINED)):
+    if paths and not name.startswith((PRESET, RELEASED)):
         base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
@@ -105,8 +105,8 @@ def _published(name: str, paths: Sequence[str], flags: Sequence[str]) -> Experim
     """Return the experiment of a published model, which takes its data itself; None if the name is of another recipe."""
     if name.startswith(PRESET):
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
-    if name.startswith(PRETRAINED):
-        return released_model(name.removeprefix(PRETRAINED), data=list(paths) or None, say=warn)
+    if name.startswith(RELEASED):
+        return released_model(name.removeprefix(RELEASED), data=list(paths) or None, say=warn)
     return None
 
 

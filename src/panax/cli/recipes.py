@@ -22,7 +22,7 @@ BUILT_IN = "panax_recipes"
 PRESET = "preset:"
 """Prefix of the names of published models."""
 
-PRETRAINED = "hf:"
+RELEASED = "hf:"
 """Prefix of folders and hub names of released weights."""
 
 
@@ -55,8 +55,8 @@ def find_recipe(name: str) -> Recipe:
     """
     if name.startswith(PRESET):
         return _preset(name.removeprefix(PRESET))
-    if name.startswith(PRETRAINED):
-        return _released_model(name.removeprefix(PRETRAINED))
+    if name.startswith(RELEASED):
+        return _released_model(name.removeprefix(RELEASED))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)

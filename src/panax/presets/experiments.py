@@ -81,7 +81,7 @@ def preset(
         "optimizer": AdamW(schedule=Schedule(peak=3e-5 if init else 3e-4, warmup_steps=100)),
         "evaluate": EvaluateConfig(every=100, batches=50),
     }
-    paths = _paths(data)
+    paths = paths_of(data)
     if name in VIT_PRESETS:
         experiment = Experiment(**defaults | _images(name, paths) | settings)
     else:
@@ -102,7 +102,8 @@ def _warned(line: str) -> None:
     warnings.warn(line, stacklevel=3)
 
 
-def _paths(data: Any) -> list[str | Path]:
+def paths_of(data: Any) -> list[str | Path]:
+    """Return data as paths; none if it is anything else."""
     if isinstance(data, str | Path):
         return [data]
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | Path) for each in data):

@@ -16,9 +16,7 @@ from ..run import EvaluateConfig, Experiment
 from ..run.blank_data import NoData
 from ..run.data_override import replace_data
 from ..run.start import TOKENIZER
-
-MOST_TOKENS = 2048
-"""In a row, unless the model is for shorter ones."""
+from .experiments import MOST_TOKENS, paths_of
 
 OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
 """Files of tokenizers in other forms than tokenizer.json."""
@@ -74,8 +72,8 @@ def released_model(
     experiment = Experiment(**defaults | settings)
     if data is None:
         return experiment
-    paths = [data] if isinstance(data, str | Path) else data
-    if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | Path) for path in paths):
+    paths = paths_of(data)
+    if paths:
         return replace_data(experiment, *paths)
     return dataclasses.replace(experiment, data=data)
 

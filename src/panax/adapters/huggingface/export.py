@@ -156,7 +156,7 @@ def _described(
     dtype = model.embedding.table.dtype.name
     tokenizer_ids = {name: value for name, value in token_ids.items() if value is not None}
     tokenizer_ids |= {name: like[name] for name in TOKEN_IDS if _includes(like.get(name), tokenizer_ids.get(name))}
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **family.token_ids, **tokenizer_ids}
+    ends = {**dict.fromkeys(TOKEN_IDS), **family.token_ids, **tokenizer_ids}
     if with_towers:
         return family, whole_config(like, raw, dtype) | tokenizer_ids, {}
     return family, raw | {"torch_dtype": dtype} | ends, {}

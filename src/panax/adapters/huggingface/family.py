@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ...models import DecoderConfig
+from .json_values import RefuseFn, WrittenConfig
 from .pattern import Pattern
 from .rotary_positions import RotaryMapping
 from .sliding_windows import NO_WINDOWS, WindowMapping
@@ -26,17 +27,14 @@ ACTIVATIONS = {
 HEAD_NAME = "lm_head.weight"
 """Name of the head in every family."""
 
-RefuseFn = Callable[[str, str], NoReturn]
-"""Function that raises an error about a key, with the reason."""
-
 CompleteFn = Callable[[Mapping[str, Any], RefuseFn], Mapping[str, Any]]
 """(config.json, refuse) to the completed one."""
 
 ReadFn = Callable[[Mapping[str, Any], RefuseFn], dict[str, Any]]
 """(config.json, refuse) to fields of a configuration."""
 
-WriteFn = Callable[[Any], tuple[dict[str, Any], list[str]]]
-"""A configuration to keys of config.json, and to the problems that it can't express."""
+WriteFn = Callable[[Any], WrittenConfig]
+"""A configuration of the family's own class to keys of config.json, and to the problems that it can't express."""
 
 _COMPUTED = {"kv_heads", "head_dim", "query_scale", "windows", "rotary", "rotaries", "feed_forward", "latent"}
 """Fields with a mapping of their own, or that follow from others."""

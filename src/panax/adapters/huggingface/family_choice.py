@@ -12,11 +12,10 @@ from .family import ACTIVATIONS, Family
 from .json_values import unflatten_keys
 from .nearest import known_keys
 from .nested_config import TRAINING_ONLY, complete_moe_fields, write_latent, write_mixture
-from .rotary_positions import DEFAULT_THETA_KEY, PLACES, Rotaries, read_rotaries, write_rotaries
+from .rotary_positions import ROTARY_KEYS, Rotaries, read_rotaries, write_rotaries
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-ROTARY_KEYS_OF_FILES = (*PLACES, DEFAULT_THETA_KEY)
 
 _WRITTEN_ANEW = {"torch_dtype", "dtype", "quantization_config", "transformers_version", *TOKEN_IDS}
 """Keys that are not taken over from the release."""
@@ -125,8 +124,8 @@ def to_config_json_like(
     names = {"model_type": like["model_type"], "architectures": like.get("architectures") or raw["architectures"]}
     if family.rotary is not None and _reads_as(family, like, config):
         # In whichever place and form the release has them, with what text does not need.
-        raw = {key: value for key, value in raw.items() if key not in ROTARY_KEYS_OF_FILES}
-        kept |= {key: like[key] for key in ROTARY_KEYS_OF_FILES if key in like}
+        raw = {key: value for key, value in raw.items() if key not in ROTARY_KEYS}
+        kept |= {key: like[key] for key in ROTARY_KEYS if key in like}
     return family, kept | raw | names
 
 

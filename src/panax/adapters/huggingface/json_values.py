@@ -1,10 +1,13 @@
 """Types of JSON values, and objects inside of objects."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 WrittenConfig = tuple[dict[str, Any], list[str]]
 """A part of config.json, and the problems that it can't express."""
+
+RefuseFn = Callable[[str, str], NoReturn]
+"""Function that raises an error about a key, with the reason."""
 
 
 def is_json(value: Any, kind: type) -> bool:

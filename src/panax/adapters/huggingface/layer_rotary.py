@@ -1,12 +1,12 @@
 """How layers of one model differ in their rotary positions, in config.json."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...layers import Rotary
 from .json_values import WrittenConfig
-from .rotary_positions import PLACES, RefuseFn, Rotaries
+from .rotary_positions import ROTARY_KEYS, ReadOneFn, RefuseFn, Rotaries, WriteOneFn
 from .sliding_windows import FULL, SLIDING
 
 
@@ -32,13 +32,13 @@ class ByLayerType:
         self,
         raw: Mapping[str, Any],
         windows: Sequence[int],
-        read_one: Callable[[Mapping[str, Any]], Rotary],
+        read_one: ReadOneFn,
         refuse: RefuseFn,
     ) -> Rotaries:
         inner = raw.get("rope_parameters") or {}
         if not isinstance(inner, dict) or inner.keys() - {FULL, SLIDING}:
             refuse("rope_parameters", f"expected values for {FULL} and {SLIDING}")
-        outside = {key: value for key, value in raw.items() if key not in (*PLACES, "rope_theta")}
+        outside = {key: value for key, value in raw.items() if key not in ROTARY_KEYS}
         theta = {"rope_theta": raw["rope_theta"]} if "rope_theta" in raw else {}
         full = {**outside, **theta, "rope_parameters": {**(inner.get(FULL) or {}), **(raw.get("rope_scaling") or {})}}
         local = {"rope_theta": raw.get(self.sliding_key, self.sliding_theta), **(inner.get(SLIDING) or {})}
@@ -46,9 +46,7 @@ class ByLayerType:
         of_full, of_sliding = read_one(full), read_one(sliding)
         return tuple(of_sliding if window else of_full for window in windows)
 
-    def write(
-        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
-    ) -> WrittenConfig:
+    def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
         of_full = {rotary for rotary, window in zip(rotaries, windows, strict=True) if not window}
         of_sliding = {rotary for rotary, window in zip(rotaries, windows, strict=True) if window}
         if len(of_full) > 1 or len(of_sliding) > 1:
@@ -82,16 +80,14 @@ class SlidingOnly:
         self,
         raw: Mapping[str, Any],
         windows: Sequence[int],
-        read_one: Callable[[Mapping[str, Any]], Rotary],
+        read_one: ReadOneFn,
         refuse: RefuseFn,
     ) -> Rotaries:
         rotary = read_one(raw)
         everywhere = not self.always and raw.get("sliding_window", 1) is None
         return tuple(rotary if everywhere or window else None for window in windows)
 
-    def write(
-        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
-    ) -> WrittenConfig:
+    def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
         everywhere = not self.always and not any(windows)
         used = {rotary for rotary, window in zip(rotaries, windows, strict=True) if everywhere or window}
         unused = {rotary for rotary, window in zip(rotaries, windows, strict=True) if not (everywhere or window)}
@@ -112,7 +108,7 @@ class Listed:
         self,
         raw: Mapping[str, Any],
         windows: Sequence[int],
-        read_one: Callable[[Mapping[str, Any]], Rotary],
+        read_one: ReadOneFn,
         refuse: RefuseFn,
     ) -> Rotaries:
         listed, every = raw.get("no_rope_layers"), raw.get("no_rope_layer_interval", 4)
@@ -125,9 +121,7 @@ class Listed:
         rotary = read_one(raw)
         return tuple(rotary if one else None for one in listed)
 
-    def write(
-        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
-    ) -> WrittenConfig:
+    def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
         used = {rotary for rotary in rotaries if rotary is not None}
         keys, problems = write_one(next(iter(used), Rotary()))
         if len(used) > 1:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .family import Family
+from .nested_config import LATENT_KEYS
+from .rotary_positions import ROTARY_KEYS
 
 NOT_ARCHITECTURE = {
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "use_cache", "initializer_range",
@@ -35,11 +37,11 @@ def known_keys(family: Family) -> set[str]:
     """Return the keys of config.json that a family reads or checks."""
     keys = {*family.keys.values(), *family.only, *family.absent, *family.nested, *family.extra_keys}
     if family.rotary is not None:
-        keys |= {"rope_theta", "rope_scaling", "rope_parameters"}
+        keys |= {*ROTARY_KEYS}
     if family.windows.listed:
         keys |= {"layer_types"}
     if family.latent:
-        keys |= {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+        keys |= {*LATENT_KEYS.values()}
     return {key.partition(".")[0] for key in keys}
 
 

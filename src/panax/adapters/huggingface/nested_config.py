@@ -1,16 +1,13 @@
 """Nested fields of `DecoderConfig`: mixture and latent, from config.json and into it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...layers.moe.moe_config import MoE
 from ...models import DecoderConfig
 from .family import MoEMapping
-from .json_values import WrittenConfig, is_json
-
-RefuseFn = Callable[[str, str], Any]
-"""Function that raises an error about a key, with the reason."""
+from .json_values import RefuseFn, WrittenConfig, is_json
 
 TRAINING_ONLY = ("balance", "balance_scope", "z_loss", "jitter", "capacity", "buffer", "bias_rate")
 """Fields of `MoE` that change no logits of a model that drops no token; like dropout, not part of a

@@ -4,7 +4,7 @@ dequantized alone; nothing is kept."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from ...core.errors import CheckpointError
 from ...system import json_reader
 from ...system.binary_reader import read_number
-
-RefuseFn = Callable[[str, str], NoReturn]
+from .json_values import RefuseFn
 
 KEY = "quantization_config"
 

@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 from ...core.errors import RecipeError
 from ...layers import DynamicScaling, LinearScaling, LongScaling, Rotary, RotaryScaling, YarnScaling
-from .json_values import WrittenConfig, is_json
-
-RefuseFn = Callable[[str, str], Any]
+from .json_values import RefuseFn, WrittenConfig, is_json
 
 LLAMA3_KEYS = {
     "factor": "factor",
@@ -62,6 +60,15 @@ DEFAULT_THETA = 10_000.0
 PLACES = ("rope_scaling", "rope_parameters")
 """Keys of the values, of `transformers` before version 5 and since; the first one that is set counts."""
 
+ROTARY_KEYS = (*PLACES, DEFAULT_THETA_KEY)
+"""Keys under which config.json may have the positions."""
+
+ReadOneFn = Callable[[Mapping[str, Any]], Rotary]
+"""A config.json with one set of positions to them."""
+
+WriteOneFn = Callable[[Rotary | None], WrittenConfig]
+"""One set of positions to the keys from which it is read."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryMapping:
@@ -105,7 +112,7 @@ class LayerRotary(Protocol):
         self,
         raw: Mapping[str, Any],
         windows: Sequence[int],
-        read_one: Callable[[Mapping[str, Any]], Rotary],
+        read_one: ReadOneFn,
         refuse: RefuseFn,
     ) -> Rotaries:
         """Return each layer's.
@@ -116,9 +123,7 @@ class LayerRotary(Protocol):
         """
         ...
 
-    def write(
-        self, rotaries: Rotaries, windows: Sequence[int], write_one: Callable[[Rotary | None], WrittenConfig]
-    ) -> WrittenConfig:
+    def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
         """Return the keys from which `read` reads the same."""
         ...
 

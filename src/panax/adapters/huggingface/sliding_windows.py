@@ -4,12 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .json_values import WrittenConfig, is_json
+from .json_values import RefuseFn, WrittenConfig, is_json
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Values of `layer_types`."""
-
-RefuseFn = Callable[[str, str], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
