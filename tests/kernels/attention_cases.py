@@ -22,6 +22,7 @@ class Case:
     window: int | None = None
     soft_cap: float | None = None
     packed: bool = False
+    sinks: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +45,11 @@ class Case:
         return tuple(jnp.asarray(generator.normal(size=(2, seq, heads, 8)), dtype) for seq, heads in shapes)
 
     @property
+    def sink_scores(self) -> jax.Array | None:
+        """A score of each head, from one that takes nearly all of its softmax to one that takes nothing."""
+        return jnp.linspace(4.0, -8.0, self.heads, dtype=jnp.float32) if self.sinks else None
+
+    @property
     def segments(self) -> jax.Array | None:
         """Two rows of packed documents; the first ends in padding, the second has some in its middle too."""
         if not self.packed:
@@ -61,16 +67,22 @@ CASES = [
     Case(name="packed_everything", packed=True, window=9, soft_cap=2.0),
     Case(name="packed_bidirectional_window", packed=True, causal=False, window=5),
     Case(name="cross_lengths", query_seq=24, key_seq=40, causal=False),
+    Case(name="sinks", sinks=True),
+    Case(name="packed_sinks_window", packed=True, window=9, soft_cap=2.0, sinks=True),
 ]
 
 
 def outputs_and_gradients(attend: Callable, case: Case, dtype=jnp.float32) -> tuple[np.ndarray, ...]:
-    """The output and the gradients of q, k and v, compiled once, as float32."""
+    """The output and the gradients of q, k, v and the sinks, if there are any, compiled once, as float32."""
 
     @jax.jit
     def run(q, k, v, d_out):
-        out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, case.segments, **case.options), q, k, v)
-        return out, *pull(d_out)
+        def call(q, k, v, sinks):
+            given = {} if sinks is None else {"sinks": sinks}
+            return attend(q, k, v, case.segments, **case.options, **given)
+
+        out, pull = jax.vjp(call, q, k, v, case.sink_scores)
+        return out, *(gradient for gradient in pull(d_out) if gradient is not None)
 
     return tuple(np.asarray(x, np.float32) for x in run(*case.inputs(dtype)))
 
@@ -95,6 +107,7 @@ def assert_close(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...
     In 16 bits the sums are kept in float32: only the 4 roundings remain.
     """
     units = 36 if dtype == jnp.float32 else 4
-    for name, left, right in zip(("out", "d_q", "d_k", "d_v"), actual, expected):
+    assert len(actual) == len(expected)
+    for name, left, right in zip(("out", "d_q", "d_k", "d_v", "d_sinks"), actual, expected):
         allowed = units * float(jnp.finfo(dtype).eps) * np.abs(right).max()
         np.testing.assert_allclose(left, right, rtol=0, atol=allowed, err_msg=name)

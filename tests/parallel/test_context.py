@@ -105,6 +105,43 @@ def test_equals_the_definition_on_whole_rows(case, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("case", [CASES[0], CONTIGUOUS[3], CASES[4]], ids=str)
+def test_sinks_equal_the_definition_on_whole_rows(case, name):
+    order = zigzag_order(case.length, case.context)
+    order = np.arange(case.length) if case.rows_are == "contiguous" else order
+    sinks = jnp.linspace(3.0, -6.0, case.heads)
+    q, k, v, d_out, segments = case.inputs()
+    segments = segments if case.packed else jnp.ones_like(segments)
+
+    def on_device(q, k, v, d_out, segments, sinks):
+        local = case.local(name)
+        out, pull = jax.vjp(lambda q, k, v, sinks: local(q, k, v, segments, sinks=sinks), q, k, v, sinks)
+        *gradients, d_sinks = pull(d_out)
+        return out, *gradients, d_sinks[None]
+
+    split = jax.shard_map(
+        on_device,
+        mesh=case.mesh,
+        in_specs=(*(case.rows,) * 5, P()),
+        out_specs=(*(case.rows,) * 4, P(("fsdp", "context"))),
+        check_vma=False,
+    )
+    *arrays, d_sinks = jax.jit(split)(*(x[:, order] for x in (q, k, v, d_out, segments)), sinks)
+    found = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
+
+    def whole(q, k, v, sinks):
+        mask = MaskRule(causal=case.causal, window=case.window)
+        options = {"mask": mask, "soft_cap": case.soft_cap, "scale": 1 / math.sqrt(HEAD_DIM)}
+        return reference_attention(q, k, v, segments, **options, sinks=sinks)
+
+    expected, pull = jax.vjp(whole, q, k, v, sinks)
+    for what, actual, wanted in zip(
+        ("out", "d_q", "d_k", "d_v", "d_sinks"), found, (expected, *pull(d_out)), strict=True
+    ):
+        assert difference(actual, np.asarray(wanted)) < TOLERANCE, what
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_padding_gives_zeros(name):
     case = CASES[0]
     padding = np.asarray(case.inputs()[-1]) == 0

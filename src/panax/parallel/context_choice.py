@@ -90,10 +90,12 @@ def _ulysses(
     axis_name: str,
     axis_size: int,
     order: RowOrder,
+    sinks: Array | None = None,
     **options: Any,
 ):
     kernel = functools.partial(attention, **options)
-    return ulysses_attention(q, k, v, segments, axis_name=axis_name, axis_size=axis_size, order=order, kernel=kernel)
+    axis = {"axis_name": axis_name, "axis_size": axis_size, "order": order}
+    return ulysses_attention(q, k, v, segments, **axis, sinks=sinks, kernel=kernel)
 
 
 def _limit(case: ContextCase, target: Target) -> str | None:

@@ -23,6 +23,7 @@ overlap of the transfer.
 import functools
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from panax.core.protocols import RowOrder
 from panax.kernels.attention.attention import attention
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.mask import MASKED, MaskRule
+from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.registry import KernelChoice, list_kernels, log_choice, named_kernel
 from panax.parallel.context import WireBytes
@@ -60,10 +62,11 @@ def ring_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute softmax attention over whole rows, of which this device holds its part; differentiable in q, k
-    and v.
+    """Compute softmax attention over whole rows, of which this device holds its part; differentiable in q,
+    k, v and the sinks.
 
     Must be called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`.
     Arguments not listed here are those of `attention`. Saves (q, k, v, segments, out, logsumexp) for the
@@ -83,8 +86,8 @@ def ring_attention(
             not a multiple of the kv heads, the window is less than 1, or the cap is not positive.
     """
     if axis_size == 1:
-        options = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
-        return attention(q, k, v, segments=segments, **options, target=target)
+        options: dict[str, Any] = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
+        return attention(q, k, v, segments=segments, sinks=sinks, **options, target=target)
     seq, heads, head_dim = q.shape[1:]
     chunks = _chunks(order)
     if seq % chunks:
@@ -107,7 +110,7 @@ def ring_attention(
         target=target,
     )
     _say(target)
-    return _attention(q, k, v, segments, ring)
+    return _attention(q, k, v, segments, sinks, ring)
 
 
 def _say(target: Target) -> None:
@@ -153,12 +156,12 @@ def ring_bytes(
     return WireBytes(steps * keys, steps * (keys + elements * max(itemsize, 4)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q: Array, k: Array, v: Array, segments: Array | None, ring: Ring) -> Array:
-    return _forward(q, k, v, segments, ring)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, ring: Ring) -> Array:
+    return _forward(q, k, v, segments, sinks, ring)[0]
 
 
-def _forward(q, k, v, segments, ring: Ring):
+def _forward(q, k, v, segments, sinks, ring: Ring):
     wide = accumulation_dtype(q.dtype)
     home, shifts = (k, v, segments), _shifts(ring)
 
@@ -177,16 +180,18 @@ def _forward(q, k, v, segments, ring: Ring):
     nothing = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
     held = _send(home, shifts[0] if shifts else None, ring)
     (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
+    out, logsumexp = add_sinks(out, logsumexp, sinks)
     out, logsumexp = assert_sharding((out.astype(q.dtype), logsumexp), {ring.axis_name: ValueState.SPLIT}, dim=1)
-    return out, (q, k, v, segments, out, logsumexp)
+    return out, (q, k, v, segments, sinks, out, logsumexp)
 
 
 def _backward(ring: Ring, saved, d_out):
-    q, k, v, segments, out, logsumexp = saved
+    q, k, v, segments, sinks, out, logsumexp = saved
     wide = accumulation_dtype(q.dtype)
     # Without it, the compiler would save all keys of the forward pass of the same program instead of resending them.
     k, v, segments, d_out = lax.optimization_barrier((k, v, segments, d_out))
-    queries = q, segments, logsumexp, output_delta(out, d_out), d_out
+    delta = output_delta(out, d_out)
+    queries = q, segments, logsumexp, delta, d_out
     home, shifts = (k, v, segments), _shifts(ring)
 
     def visit(gradients, held, shift):
@@ -212,7 +217,8 @@ def _backward(ring: Ring, saved, d_out):
     d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
     gradients = (d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
-    return *assert_sharding(gradients, {ring.axis_name: ValueState.SPLIT}, dim=1), None
+    d_sinks = sink_gradient(sinks, logsumexp, delta)
+    return *assert_sharding(gradients, {ring.axis_name: ValueState.SPLIT}, dim=1), None, d_sinks
 
 
 _attention.defvjp(_forward, _backward)

@@ -42,6 +42,7 @@ def ulysses_attention(
     axis_name: str,
     axis_size: int,
     order: RowOrder = "zigzag",
+    sinks: Float[Array, " heads"] | None = None,
     kernel: Callable[..., Array],
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Compute attention over whole rows, of which this device holds its part; differentiable in q, k and v.
@@ -54,15 +55,16 @@ def ulysses_attention(
         axis_name: The mesh axis that shards rows.
         axis_size: Number of devices along it.
         order: Which part of a row a device holds.
-        kernel: Called once as `kernel(q, k, v, segments=segments)` with whole rows and part of the heads:
-            `attention` with its options bound.
+        sinks: Those of all its heads, of which the kernel gets the part of the heads that it computes.
+        kernel: Called once as `kernel(q, k, v, segments=segments, sinks=sinks)` with whole rows and part of the
+            heads: `attention` with its other options bound.
 
     Raises:
         ValueError: `axis_size` does not divide the query heads, or the local sequence, in zigzag order,
             cannot be cut into two equal chunks.
     """
     if axis_size == 1:
-        return kernel(q, k, v, segments=segments)
+        return kernel(q, k, v, segments=segments, sinks=sinks)
     seq, heads = q.shape[1:3]
     _check_heads(heads, axis_size)
     if heads % k.shape[2]:
@@ -77,7 +79,10 @@ def ulysses_attention(
         segments = _in_order(lax.all_gather(segments, axis_name, axis=1, tiled=True), axis)
     copies = _sent_kv_heads(k.shape[2], axis_size) // k.shape[2]
     q, k, v = (_whole_rows(x, axis) for x in (q, _repeated(k, copies), _repeated(v, copies)))
-    return _whole_heads(kernel(q, k, v, segments=segments), axis)
+    if sinks is not None:
+        first = lax.axis_index(axis_name) * (heads // axis_size)
+        sinks = lax.dynamic_slice_in_dim(sinks, first, heads // axis_size)
+    return _whole_heads(kernel(q, k, v, segments=segments, sinks=sinks), axis)
 
 
 def ulysses_bytes(

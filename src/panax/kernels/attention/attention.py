@@ -29,11 +29,13 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     target: Target,
     implementation: str = "auto",
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Compute softmax attention of local arrays; differentiable with respect to q, k and v.
+    """Compute softmax attention of local arrays; differentiable with respect to q, k, v and
+    the sinks.
 
     Positions count from the start of both sequences. Matmuls are computed in the arrays' dtype, sums and the
     softmax in float32.
@@ -48,6 +50,8 @@ def attention(
         soft_cap: Bounds scaled scores to (-soft_cap, soft_cap) by `soft_cap * tanh(score / soft_cap)`, before
             the mask.
         scale: Factor of the scores; by default 1 / sqrt(head_dim).
+        sinks: A score for each head that takes part in the softmax of every query without a value, so that
+            weights sum to less than 1 (gpt-oss).
         target: Hardware for which the program is compiled, not the attached hardware.
         implementation: A kernel's name; "auto" selects the recipe's choice, else the fastest that supports
             the case.
@@ -57,7 +61,7 @@ def attention(
         ValueError: The shapes don't match, or the requested implementation does not support the case; the
             message names the limit.
     """
-    case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap)
+    case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap, sinks=sinks)
     choice = log_choice(choose("attention", case, target, named=implementation), target)
     options: dict[str, Any] = {
         "mask": MaskRule(causal=causal, window=window),
@@ -65,6 +69,9 @@ def attention(
         "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
         "target": target,
     }
+    if sinks is not None:
+        # Kernels of users that lack the argument keep working for all other models.
+        options["sinks"] = sinks
     if block_size is not None:
         if choice.name != "blockwise":
             raise ValueError(
@@ -75,7 +82,15 @@ def attention(
 
 
 def _case(
-    q: Array, k: Array, v: Array, segments: Array | None, *, causal: bool, window: int | None, soft_cap: float | None
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    *,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
 ) -> AttentionCase:
     """Check the shapes and return the static case."""
     batch, query_seq, heads, head_dim = q.shape
@@ -90,6 +105,8 @@ def _case(
         raise ValueError(f"segments need one length for all, not {query_seq=}, {key_seq=}, segments {segments.shape}")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{soft_cap=} must be positive, or None for no cap")
+    if sinks is not None and sinks.shape != (heads,):
+        raise ValueError(f"sinks {sinks.shape} must have one score for each of the {heads} heads")
     return AttentionCase(
         batch=batch,
         query_seq=query_seq,
@@ -102,6 +119,7 @@ def _case(
         window=window,
         soft_cap=soft_cap,
         packed=segments is not None,
+        sinks=sinks is not None,
     )
 
 

@@ -40,6 +40,7 @@ from panax.kernels.attention.layout import (
     segment_blocks,
 )
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase, choose_timed
 from panax.kernels.registry import Kernel, log_choice, register
@@ -85,6 +86,7 @@ def blockwise_attention(
     soft_cap: float | None,
     scale: float,
     target: Target,
+    sinks: Float[Array, " heads"] | None = None,
     block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Compute exact attention; stores (q, k, v, out, logsumexp) for its backward pass. Arguments as in
@@ -100,24 +102,36 @@ def blockwise_attention(
         block_size=block_size,
     )
     q, k, v, segments = vary_alike(q, k, v, segments)
-    return _attention(q, k, v, segments, Scores(mask=mask, scale=scale, soft_cap=soft_cap), blocks)
+    sinks = None if sinks is None else vary_like(sinks, q)
+    return _attention(q, k, v, segments, sinks, Scores(mask=mask, scale=scale, soft_cap=soft_cap), blocks)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attention(q: Array, k: Array, v: Array, segments: Array | None, scores: Scores, blocks: ScoreBlocks) -> Array:
-    return flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    sinks: Array | None,
+    scores: Scores,
+    blocks: ScoreBlocks,
+) -> Array:
+    return _attention_forward(q, k, v, segments, sinks, scores, blocks)[0]
 
 
-def _attention_forward(q, k, v, segments, scores, blocks):
-    out, logsumexp = flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks)
-    return out, (q, k, v, segments, out, logsumexp)
+def _attention_forward(q, k, v, segments, sinks, scores, blocks):
+    wide = None if sinks is None else accumulation_dtype(q.dtype)
+    out, logsumexp = flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks, result_dtype=wide)
+    out, logsumexp = add_sinks(out, logsumexp, sinks)
+    out = out.astype(q.dtype)
+    return out, (q, k, v, segments, sinks, out, logsumexp)
 
 
 def _attention_backward(scores, blocks, saved, d_out):
-    q, k, v, segments, out, logsumexp = saved
+    q, k, v, segments, sinks, out, logsumexp = saved
     delta = output_delta(out, d_out)
     gradients = flash_backward(q, k, v, segments, segments, logsumexp, delta, d_out, scores=scores, blocks=blocks)
-    return *gradients, None
+    return *gradients, None, sink_gradient(sinks, logsumexp, delta)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)

@@ -19,6 +19,7 @@ class AttentionCase:
     Attributes:
         dtype: The name of the dtype of q, k and v.
         packed: True if there are segments.
+        sinks: True if each head has a sink.
     """
 
     batch: int
@@ -32,6 +33,7 @@ class AttentionCase:
     window: int | None
     soft_cap: float | None
     packed: bool
+    sinks: bool = False
 
 
 @functools.cache
@@ -55,6 +57,7 @@ _CUDNN: _Limits = (
     (lambda case: case.query_seq % 2 != 0 or case.key_seq % 2 != 0, "lengths must be even for its backward pass"),
     (lambda case: case.packed, "it has no packed segments without a quadratic mask"),
     (lambda case: case.soft_cap is not None, "it has no soft_cap"),
+    (lambda case: case.sinks, "it has no sinks"),
     (lambda case: case.window is not None and not case.causal, "its window must be causal"),
     (lambda case: case.causal and case.query_seq != case.key_seq, "a causal mask needs equal lengths of q and k"),
 )

@@ -24,11 +24,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
 # Exponentials have base 2, as the GPU's instructions; scores are multiplied by this first.
@@ -76,6 +78,7 @@ def gpu_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
+    sinks: Float[Array, " heads"] | None = None,
     tiles: AttentionTiles | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
@@ -97,6 +100,7 @@ def gpu_attention(
         interpret=interpret,
     )
     q, k, v, segments = vary_alike(q, k, v, segments)
+    sinks = None if sinks is None else vary_like(sinks, q)
     query_length = round_up(query_seq, max(tiles.query, tiles.backward_query))
     key_length = round_up(key_seq, max(tiles.key, tiles.backward_key))
     width = max(16, pl.next_power_of_2(head_dim))
@@ -104,32 +108,46 @@ def gpu_attention(
     key_segments = None if segments is None else pad_to(segments.astype(jnp.int32), {1: key_length})
     q = pad_to(q, {1: query_length, 3: width})
     k, v = (pad_to(x, {1: key_length, 3: width}) for x in (k, v))
-    out: Array = _attention(q, k, v, query_segments, key_segments, options)
+    out: Array = _attention(q, k, v, query_segments, key_segments, sinks, options)
     return out[:, :query_seq, :, :head_dim]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q, k, v, query_segments, key_segments, options):
-    return _forward(q, k, v, query_segments, key_segments, options)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attention(q, k, v, query_segments, key_segments, sinks, options):
+    return _forward_saving(q, k, v, query_segments, key_segments, sinks, options)[0]
 
 
-def _forward_saving(q, k, v, query_segments, key_segments, options):
-    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options)
-    return out, (q, k, v, query_segments, key_segments, out, logsumexp)
+def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
+    out_dtype = q.dtype if sinks is None else jnp.float32
+    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options, out_dtype)
+    if sinks is not None:
+        # Heads last, and natural logarithms, as `add_sinks` has them.
+        out, natural = add_sinks(out, logsumexp.swapaxes(1, 2) / _LOG2_E, sinks)
+        out, logsumexp = out.astype(q.dtype), natural.swapaxes(1, 2) * _LOG2_E
+    return out, (q, k, v, query_segments, key_segments, sinks, out, logsumexp)
 
 
 def _backward(options, saved, d_out):
-    q, k, v, query_segments, key_segments, out, logsumexp = saved
+    q, k, v, query_segments, key_segments, sinks, out, logsumexp = saved
     delta = output_delta(out, d_out).swapaxes(1, 2)
     arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options)
     d_k, d_v = _gradients_of_keys(*arrays)
-    return _gradient_of_queries(*arrays), d_k, d_v, None, None
+    d_sinks = sink_gradient(sinks, logsumexp.swapaxes(1, 2) / _LOG2_E, delta.swapaxes(1, 2))
+    return _gradient_of_queries(*arrays), d_k, d_v, None, None, d_sinks
 
 
 _attention.defvjp(_forward_saving, _backward)
 
 
-def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_segments: Array | None, options: _Options):
+def _forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    query_segments: Array | None,
+    key_segments: Array | None,
+    options: _Options,
+    out_dtype: DTypeLike,
+):
     batch, query_seq, heads, width = q.shape
     key_seq, group, tiles = k.shape[1], heads // k.shape[2], options.tiles
     blocks = query_seq // tiles.query
@@ -180,7 +198,7 @@ def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_seg
             pl.BlockSpec((None, tiles.query, None, width), lambda i, b, h: (b, at(i), h, 0)),
             pl.BlockSpec((None, None, tiles.query), lambda i, b, h: (b, h, at(i))),
         ],
-        out_shape=[output_struct(q.shape, q.dtype, q), output_struct((batch, heads, query_seq), jnp.float32, q)],
+        out_shape=[output_struct(q.shape, out_dtype, q), output_struct((batch, heads, query_seq), jnp.float32, q)],
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=2),
         interpret=options.interpret,
         name="panax_attention_forward",

@@ -16,6 +16,7 @@ def reference_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
     """Compute softmax attention with grouped queries; memory is quadratic in the length.
 
@@ -39,8 +40,12 @@ def reference_attention(
     # A row without keys would be 0/0: a maximum of 0 and a sum of 1 yield zeros, also in gradients.
     scores = jnp.where(visible, scores, -jnp.inf)
     highest = scores.max(axis=-1, keepdims=True)
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))
+    own = None if sinks is None else sinks.astype(wide).reshape(1, kv_heads, -1, 1, 1)
+    highest = highest if own is None else jnp.maximum(highest, own)
+    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
+    weights = jnp.exp(scores - highest)
     total = weights.sum(axis=-1, keepdims=True)
+    total = total if own is None else total + jnp.exp(own - highest)
     weights = (weights / jnp.where(total == 0, 1.0, total)).astype(q.dtype)
     out = jnp.einsum("bgrqk,bkgd->bqgrd", weights, v, preferred_element_type=wide)
     return out.reshape(q.shape).astype(q.dtype)

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
 _LANES = 128
@@ -54,6 +56,7 @@ def tpu_attention(
     mask: MaskRule,
     soft_cap: float | None,
     scale: float,
+    sinks: Float[Array, " heads"] | None = None,
     block: int = 512,
     interpret: bool = False,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
@@ -76,6 +79,7 @@ def tpu_attention(
         interpret=interpret,
     )
     q, k, v, segments = vary_alike(q, k, v, segments)
+    sinks = None if sinks is None else vary_like(sinks, q)
     query_length, key_length = round_up(query_seq, options.query_block), round_up(key_seq, options.key_block)
     query_segments = key_segments = None
     if segments is not None:
@@ -84,32 +88,46 @@ def tpu_attention(
         key_segments = pad_to(segments.astype(jnp.int32), {1: key_length})[:, :, None]
     q = pad_to(q.swapaxes(1, 2), {2: query_length})
     k, v = (pad_to(x.swapaxes(1, 2), {2: key_length}) for x in (k, v))
-    out: Array = _attention(q, k, v, query_segments, key_segments, options)
+    out: Array = _attention(q, k, v, query_segments, key_segments, sinks, options)
     return out[:, :, :query_seq].swapaxes(1, 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q, k, v, query_segments, key_segments, options):
-    return _forward(q, k, v, query_segments, key_segments, options)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attention(q, k, v, query_segments, key_segments, sinks, options):
+    return _forward_saving(q, k, v, query_segments, key_segments, sinks, options)[0]
 
 
-def _forward_saving(q, k, v, query_segments, key_segments, options):
-    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options)
-    return out, (q, k, v, query_segments, key_segments, out, logsumexp)
+def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
+    out_dtype = q.dtype if sinks is None else jnp.float32
+    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options, out_dtype)
+    if sinks is not None:
+        # Heads last, as `add_sinks` has them.
+        wide, sums = add_sinks(out.swapaxes(1, 2), logsumexp[:, :, 0].swapaxes(1, 2), sinks)
+        out, logsumexp = wide.swapaxes(1, 2).astype(q.dtype), sums.swapaxes(1, 2)[:, :, None]
+    return out, (q, k, v, query_segments, key_segments, sinks, out, logsumexp)
 
 
 def _backward(options, saved, d_out):
-    q, k, v, query_segments, key_segments, out, logsumexp = saved
+    q, k, v, query_segments, key_segments, sinks, out, logsumexp = saved
     delta = output_delta(out, d_out)[:, :, None, :]
     arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options)
     d_k, d_v = _gradients_of_keys(*arrays)
-    return _gradient_of_queries(*arrays), d_k, d_v, None, None
+    d_sinks = sink_gradient(sinks, logsumexp[:, :, 0].swapaxes(1, 2), delta[:, :, 0].swapaxes(1, 2))
+    return _gradient_of_queries(*arrays), d_k, d_v, None, None, d_sinks
 
 
 _attention.defvjp(_forward_saving, _backward)
 
 
-def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_segments: Array | None, options: _Options):
+def _forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    query_segments: Array | None,
+    key_segments: Array | None,
+    options: _Options,
+    out_dtype: DTypeLike,
+):
     batch, heads, query_seq, width = q.shape
     query_block = options.query_block
 
@@ -155,7 +173,7 @@ def _forward(q: Array, k: Array, v: Array, query_segments: Array | None, key_seg
                 pltpu.VMEM((width, query_block), jnp.float32),
             ],
         ),
-        out_shape=[output_struct(q.shape, q.dtype, q), output_struct((batch, heads, 1, query_seq), jnp.float32, q)],
+        out_shape=[output_struct(q.shape, out_dtype, q), output_struct((batch, heads, 1, query_seq), jnp.float32, q)],
         compiler_params=_PARALLEL_BUT_LAST,
         interpret=options.interpret,
         name="panax_attention_forward",

@@ -63,6 +63,7 @@ class Attention(Module):
         soft_cap: Bound of the scores, applied by a tanh (Gemma 2, arXiv:2408.00118).
         scale: Factor applied to the scores; None means `head_dim ** -0.5`.
         rotary: Rotary position embedding; None if positions are embedded elsewhere.
+        sinks: A score of each head that takes part in every softmax without a value (gpt-oss).
     """
 
     q_norm: Norm | None
@@ -82,6 +83,7 @@ class Attention(Module):
     b_o: Float[Array, " norm"] | None = parameter(constant(0.0))
     q_scale: Float[Array, "heads head_dim"] | None = parameter(None, default=None)
     k_scale: Float[Array, "kv_heads head_dim"] | None = parameter(None, default=None)
+    sinks: Float[Array, " heads"] | None = parameter(None, default=None)
     causal: bool = eqx.field(static=True, default=True)
     head_norm: HeadNorm | None = eqx.field(static=True, default=None)
     norm_after_rotary: bool = eqx.field(static=True, default=False)
@@ -110,6 +112,7 @@ class Attention(Module):
             window=self.window,
             soft_cap=self.soft_cap,
             scale=self.scale,
+            sinks=self._sinks(),
         )
         return self._output(checkpoint_name(attended, "attention"))
 
@@ -139,7 +142,8 @@ class Attention(Module):
             jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
             jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
         )
-        return self._output(_attend_to_cache(q, cache, start, self.window, self.soft_cap, self.scale)), cache
+        scores = CachedScores(self.window, self.soft_cap, self.scale, self._sinks())
+        return self._output(_attend_to_cache(q, cache, start, scores)), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = contract_gathered(
@@ -170,6 +174,9 @@ class Attention(Module):
                 k, self.k_scale, "kv_heads", *self.head_norm
             )
         return q, k
+
+    def _sinks(self) -> jax.Array | None:
+        return None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
 
     def _output(self, attended: jax.Array) -> jax.Array:
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
@@ -219,6 +226,7 @@ def attend(
     window: int | None,
     soft_cap: float | None,
     scale: float | None,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Run the attention kernel on this device's heads, over whole rows."""
     options: dict[str, Any] = {
@@ -226,6 +234,7 @@ def attend(
         "window": window,
         "soft_cap": soft_cap,
         "scale": scale,
+        "sinks": sinks,
         "target": current_target(),
     }
     size = axis_size(CONTEXT)
@@ -253,20 +262,32 @@ def mean_attended_positions(length: int, causal: bool, window: int | None) -> fl
     return (width * (width + 1) / 2 + (length - width) * width) / length
 
 
-def _attend_to_cache(
-    q: jax.Array, cache: Cache, start: jax.Array, window: int | None, soft_cap: float | None, scale: float | None
-) -> jax.Array:
+class CachedScores(NamedTuple):
+    """Options of attention to a cache, as in `attention`."""
+
+    window: int | None
+    soft_cap: float | None
+    scale: float | None
+    sinks: Float[Array, " heads"] | None = None
+
+
+def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: CachedScores) -> jax.Array:
     """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
     the cache."""
     batch, seq, heads, head_dim = q.shape
     length, kv_heads = cache.k.shape[1:3]
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
-    scores = scores * (head_dim**-0.5 if scale is None else scale)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    seen = attended_mask(start, seq, length, window)
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(q.dtype)
+    scores = scores * (head_dim**-0.5 if options.scale is None else options.scale)
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
+    seen = attended_mask(start, seq, length, options.window)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    if options.sinks is not None:
+        # A last key without a value.
+        sinks = options.sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1)
+        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :length].astype(q.dtype)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
 
