@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from panax.layers import LinearScaling, Rotary, YarnScaling
+from panax.layers import GateClamp, LinearScaling, Rotary, YarnScaling
 from panax.layers.moe.moe_config import MoE
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
@@ -105,6 +105,16 @@ FEATURES = {
         qk_norm_after_rotary=True,
         residual_multiplier=0.8,
         feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, shared_gate=True, balance=0.1, first_dense=1),
+    ),
+    "sinks in windows, clamped gates, biases of experts and router": DecoderConfig(
+        **SIZES,
+        attention_sinks=True,
+        attention_bias=True,
+        attention_output_bias=True,
+        windows=(8, 0),
+        gate_clamp=GateClamp(limit=0.5),
+        feed_forward=MoE(experts=4, active=2, ffn=16, logit_bias=True, expert_biases=True, balance=0.1, first_dense=1),
+        tied=False,
     ),
 }
 """Small decoders in which the features of open models meet as they do in families."""

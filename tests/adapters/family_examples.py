@@ -179,6 +179,10 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
         **THREE, **MULTIPLIERS,
         "attention_bias": True,
     }),
+    "gpt_oss": ("gpt_oss", {
+        **FOUR, "head_dim": 16, "sliding_window": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "swiglu_limit": 0.05,
+        "swiglu_alpha": 1.5, "rope_parameters": {**YARN, "mscale": 1.0, "truncate": False},
+    }),
     "granitemoe": ("granitemoe", {
         **THREE, **MULTIPLIERS,
         "num_local_experts": 4, "num_experts_per_tok": 2,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .attention.rotary import DynamicScaling, LinearScaling, LongScaling, Rotary, RotaryScaling, YarnScaling
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
-    from .feed_forward import Activation, FeedForward
+    from .feed_forward import Activation, FeedForward, GateClamp
     from .loss import TokenLoss, token_loss
     from .mixers.state_space import StateSpace, StateSpaceCache
     from .mixers.state_space_block import StateSpaceBlock
@@ -33,7 +33,7 @@ _WHERE = {
     "block": ("Block", "Context"),
     "embedding": ("Embedding", "Head", "PositionEmbedding"),
     "moe.expert_load": ("ExpertLoadMonitor",),
-    "feed_forward": ("Activation", "FeedForward"),
+    "feed_forward": ("Activation", "FeedForward", "GateClamp"),
     "attention.latent_attention": ("Latent", "LatentAttention", "LatentCache"),
     "loss": ("TokenLoss", "token_loss"),
     "moe.moe": ("MixtureOfExperts", "router_metrics", "router_weights"),
@@ -54,9 +54,9 @@ __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "Activation", "Attention", "Block", "Cache", "Context", "DynamicScaling", "Embedding", "EmbeddingTables",
-    "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "Growth", "Head", "Latent", "LatentAttention", "LatentCache",
-    "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling",
-    "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig",
-    "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag", "embedding_rows",
-    "register_router", "router_metrics", "router_weights", "run_stacks", "token_loss",
+    "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth", "Head", "Latent", "LatentAttention",
+    "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
+    "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig",
+    "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
+    "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

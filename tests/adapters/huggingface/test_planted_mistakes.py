@@ -95,6 +95,17 @@ MISTAKES: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "weights of experts as they are": ("granitemoe", with_mixture(always={"ffn": 0, "normalize_topk": False})),
     "sigmoids for a softmax": ("ernie4_5_moe", with_mixture(always={"scores": "sigmoid", "selection_bias": True})),
     "the shared expert without its gate": ("qwen2_moe", with_mixture(always={})),
+    "sinks left out": ("gpt_oss", with_fields(attention_sinks=False)),
+    "gate and up in halves": (
+        "gpt_oss",
+        reads("layers.feed_forward.experts.w_up", pattern=Pattern("expert embed (2 expert_ffn)")),
+    ),
+    "the gate's bias for the other": (
+        "gpt_oss",
+        takes("layers.feed_forward.experts.b_up", "layers.feed_forward.experts.b_gate"),
+    ),
+    "gates without bounds": ("gpt_oss", lambda family: dataclasses.replace(family, read=None)),
+    "a router without its bias": ("gpt_oss", with_mixture(always={"ffn": 0, "expert_biases": True})),
     "logits divided for multiplied": ("hyperclovax", fixed("logit_multiplier", 0.2)),
 }
 

@@ -12,7 +12,7 @@ expert axis.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -37,9 +37,12 @@ from ...parallel.rounds import sum_over_rounds
 from ...parallel.rows import RowMap, copy_to_rows, sum_by_token
 from ...spmd import (
     GatheredWeight,
+    ValueState,
     WeightOp,
     all_gather_sequence,
     apply_weight_op,
+    assert_sharding,
+    contract,
     gather_weight,
     reduce_scatter_sequence,
     sequence_parallel_axes,
@@ -47,7 +50,7 @@ from ...spmd import (
 from ...spmd.collectives import all_gather, axis_index
 from ...spmd.contraction import PRODUCT
 from ...spmd.linear import all_gather_sum, reduce_scatter_sum
-from ..feed_forward import ACTIVATIONS, Activation
+from ..feed_forward import ACTIVATIONS, Activation, GateClamp, activate
 from .routing import Assignments, rank_by_expert
 
 
@@ -57,6 +60,8 @@ class Experts(Module):
 
     Attributes:
         buffer: See `MoE.buffer`.
+        clamp: Bounds of gated experts, in place of their activation.
+        b_down: Added where the tokens are, weighted as the experts are, so that its rows never travel.
     """
 
     activation: Activation = eqx.field(static=True)
@@ -64,6 +69,15 @@ class Experts(Module):
     w_gate: Float[Array, "expert embed expert_ffn"] | None = parameter(normal("embed"))
     w_up: Float[Array, "expert embed expert_ffn"] = parameter(normal("embed"))
     w_down: Float[Array, "expert expert_ffn embed"] = parameter(normal("expert_ffn"))
+    b_gate: Float[Array, "expert expert_ffn"] | None = parameter(None, default=None)
+    b_up: Float[Array, "expert expert_ffn"] | None = parameter(None, default=None)
+    b_down: Float[Array, "router embed"] | None = parameter(None, default=None)
+    clamp: GateClamp | None = eqx.field(static=True, default=None)
+
+    @property
+    def matrices(self) -> tuple[Any, ...]:
+        """The matrices of all experts: gate or None, up, down."""
+        return self.w_gate, self.w_up, self.w_down
 
     def __call__(
         self, x: Float[Array, "batch residual embed"], assigned: Assignments
@@ -76,9 +90,33 @@ class Experts(Module):
                 (self.w_gate, "expert embed expert_ffn"),
                 (self.w_up, "expert embed expert_ffn"),
                 (self.w_down, "expert expert_ffn embed"),
+                (self.b_gate, "expert expert_ffn"),
+                (self.b_up, "expert expert_ffn"),
             )
         ]
-        values, slots = (FeedForwardMatrices(*parts) for parts in zip(*opened))
+        values, slots = (_ExpertWeights(*parts) for parts in zip(*opened))
+        y = self._routed(x, assigned, values, slots, over, split)
+        if self.b_down is None:
+            return y
+        experts = values.up.shape[0] * (jax.lax.axis_size(over) if over else 1)
+        shares = _shares(assigned, x.shape[1], experts).astype(x.dtype)
+        return y + contract("batch residual router, router embed -> batch residual embed", shares, self.b_down)
+
+    def _routed(
+        self,
+        x: jax.Array,
+        assigned: Assignments,
+        values: "_ExpertWeights",
+        slots: "_ExpertWeights",
+        over: MeshAxes,
+        split: MeshAxes,
+    ) -> jax.Array:
+        """Apply the experts, wherever they are, without `b_down`.
+
+        Args:
+            over: Mesh axes along which experts are sharded.
+            split: Mesh axes that share each expert's columns.
+        """
         if over:
             return self._exchanged(x, assigned, values, slots, over, split)
         gathered = bool(split) and bool(sequence_parallel_axes())
@@ -89,11 +127,11 @@ class Experts(Module):
         return reduce_scatter_sequence(y) if gathered else y
 
     def _here(
-        self, x: jax.Array, assigned: Assignments, values: FeedForwardMatrices, slots: FeedForwardMatrices
+        self, x: jax.Array, assigned: Assignments, values: "_ExpertWeights", slots: "_ExpertWeights"
     ) -> jax.Array:
         """Apply the experts if all of them are on this device."""
         experts, tokens = values.up.shape[0], x.reshape(-1, x.shape[-1])
-        work = _Work.of(self.activation, experts, assigned.expert.shape[0] * assigned.most)
+        work = self._work(experts, assigned.expert.shape[0] * assigned.most)
         # expert, rank, row: [assignment]. `row` is the assignment's row in the sorted buffer.
         expert = assigned.expert.reshape(-1)
         counts, rank = rank_by_expert(expert, experts)
@@ -107,8 +145,8 @@ class Experts(Module):
         self,
         x: jax.Array,
         assigned: Assignments,
-        values: FeedForwardMatrices,
-        slots: FeedForwardMatrices,
+        values: "_ExpertWeights",
+        slots: "_ExpertWeights",
         over: MeshAxes,
         split: MeshAxes,
     ) -> jax.Array:
@@ -129,11 +167,26 @@ class Experts(Module):
         if beside:
             rounds = jax.lax.pmax(rounds, beside)
         held = buffer * (jax.lax.axis_size(beside) if beside else 1)
-        round_ = _Round(_Work.of(self.activation, values.up.shape[0], held), exchange, beside, count)
+        round_ = _Round(self._work(values.up.shape[0], held), exchange, beside, count)
         constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_positions(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
         y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, max_rounds=exchange.max_rounds(count))
         return y.reshape(x.shape)
+
+    def _work(self, experts: int, rows: int) -> "_Work":
+        """Size the work of a device's experts for at most `rows` rows in total."""
+        tile = choose_tile(current_target(), rows=rows, groups=experts)
+        return _Work(self.activation, self.clamp, current_target(), aligned_row_count(rows, experts, tile), tile)
+
+
+class _ExpertWeights(NamedTuple):
+    """Parameters of a device's experts that rows meet, or the gradient slots of these; None for absent ones."""
+
+    gate: Any
+    up: Any
+    down: Any
+    gate_bias: Any
+    up_bias: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +199,10 @@ class _Work:
     """
 
     activation: Activation
+    clamp: GateClamp | None
     target: Target
     rows: int
     tile: int
-
-    @classmethod
-    def of(cls, activation: Activation, experts: int, rows: int) -> "_Work":
-        """Size the work for at most `rows` rows in total."""
-        tile = choose_tile(current_target(), rows=rows, groups=experts)
-        return cls(activation, current_target(), aligned_row_count(rows, experts, tile), tile)
 
     def groups(self, counts: Int[Array, " expert"]) -> Groups:
         return Groups(counts, self.rows, self.tile)
@@ -163,23 +211,26 @@ class _Work:
         self,
         rows: jax.Array,
         weight: jax.Array,
-        values: FeedForwardMatrices,
-        slots: FeedForwardMatrices,
+        values: _ExpertWeights,
+        slots: _ExpertWeights,
         groups: Groups,
     ) -> Float[Array, "row embed"]:
-        gate, up, down = (
+        gate, up, down, gate_bias, up_bias = (
             None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
         )
-        in_one_loop = rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
+        plain = self.clamp is None and gate_bias is None and up_bias is None
+        in_one_loop = plain and rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
         if in_one_loop and is_blocked(rows.dtype, groups, self.target):
             present = [w for w in (gate, up, down) if w is not None]
             return apply_weight_op(_InOneLoop(self.activation), (rows, weight, groups), *present)
 
-        def times(rows: jax.Array, w: Any) -> jax.Array:
-            return checkpoint_name(apply_weight_op(_Grouped(self.target), (rows, groups), w), PRODUCT)
+        def times(rows: jax.Array, w: Any, bias: Any = None) -> jax.Array:
+            product = checkpoint_name(apply_weight_op(_Grouped(self.target), (rows, groups), w), PRODUCT)
+            return product if bias is None else apply_weight_op(_GroupedBias(self.target), (product, groups), bias)
 
-        act, hidden = ACTIVATIONS[self.activation], times(rows, up)
-        hidden = act(hidden) if gate is None else act(times(rows, gate)) * hidden
+        hidden = times(rows, up, up_bias)
+        opened = None if gate is None else times(rows, gate, gate_bias)
+        hidden = activate(self.activation, self.clamp, opened, hidden)
         # Weight here and not after the last matmul: then the weight's gradient does not need that matmul's result.
         hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
         return times(hidden, down)
@@ -237,6 +288,19 @@ def _of_tokens(assigned: Assignments, row: jax.Array, shape: tuple[int, ...], ro
     return RowMap(of_row, None, batch * length)
 
 
+def _shares(assigned: Assignments, length: int, experts: int) -> Float[Array, "batch residual router"]:
+    """Return the weight of each expert in each token's result, 0 for those that it does not use."""
+    rows = assigned.expert.shape[0]
+    if assigned.uses is not None:
+        expert, weight = (x.reshape(rows, length, assigned.uses) for x in (assigned.expert, assigned.weight))
+        return (jax.nn.one_hot(expert, experts) * weight[..., None]).sum(axis=2)
+    zeros = jnp.zeros((rows, length, experts), jnp.float32)
+    at = jnp.arange(rows)[:, None], assigned.position, assigned.expert
+    layout = current_layout()
+    own = () if layout is None else layout.compute(("residual",))[0]
+    return assert_sharding(zeros.at[at].add(assigned.weight, mode="drop"), dict.fromkeys(own, ValueState.SPLIT), 1)
+
+
 def _with_the_others(assigned: Assignments, length: int) -> Assignments:
     """Gather the assignments of the devices along the tensor axis, in the order of the gathered sequence."""
     axes = sequence_parallel_axes()
@@ -265,6 +329,25 @@ class _Grouped(WeightOp):
         gradient = gradient.astype(rows.dtype)
         d_rows = grouped_product(gradient, value, groups, target=self.target, transposed=True)
         return (d_rows, None), [grouped_outer(rows, gradient, groups, target=self.target, out_dtype=dtypes[0])]
+
+
+@dataclasses.dataclass(frozen=True)
+class _GroupedBias(WeightOp):
+    """Addition of the bias of its group to each row. Rows in gaps get it too: their weight, 0, removes it, and so does
+    their gradient."""
+
+    target: Target
+
+    def forward(self, inputs: tuple[jax.Array, Groups], *weights: GatheredWeight) -> tuple[jax.Array, Any]:
+        (rows, groups), bias = inputs, weights[0].value
+        group = jnp.repeat(groups.tile_group, groups.tile, total_repeat_length=groups.rows)
+        return rows + jnp.take(bias, group, axis=0, mode="clip"), groups
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[Any, list[jax.Array]]:
+        # Sums by group, in a fixed order on every platform: a product with a column of ones.
+        ones = jnp.ones_like(gradient, shape=(gradient.shape[0], 1))
+        sums = grouped_outer(ones, gradient, saved, target=self.target, out_dtype=dtypes[0])
+        return (gradient, None), [sums[:, 0]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from ...core import Loss, Mean, Module, Sum, normal, parameter
+from ...core import Loss, Mean, Module, Sum, constant, normal, parameter
 from ...core.layout.layout import current_layout
 from ...core.measures import Losses, Metrics
 from ...spmd import contract, sequence_parallel_axes, sum_over_sequence, token_axes
 from ...spmd.collectives import all_reduce
-from ..feed_forward import Activation, FeedForward
+from ..feed_forward import Activation, FeedForward, GateClamp
 from .experts import Experts
 from .moe_config import MoE
 from .routing import Router, RouterTerms, Tokens
@@ -35,6 +35,7 @@ class MixtureOfExperts(Module):
         *,
         gated: bool,
         activation: Activation,
+        clamp: GateClamp | None = None,
         output_gain: float = 1.0,
     ) -> "MixtureOfExperts":
         """Initialize the parameters; `ffn` and `gated` are the decoder's, used if `moe` does not set them."""
@@ -43,18 +44,21 @@ class MixtureOfExperts(Module):
         gated = gated if moe.gated is None else moe.gated
         sizes = {"embed": embed, "router": moe.experts, "expert": moe.experts, "expert_ffn": moe.ffn or ffn}
         absent = {} if gated else {"w_gate": None}
-        options = {"activation": activation, "output_gain": output_gain}
+        biases = (("b_gate",) if gated else ()) + ("b_up", "b_down") if moe.expert_biases else ()
+        options = {"activation": activation, "clamp": clamp, "output_gain": output_gain}
         return cls.create(
             jax.random.fold_in(shared_key, 1),
             sizes,
-            router=Router.create(router_key, sizes, moe=moe),
+            router=Router.create(router_key, sizes, moe=moe, **({"b": constant(0.0)} if moe.logit_bias else {})),
             experts=Experts.create(
                 experts_key,
                 sizes,
                 activation=activation,
                 buffer=moe.buffer,
+                clamp=clamp,
                 w_down=normal("expert_ffn", gain=output_gain),
                 **absent,
+                **dict.fromkeys(biases, constant(0.0)),
             ),
             shared=None
             if not moe.shared
@@ -67,7 +71,7 @@ class MixtureOfExperts(Module):
         """FLOPs of one layer's forward matmuls per position, counting only the experts that a token is routed
         to."""
         met = self.router.moe.active / self.router.moe.experts
-        experts = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.experts))
+        experts = sum(math.prod(w.shape) for w in self.experts.matrices if w is not None)
         shared = 0.0 if self.shared is None else self.shared.flops
         return 2.0 * (math.prod(self.router.w.shape) + met * experts) + shared
 

@@ -56,6 +56,8 @@ class MoE(Validated):
         groups: Number of groups of experts; a token takes its experts from the best `active_groups` of them.
         active_groups: See `groups`.
         group_score: Score of a group: its best expert, or the sum of its best two.
+        logit_bias: True to add a learned bias to the router's logits (gpt-oss).
+        expert_biases: True if each expert's projections have a bias.
         selection_bias: True to add a bias to each expert's score for selection only. The bias is not a
             parameter: after each step it grows by `bias_rate` for an expert that got fewer tokens than the
             mean, and shrinks for one that got more.
@@ -88,6 +90,8 @@ class MoE(Validated):
     groups: int = 1
     active_groups: int = 1
     group_score: Literal["best", "best_two"] = "best_two"
+    logit_bias: bool = False
+    expert_biases: bool = False
     selection_bias: bool = False
     bias_rate: float = 1e-3
     jitter: float = 0.0

@@ -19,7 +19,7 @@ from ...core import Module, current_layout, normal, parameter, uniform
 from ...core.errors import RecipeError
 from ...core.layout.layout import MeshAxes, axis_size, row_order
 from ...parallel.context import zigzag_inverse
-from ...spmd import ValueState, assert_cotangent_sharding, assert_sharding, contract
+from ...spmd import ValueState, add_bias, assert_cotangent_sharding, assert_sharding, contract
 from ...spmd.collectives import all_gather
 from .moe_config import ROUTERS, MoE
 
@@ -87,6 +87,7 @@ class Router(Module):
 
     moe: MoE = eqx.field(static=True)
     w: Float[Array, "embed router"] = parameter(normal("embed"))
+    b: Float[Array, " router"] | None = parameter(None, default=None)
 
     def __call__(self, x: Float[Array, "batch residual embed"], tokens: Tokens) -> tuple[Assignments, RouterTerms]:
         moe, wide = self.moe, x.astype(jnp.float32)
@@ -94,6 +95,8 @@ class Router(Module):
             noise = uniform(x.shape, tokens.key, tokens.row, tokens.place)
             wide = wide * (1.0 + moe.jitter * (2.0 * noise - 1.0))
         logits = contract("batch residual embed, embed router -> batch residual router", wide, self.w)
+        if self.b is not None:
+            logits = add_bias(logits, self.b, "router")
         if moe.scores == "softmax":
             scores = probability = jax.nn.softmax(logits, axis=-1)
         else:

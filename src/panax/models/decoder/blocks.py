@@ -46,7 +46,8 @@ def build_feed_forward(
     key: jax.Array, config: "DecoderConfig", kind: "LayerKind", output_gain: float
 ) -> FeedForward | MixtureOfExperts:
     """Initialize the feed-forward of a layer: dense, or a mixture of experts if its kind has one."""
-    widths, options = (config.embed, config.ffn), {"activation": config.activation, "output_gain": output_gain}
+    widths = config.embed, config.ffn
+    options = {"activation": config.activation, "clamp": config.gate_clamp, "output_gain": output_gain}
     if kind.mixture and config.feed_forward is not None:
         return MixtureOfExperts.build(key, *widths, config.feed_forward, gated=config.gated, **options)
     return FeedForward.build(key, *widths, gated=config.gated, bias=config.feed_forward_bias, **options)
@@ -79,6 +80,7 @@ def _attention(
     }
     absent = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
     absent |= {} if config.attention_output_bias else {"b_o": None}
+    sinks = {"sinks": constant(0.0)} if config.attention_sinks else {}
     if rotary is not None and rotary.score_gain != 1.0:
         scale = (config.head_size**-0.5 if scale is None else scale) * rotary.score_gain
     scoped, scales = None, {}
@@ -103,4 +105,5 @@ def _attention(
         scale=scale,
         **absent,
         **scales,
+        **sinks,
     )

@@ -12,7 +12,7 @@ from ...layers.attention.attention import QKNormScope
 from ...layers.attention.latent_attention import Latent
 from ...layers.attention.rotary import Rotary
 from ...layers.block import Block
-from ...layers.feed_forward import Activation
+from ...layers.feed_forward import Activation, GateClamp
 from ...layers.moe.moe_config import MoE
 from ...layers.norm import NormKind
 from .blocks import build_transformer_block
@@ -42,6 +42,7 @@ _WITH_LATENT = {
     "qk_norm_after_rotary": False,
     "attention_bias": False,
     "attention_output_bias": False,
+    "attention_sinks": False,
     "attention_clip": None,
 }
 """Fields that latent attention does not use, with the values they must keep."""
@@ -75,6 +76,8 @@ class DecoderConfig(Validated):
         rotary: None for learned positions.
         rotaries: Rotary embeddings in place of `rotary`, cycled over the layers like `windows`; None for a
             layer without positions.
+        gate_clamp: Bounds of gated feed-forwards, in place of their activation (gpt-oss).
+        attention_sinks: Each head has a learned score that takes part in every softmax without a value (gpt-oss).
         norm: Kind of norm. Layer norms have a bias unless the kind is unbiased; an unscaled one has no
             parameters.
         pre_norms: Normalize each sub-layer's input. Without, `post_norms` is needed (OLMo 2).
@@ -109,6 +112,7 @@ class DecoderConfig(Validated):
     feed_forward: MoE | None = None
     gated: bool = True
     activation: Activation = "silu"
+    gate_clamp: GateClamp | None = None
     norm: NormKind = "rms"
     norm_epsilon: float = 1e-6
     norm_unit_offset: bool = False
@@ -125,6 +129,7 @@ class DecoderConfig(Validated):
     rotary: Rotary | None = Rotary()  # noqa: RUF009
     rotaries: tuple[Rotary | None, ...] = ()
     windows: tuple[int, ...] = (0,)
+    attention_sinks: bool = False
     attention_clip: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
@@ -185,6 +190,15 @@ class DecoderConfig(Validated):
     def check_feed_forward(self) -> None:
         """Raise a RecipeError if a layer's feed-forward can't be built."""
         require(self.ffn > 0, f"model.ffn={self.ffn}; expected a positive number")
+        require(
+            self.gate_clamp is None or (self.gated and self.activation == "silu"),
+            f"model.gate_clamp with gated={self.gated}, activation={self.activation!r}; it bounds a gate and has its own "
+            f"activation, leave them True and 'silu'",
+        )
+        require(
+            self.gate_clamp is None or self.feed_forward is None or self.feed_forward.gated is not False,
+            "model.gate_clamp with feed_forward.gated=False; it bounds a gate, leave feed_forward.gated None",
+        )
 
     def check_attention(self) -> None:
         """Raise a RecipeError if a layer's attention can't be built."""
