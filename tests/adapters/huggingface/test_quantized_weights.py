@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
+from family_examples import EXAMPLES
 from huggingface_examples import abstract, make_example
 from safetensors.torch import load_file, save_file
 from test_huggingface_save import laid_out_on, same_bits
@@ -94,6 +96,40 @@ def of_codes(name: str, weight: torch.Tensor, nested: bool = False) -> Quantized
     return parts, (NORMAL[nearest] * each).view(weight.shape)
 
 
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def in_fp4(weight: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest codes, two in a byte with the first one in its low bits, and their values."""
+    nearest = ((weight / wide)[..., None] - FP4).abs().argmin(-1)
+    return (nearest[:, ::2] | nearest[:, 1::2] << 4).to(torch.uint8), FP4[nearest]
+
+
+def of_mx(name: str, weight: torch.Tensor) -> Quantized:
+    """A power of two for each 32 values; a matrix that 32 does not divide stays as it is."""
+    if weight.shape[1] % 32:
+        return {name: weight}, weight
+    exponents = torch.randint(122, 127, (weight.shape[0], weight.shape[1] // 32))
+    codes, values = in_fp4(weight, torch.exp2(exponents - 127.0).repeat_interleave(32, 1))
+    wide = values * torch.exp2(exponents - 127.0).repeat_interleave(32, 1)
+    return {f"{name}_packed": codes, f"{name}_scale": exponents.to(torch.uint8)}, wide
+
+
+def of_nv(name: str, weight: torch.Tensor, modelopt: bool = False) -> Quantized:
+    """An FP8 scale for each 16 values, and one for all: a divisor, or ModelOpt's factor."""
+    scale = (torch.rand(weight.shape[0], weight.shape[1] // 16) * 3 + 0.5).to(torch.float8_e4m3fn)
+    one = torch.tensor([0.0371]) if modelopt else torch.tensor([21.7])
+    each = scale.float() * one if modelopt else scale.float() / one
+    codes, values = in_fp4(weight, each.repeat_interleave(16, 1))
+    wide = values * each.repeat_interleave(16, 1)
+    base = name.removesuffix(".weight")
+    if modelopt:
+        parts = {name: codes, f"{name}_scale_2": one, f"{base}.input_scale": torch.tensor([2.0])}
+    else:
+        parts = {f"{name}_packed": codes, f"{name}_global_scale": one, f"{base}.input_global_scale": one.clone()}
+    return {**parts, f"{name}_scale": scale}, wide
+
+
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
 INT4 = {
@@ -102,6 +138,9 @@ INT4 = {
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "symmetric": True, "group_size": 16}}},
 }
 ROWS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+MX = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
+NV = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 SCHEMES: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Quantized]]] = {
     "blocks": (FP8, of_blocks),
@@ -110,6 +149,9 @@ SCHEMES: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Quantized
     "nibbles": (INT4, of_nibbles),
     "codes": (NF4, of_codes),
     "codes with quantized scales": (NF4, functools.partial(of_codes, nested=True)),
+    "FP4 with powers of two": (MX, of_mx),
+    "FP4 with two scales": (NV, of_nv),
+    "FP4 as ModelOpt has it": (MODELOPT, functools.partial(of_nv, modelopt=True)),
 }
 
 
@@ -214,7 +256,7 @@ def test_a_packed_matrix_needs_its_shape(shape: list[int] | None, folder_of_exam
             {"quant_method": "bitsandbytes", "load_in_8bit": True},
             r"load it with transformers, call model.dequantize\(\)",
         ),
-        ({"quant_method": "mxfp4"}, "Mxfp4Config"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_method='modelopt' are not read; convert it"),
         ({"quant_method": "fp8"}, "quant_method='fp8' are not read; convert it to bfloat16 first"),
         ({"bits": 4}, "quant_method=None are not read"),
         ("int8", "expected an object with a quant_method"),
@@ -239,9 +281,57 @@ def test_what_is_not_read_is_refused_with_a_way_out(
         config_from(tmp_path / "folder")
 
 
+def packed_experts(folder: Path, there: Path) -> None:
+    """Write gpt-oss in MXFP4 as it is released, and in the values that `transformers` makes of it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(0)
+    narrow, wide = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            narrow[name] = wide[name] = weight
+            continue
+        experts, inner, outer = weight.shape
+        blocks = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(119, 126, (experts, outer, inner // 32), dtype=torch.uint8, generator=generator)
+        narrow |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        wide[name] = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32).contiguous()
+        assert wide[name].shape == weight.shape
+    raw = json.loads((folder / "config.json").read_text())
+    for form, tensors, more in (
+        ("narrow", narrow, {"quantization_config": {"quant_method": "mxfp4"}}),
+        ("wide", wide, {}),
+    ):
+        (there / form).mkdir()
+        save_file(tensors, there / form / "model.safetensors")
+        (there / form / "config.json").write_text(json.dumps({**raw, **more}))
+
+
+@pytest.mark.full
+def test_experts_of_gpt_oss_have_the_bits_of_transformers(tmp_path: Path) -> None:
+    settings = EXAMPLES["gpt_oss"][1] | {"intermediate_size": 64, "hidden_size": 96}
+    theirs = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings))
+    theirs.save_pretrained(tmp_path / "made")
+    packed_experts(tmp_path / "made", tmp_path)
+    task = DecoderTask(model=config_from(tmp_path / "narrow"))
+    expected = load(tmp_path / "wide", task, *abstract(task))
+    assert same_bits(load(tmp_path / "narrow", task, *abstract(task)), expected)
+    split = load(tmp_path / "narrow", task, *laid_out_on(task, MeshShape(expert=2, fsdp=2, tensor=2)))
+    assert same_bits(split, expected)
+    tensors = load_file(tmp_path / "narrow" / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    for change, message in (
+        ({f"{name}_scales": tensors[f"{name}_scales"][:, 1:].contiguous()}, "its scales have the sizes"),
+        ({f"{name}_blocks": tensors[f"{name}_blocks"][..., 1:].contiguous()}, "expected U8 of 4 dimensions"),
+    ):
+        save_file({**tensors, **change}, tmp_path / "narrow" / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path / "narrow", task, *abstract(task))
+
+
 def test_a_part_that_is_read_is_a_part_of_the_whole(folder_of_examples: Path, tmp_path: Path) -> None:
     from panax.adapters.huggingface.loader import open_tensors
-    from panax.adapters.huggingface.quantized_weights import dequantize
+    from panax.adapters.huggingface.quantized import dequantize
 
     example = make_example("llama", folder_of_examples)
     for scheme, (settings, quantize) in SCHEMES.items():

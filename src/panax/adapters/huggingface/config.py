@@ -16,7 +16,7 @@ from .family import ACTIVATIONS, Family
 from .json_values import flatten_keys, is_json
 from .nearest import describe_nearest
 from .nested_config import read_latent, read_mixture
-from .quantized_weights import check_quantization
+from .quantized import check_quantization
 from .rotary_positions import read_rotaries
 from .towers import IGNORED, has_towers, text_config
 from .vision import VIT, read_vit

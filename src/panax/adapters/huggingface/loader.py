@@ -20,7 +20,7 @@ from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
 from .family import Family
 from .family_choice import check_same
-from .quantized_weights import FLOAT8, KEY, dequantize, float8_slices
+from .quantized import FLOAT8, KEY, dequantize, float8_slices
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .towers import TowerNames, has_towers
 from .vision import HEAD_WEIGHTS, check_same_vit
