@@ -50,8 +50,9 @@ def test_flops_count_what_a_token_meets(name):
     products = count_active_parameters(config) - (0 if config.tied else config.vocab_size * config.embed)
     width = config.head_size + (config.head_size if config.latent is None else config.latent.value_dim)
     attention = 3 * 2 * config.num_layers * config.heads * width  # one position, which sees itself
-    # Norms and selection biases are all that is met and not multiplied.
-    assert (training_flops_per_token(config, 1) - attention) / 6 == pytest.approx(products, rel=1e-4)
+    # Norms and biases are all that is met and not multiplied: of gpt-oss, 3 in 10,000 are biases of projections and experts.
+    few = 4e-4 if config.attention_bias else 1e-4
+    assert (training_flops_per_token(config, 1) - attention) / 6 == pytest.approx(products, rel=few)
     assert training_flops_per_token(config, 1) - attention < 6 * products
 
 

@@ -87,7 +87,7 @@ class GateClamp(Validated):
 def activate(
     activation: Activation, clamp: GateClamp | None, gate: Float[Array, "..."] | None, up: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Compute the hidden features of a feed-forward layer from its first projections; gate is None without a gate."""
+    """Compute the hidden features of a feed-forward layer from its first projections; a plain layer passes no gate."""
     if gate is None:
         return ACTIVATIONS[activation](up)
     return ACTIVATIONS[activation](gate) * up if clamp is None else _clamped(clamp, gate, up)

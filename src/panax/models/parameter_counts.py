@@ -34,5 +34,8 @@ def count_active_parameters(config: DecoderConfig) -> int:
     if moe is None:
         return count_parameters(config)
     gated = config.gated if moe.gated is None else moe.gated
-    expert = config.embed * (moe.ffn or config.ffn) * (3 if gated else 2)
+    ffn = moe.ffn or config.ffn
+    expert = config.embed * ffn * (3 if gated else 2)
+    if moe.expert_biases:
+        expert += ffn * (2 if gated else 1) + config.embed
     return count_parameters(config) - len(config.mixture_layers) * (moe.experts - moe.active) * expert

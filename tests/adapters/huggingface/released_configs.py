@@ -205,6 +205,42 @@ def dbrx() -> dict:
     }
 
 
+def gpt_oss(num_layers: int, experts: int) -> dict:
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "experts_per_token": 4,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2880,
+        "initial_context_length": 4096,
+        "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2),
+        "max_position_embeddings": 131072,
+        "model_type": "gpt_oss",
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": num_layers,
+        "num_key_value_heads": 8,
+        "num_local_experts": experts,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 201088,
+    }
+
+
 def released_mamba2(width: int, layers: int) -> dict:
     return {
         "model_type": "mamba2",
@@ -275,6 +311,8 @@ RELEASED = {
         topk_group=1,
         routed_scaling_factor=2.827,
     ),
+    "gpt_oss_20b": gpt_oss(24, 32),
+    "gpt_oss_120b": gpt_oss(36, 128),
     "mamba2_130m": released_mamba2(768, 24),
     "mamba2_370m": released_mamba2(1024, 48),
     "mamba2_780m": released_mamba2(1536, 48),

@@ -41,7 +41,8 @@ def test_released_configurations_are_the_presets(name: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2", "dbrx", "mamba2_130m", "bamba_9b"]
+    "name",
+    ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3", "kimi_k2", "dbrx", "gpt_oss_20b", "mamba2_130m", "bamba_9b"],
 )
 def test_transformers_counts_the_same_weights(name: str, tmp_path) -> None:
     _, raw = to_config_json(PRESETS[name], None)

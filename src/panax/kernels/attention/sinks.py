@@ -2,7 +2,7 @@
 
 A kernel needs no code for them. With the logarithm l of a query's softmax sum and the sink s, the sum becomes
 exp(l) + exp(s), so that the output shrinks by exp(l) / (exp(l) + exp(s)), and the backward pass is that of a
-softmax with the new sum. The gradient of a sink is that of a key whose value is zero.
+softmax with the new sum. The gradient of a sink is that of a key with a value of zero.
 
 Source: gpt-oss (arXiv:2508.10925), section 2.2; StreamingLLM (arXiv:2309.17453), section 3.3.
 """

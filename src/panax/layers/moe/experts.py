@@ -297,8 +297,8 @@ def _shares(assigned: Assignments, length: int, experts: int) -> Float[Array, "b
     zeros = jnp.zeros((rows, length, experts), jnp.float32)
     at = jnp.arange(rows)[:, None], assigned.position, assigned.expert
     layout = current_layout()
-    own = () if layout is None else layout.compute(("residual",))[0]
-    return assert_sharding(zeros.at[at].add(assigned.weight, mode="drop"), dict.fromkeys(own, ValueState.SPLIT), 1)
+    split = dict.fromkeys(() if layout is None else layout.compute(("residual",))[0], ValueState.SPLIT)
+    return assert_sharding(zeros.at[at].add(assigned.weight, mode="drop"), split, 1)
 
 
 def _with_the_others(assigned: Assignments, length: int) -> Assignments:

@@ -4,6 +4,7 @@ import dataclasses
 
 from ...layers.attention.latent_attention import Latent
 from ...layers.attention.rotary import Rotary, YarnScaling
+from ...layers.feed_forward import GateClamp
 from ...layers.moe.moe_config import MoE
 from ..decoder.config import DecoderConfig
 
@@ -112,6 +113,34 @@ def deepseek_rotary(*, theta: float, factor: float, fast: float) -> Rotary:
     return Rotary(theta=theta, scaling=scaling, interleaved=True)
 
 
+def gpt_oss(*, num_layers: int, experts: int) -> DecoderConfig:
+    """Return the config of a gpt-oss.
+
+    Source: "gpt-oss-120b & gpt-oss-20b Model Card" (arXiv:2508.10925), table 1, and the released configurations.
+    """
+    return DecoderConfig(
+        vocab_size=201088,
+        max_length=131072,
+        embed=2880,
+        num_layers=num_layers,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        ffn=2880,
+        feed_forward=MoE(experts=experts, active=4, logit_bias=True, expert_biases=True, balance=1e-3),
+        gate_clamp=GateClamp(),
+        norm_epsilon=1e-5,
+        attention_sinks=True,
+        attention_bias=True,
+        attention_output_bias=True,
+        windows=(128, 0),
+        rotary=Rotary(
+            theta=150_000.0, scaling=YarnScaling(factor=32.0, original_length=4096, fast=32.0, truncate=False)
+        ),
+        tied=False,
+    )
+
+
 def glam() -> DecoderConfig:
     """Return the config of GLaM 64B/64E, which was never released: dense layers are gated, experts are not.
 
@@ -154,6 +183,8 @@ MOE_PRESETS: dict[str, DecoderConfig] = {
         moe=MoE(experts=384, scale=2.827),
         rotary=deepseek_rotary(theta=50_000.0, factor=32.0, fast=1.0),
     ),
+    "gpt_oss_20b": gpt_oss(num_layers=24, experts=32),
+    "gpt_oss_120b": gpt_oss(num_layers=36, experts=128),
     "glam_64b_64e": glam(),
 }
 
@@ -166,6 +197,8 @@ MOE_PUBLISHED_PARAMETERS: dict[str, int] = {
     "deepseek_v3": 671_026_419_200,
     # From the weight files; the paper's "1.04 trillion" is more than the released shapes add up to.
     "kimi_k2": 1_026_408_232_448,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_oss_120b": 116_829_156_672,
     # From the shapes in the paper (its "1.162 trillion"), with RMS norms.
     "glam_64b_64e": 1_161_756_155_904,
 }
@@ -181,6 +214,8 @@ PUBLISHED_ACTIVE: dict[str, str] = {
     "qwen3_235b_a22b": "22",
     "deepseek_v3": "37",
     "kimi_k2": "32.6",
+    "gpt_oss_20b": "3.61",
+    "gpt_oss_120b": "5.13",
     "glam_64b_64e": "96.6",
 }
 """Active parameters per token, in billions, as rounded in the papers; some include the embedding, some

@@ -60,7 +60,7 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, A
     """Return tensors of which the quantized ones are read as float32, without their scales.
 
     Args:
-        settings: The value of `quantization_config`; None if there is none.
+        settings: The value of `quantization_config`; None without quantization.
 
     Raises:
         CheckpointError: Scales don't belong to their weights.

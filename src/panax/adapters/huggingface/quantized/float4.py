@@ -23,7 +23,7 @@ MX_BLOCK, NV_BLOCK = 32, 16
 def read_mxfp4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take the experts of a layer out of `tensors`; None if they are none of gpt-oss.
+    """Take the experts of a layer out of `tensors`; None if the tensor is something else.
 
     They are stored as [expert, n, k / 32, 16] blocks of rows, and read as [expert, k, n].
     """
@@ -54,19 +54,19 @@ def read_mxfp4(
 def read_float4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a matrix of rows of FP4 and its scales out of `tensors`; None if it is none.
+    """Take a matrix of rows of FP4 and its scales out of `tensors`; None if the tensor is something else.
 
     In the form of compressed-tensors ("weight_packed", divided by "weight_global_scale" if there is one) or of NVIDIA's
     ModelOpt ("weight", multiplied by "weight_scale_2").
     """
     base = name.removesuffix("_packed")
     packed = name.endswith(".weight_packed")
-    whole = f"{base}_global_scale" if packed else f"{base}_scale_2"
+    tensor_scale = f"{base}_global_scale" if packed else f"{base}_scale_2"
     if not base.endswith(".weight") or f"{base}_scale" not in tensors or tensors[name].get_dtype() != "U8":
         return None
-    if not packed and whole not in tensors:
-        raise CheckpointError(f"{name} holds FP4, and {whole} is missing")
-    codes, scale, of_all = tensors.pop(name), tensors.pop(f"{base}_scale"), tensors.pop(whole, None)
+    if not packed and tensor_scale not in tensors:
+        raise CheckpointError(f"{name} holds FP4, and {tensor_scale} is missing")
+    codes, scale, of_all = tensors.pop(name), tensors.pop(f"{base}_scale"), tensors.pop(tensor_scale, None)
     shape, grouped = codes.get_shape(), of_all is not None
     block = NV_BLOCK if grouped else MX_BLOCK
     expected = [shape[0], 2 * shape[1] // block] if len(shape) == 2 else [0, 0]
@@ -74,7 +74,7 @@ def read_float4(
     known = scale.get_dtype() in FLOAT8 if grouped else scale.get_dtype() == "U8"
     if not known:
         raise CheckpointError(f"{base}: its scales hold {scale.get_dtype()}; expected {'FP8' if grouped else 'U8'}")
-    factor = np.float32(1.0) if of_all is None else _one(whole, of_all)
+    factor = np.float32(1.0) if of_all is None else _one(tensor_scale, of_all)
 
     def read(rows: range, columns: range) -> np.ndarray:
         first, last = columns.start // block, -(-columns.stop // block)

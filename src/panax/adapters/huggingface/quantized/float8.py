@@ -11,7 +11,7 @@ from .slices import FLOAT8, DequantizedSlice, TensorSlice, check_scales
 def read_float8(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a weight and its scales out of `tensors`; None if it is none of these."""
+    """Take a weight and its scales out of `tensors`; None if the tensor is something else."""
     if not name.endswith(".weight"):
         return None
     if f"{name}_scale_inv" in tensors:

@@ -1,4 +1,4 @@
-"""Codes of 4 bits: int4 with scales of groups (Kimi K2), and bitsandbytes' NF4 and FP4, whose scales may be quantized too."""
+"""Codes of 4 bits: int4 with scales of groups (Kimi K2), and bitsandbytes' NF4 and FP4, with scales that may be quantized too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _BITS_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 def read_int4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a packed weight and its scales out of `tensors`; None if it is none."""
+    """Take a packed weight and its scales out of `tensors`; None if the tensor is something else."""
     base = name.removesuffix("_packed")
     if not name.endswith(".weight_packed") or f"{base}_scale" not in tensors:
         return None
@@ -27,7 +27,7 @@ def read_int4(
 def read_codes(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a weight of bitsandbytes and what belongs to it out of `tensors`; None if it is none."""
+    """Take a weight of bitsandbytes and what belongs to it out of `tensors`; None if the tensor is something else."""
     state = _bits_state(name, tensors)
     if state is None:
         return None
