@@ -5,9 +5,9 @@ with vision the text's tower. Neither `transformers` nor `torch` is imported, an
 """
 
 from .config import config_from
-from .export import save
+from .export import save, save_gguf
 from .families import register_family
 from .family import Family
 from .loader import load
 
-__all__ = ["Family", "config_from", "load", "register_family", "save"]
+__all__ = ["Family", "config_from", "load", "register_family", "save", "save_gguf"]

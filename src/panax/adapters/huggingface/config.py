@@ -13,6 +13,7 @@ from ...models import DecoderConfig, VitConfig
 from ...system import json_reader
 from .families import FAMILIES
 from .family import ACTIVATIONS, Family
+from .gguf import find_gguf, open_gguf, read_config_json
 from .json_values import flatten_keys, is_json
 from .nearest import describe_nearest
 from .nested_config import read_latent, read_mixture
@@ -62,12 +63,20 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
         raise RecipeError(f"{folder / CONFIG} holds a number that can't be: {error}") from error
 
 
+def read_decoder(raw: Mapping[str, Any], where: Path) -> DecoderConfig:
+    """Return the configuration of a decoder from its config.json, which need not be a file."""
+    return _decoder_config(_Reader(_family_of(raw, where), raw, where))
+
+
 def read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
             f"fetch a published model with `hf download ORGANISATION/MODEL --local-dir FOLDER`"
         )
+    if (packed := find_gguf(folder)) is not None:
+        with open_gguf(packed) as file:
+            return read_config_json(file, packed)
     try:
         raw = json_reader.read(folder / CONFIG, constants=True)
     except (OSError, ValueError) as error:

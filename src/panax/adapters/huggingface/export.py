@@ -1,6 +1,7 @@
 """Export of a model's weights to safetensors files and a config.json that `transformers` loads."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -17,10 +18,12 @@ from ...checkpoint.conversion import group_by_bytes
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
 from ...system.files import apply_umask
-from .config import CONFIG
+from .config import CONFIG, read_decoder
 from .families import FAMILIES
 from .family import Family
-from .family_choice import TOKEN_IDS, to_config_json_like
+from .family_choice import TOKEN_IDS, resolve_defaults, to_config_json_like
+from .gguf import KINDS, write_gguf
+from .gguf.writer import TensorPlan
 from .loader import INDEX_FILE, WEIGHTS_FILE, open_tensors
 from .tensor_map import ParameterMatch, StackIndex, index_ranges, match_parameters
 from .towers import TowerNames, has_towers, text_config, whole_config
@@ -87,6 +90,52 @@ def save(
     with _opened_towers(family, like or {}, towers) as (names, copied):
         renamed = {names.outer(name) if names else name: sources for name, sources in tensors.items()}
         _write_files(folder, renamed | copied, max_shard_bytes, {**beside, CONFIG: raw})
+
+
+def save_gguf(
+    path: str | Path,
+    model: Decoder,
+    kind: str = "F16",
+    *,
+    tokenizer: str | Path | None = None,
+    like: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a decoder as one GGUF file, which llama.cpp and what builds on it run.
+
+    Args:
+        path: The file; a whole one of this name is replaced at the end.
+        kind: Type of the matrices: "F16", or "Q8_0" with 8 bits and a scale for each 32 values. Vectors are in float32.
+        tokenizer: Folder with `tokenizer.json`, and `tokenizer_config.json`, `generation_config.json` and
+            `chat_template.jinja` if there are any; None to write no tokenizer.
+        like: As in `save`.
+
+    Raises:
+        RecipeError: GGUF has no architecture for the model, can't express a setting (the file is read back and compared),
+            or the tokenizer is not of bytes and merges.
+        CheckpointError: The file can't be written, or a weight is out of range.
+    """
+    if kind not in KINDS:
+        raise RecipeError(f"kind={kind!r}; expected one of {', '.join(KINDS)}")
+    path = Path(path)
+    if has_towers(like or {}):
+        raise RecipeError(
+            "a model with other towers beside the text's is not written as a GGUF file; export without --gguf"
+        )
+    family, raw = to_config_json_like(model.config, None, {})
+    sources = _tensors(list(match_parameters(family, model, {})))
+    plans = {
+        name: TensorPlan(parts[0][0].tensor_shape, functools.partial(_tensor, parts)) for name, parts in sources.items()
+    }
+    expected = resolve_defaults(model.config)
+
+    def difference(read_back: dict[str, Any]) -> str | None:
+        there = resolve_defaults(read_decoder(read_back, path))
+        differs = [f"{name}={there[name]!r} for {value!r}" for name, value in expected.items() if there[name] != value]
+        return "; ".join(differs) or None
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = None if tokenizer is None else Path(tokenizer)
+    write_gguf(path, raw, plans, kind, tokenizer=folder, difference=difference)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
 from .family import Family
 from .family_choice import check_same
+from .gguf import find_gguf, open_gguf, read_config_json, read_tensors
 from .quantized import FLOAT8, KEY, dequantize, float8_slices
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .towers import TowerNames, has_towers
@@ -202,6 +203,10 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
     """Open all tensors of a folder's files, which are mapped into memory, under their names there."""
     tensors: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+        if (packed := find_gguf(folder)) is not None:
+            file = stack.enter_context(open_gguf(packed))
+            yield read_tensors(file, read_config_json(file, packed), packed)
+            return
         for path in _weight_files(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="numpy"))

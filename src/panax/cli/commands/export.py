@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
-from ...adapters.huggingface import save
+from ...adapters.huggingface import save, save_gguf
+from ...adapters.huggingface.gguf import KINDS
 from ...adapters.huggingface.hub import find_here
 from ...core.errors import RecipeError
 from ...models import Decoder, Vit
-from ...run.folder.trained_model import load_model
+from ...run.folder.trained_model import LoadedModel, load_model
 from ..main import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -29,6 +30,21 @@ def _base(init: str) -> Path | None:
     return find_here(where) if kind == "hf" else None
 
 
+def _write_gguf(trained: LoadedModel, directory: Path, kind: str) -> int:
+    """Write a decoder as a GGUF file, next to its tokenizer's files."""
+    if not isinstance(trained.params, Decoder):
+        raise RecipeError(
+            f"{trained.url} holds a vision transformer; GGUF files are of decoders, export without --gguf"
+        )
+    if trained.tokenizer is not None:
+        trained.tokenizer.save(directory)
+    path = directory / f"model-{kind}.gguf"
+    tokenizer = None if trained.tokenizer is None else directory
+    save_gguf(path, trained.params, kind, tokenizer=tokenizer, like=trained.released)
+    print(f"{trained.url} written to {path}; llama.cpp runs it")
+    return 0
+
+
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
     parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
@@ -36,13 +52,20 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("directory", help="where to write; a new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights; by default the checkpoint's")
     parser.add_argument("--base", help="the released model's folder, if the run's is not here any more")
+    parser.add_argument(
+        "--gguf", choices=KINDS, help="write one GGUF file for llama.cpp instead, with matrices of this type"
+    )
     options = parser.parse_args(arguments)
+    if options.gguf is not None and options.dtype is not None:
+        raise RecipeError("--dtype has no effect with --gguf, which has a type of its own; leave it out")
     start_jax()
     trained = load_model(options.checkpoint, warn)
     if not isinstance(trained.params, Decoder | Vit):
         raise RecipeError(
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
         )
+    if options.gguf is not None:
+        return _write_gguf(trained, Path(options.directory), options.gguf)
     params = trained.params if options.dtype is None else cast_weights(trained.params, options.dtype)
     ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
     save(
