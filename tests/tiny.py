@@ -57,7 +57,8 @@ SIZES = {
     "ffn": 48,
 }
 
-DELTA = {"delta_heads": 8, "delta_value_dim": 8, "delta_key_heads": 2, "delta_key_dim": 6}
+# With a small epsilon, norms of what a net has hardly written yet enlarge rounding errors.
+DELTA = {"norm_epsilon": 0.05, "delta_heads": 8, "delta_value_dim": 8, "delta_key_heads": 2, "delta_key_dim": 6}
 
 FEATURES: dict[str, DecoderConfig] = {
     "norms after, over all heads, positions by window": DecoderConfig(

@@ -197,7 +197,7 @@ class DeltaNet(Module):
             taps = gather(weight, f"{axes} tap", jnp.float32)
             results.append(jax.nn.silu(causal_convolution(part, taps, earlier, segment, segment_before)))
         q, k, v = results
-        return _unit(q) * self.w_q.shape[-1] ** -0.5, _unit(k), v
+        return _unit(q) * q.shape[-1] ** -0.5, _unit(k), v
 
     def _output(self, y: jax.Array, gate: jax.Array) -> jax.Array:
         y = y.astype(jnp.float32)
