@@ -1,8 +1,8 @@
 """Qwen3-Next and Qwen3.5, dense and with experts: gated delta nets, and gated attention in every fourth layer.
 
 Sources: the modelling and configuration files of `transformers` 5.23 (qwen3_next, qwen3_5, qwen3_5_moe), its conversion of
-weights, and the released configurations. Layers that predict further tokens (`mtp.`) are not computed: they are ignored,
-as by `transformers`.
+weights, and the released configurations. Layers that predict further tokens (`mtp.`) are not computed, nor are they by
+`transformers`: they come out as they went in.
 """
 
 import re
@@ -63,7 +63,7 @@ _ONLY = {"attention_bias": (False,), "hidden_act": ("silu", "swish")}
 
 _ROTARY = RotaryMapping(fraction=0.25)
 
-_BUFFERS = re.compile(r"^mtp\.|\.rotary_emb\.inv_freq$")
+_CARRIED = re.compile(r"^mtp\.")
 
 _NORMS = {**PRE_NORMS, **QK_NORMS, "mixer_norm.scale": "input_layernorm.weight"}
 
@@ -166,7 +166,7 @@ QWEN3_NEXT = Family(
     computed=("attention_layers",),
     read=_read_layers,
     write=_write_layers,
-    buffers=_BUFFERS,
+    carried=_CARRIED,
 )
 
 QWEN3_5 = Family(
@@ -183,7 +183,7 @@ QWEN3_5 = Family(
     computed=("attention_layers",),
     read=_read_layers,
     write=_write_layers,
-    buffers=_BUFFERS,
+    carried=_CARRIED,
 )
 
 QWEN3_5_MOE = Family(
@@ -206,7 +206,7 @@ QWEN3_5_MOE = Family(
     computed=("attention_layers",),
     read=_read_layers,
     write=_write_layers,
-    buffers=_BUFFERS,
+    carried=_CARRIED,
 )
 
 FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
