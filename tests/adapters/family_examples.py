@@ -222,8 +222,8 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
         **THREE, **FINE, "head_dim": 16, "num_experts": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7,
     }),
     "qwen3_next": ("qwen3_next", {**FOUR, **FINE, **DELTA, **SHARED, "norm_topk_prob": True, "mlp_only_layers": [0]}),
-    "qwen3_5": ("qwen3_5_text", {**FOUR, **DELTA, "tie_word_embeddings": True}),
-    "qwen3_5_moe": ("qwen3_5_moe_text", {
+    "qwen3_5_text": ("qwen3_5_text", {**FOUR, **DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {
         **ROTARY, **FINE, **DELTA, **SHARED, "num_hidden_layers": 3, "layer_types": [LINEAR_ATTENTION, FULL, LINEAR_ATTENTION],
     }),
 }  # fmt: skip

@@ -38,7 +38,7 @@ another order come out up to 2e-6 apart after a few layers; a part that is left 
 more than a hundred times the tolerance, which the last test asserts."""
 
 
-IN_FLOAT64 = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+IN_FLOAT64 = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Examples of which the gradients of `transformers` are computed in float64: in float32 they are up to 2e-3 from these, as
 its summed log decays lose digits where strong and weak ones mix."""
 

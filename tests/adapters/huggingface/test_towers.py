@@ -65,8 +65,8 @@ TOWERS: dict[str, dict[str, Any]] = {
         "text_config": {**THREE, "head_dim": 16, **sections(4, 2, 2)},
         "vision_config": {**PATCHES, "deepstack_visual_indexes": [0]},
     },
-    "qwen3_5": {"text_config": text("qwen3_5"), "vision_config": PATCHES},
-    "qwen3_5_moe": {"text_config": text("qwen3_5_moe"), "vision_config": PATCHES},
+    "qwen3_5": {"text_config": text("qwen3_5_text"), "vision_config": PATCHES},
+    "qwen3_5_moe": {"text_config": text("qwen3_5_moe_text"), "vision_config": PATCHES},
     "llava": {"text_config": text("llama"), "vision_config": {**IMAGES, "model_type": "clip_vision_model"}},
 }
 """The layouts of names: the text's under "language_model." or "model.language_model.", or as if it were alone."""

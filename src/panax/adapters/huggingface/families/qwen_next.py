@@ -184,6 +184,8 @@ QWEN3_5 = Family(
     read=_read_layers,
     write=_write_layers,
     carried=_CARRIED,
+    # The text towers of models with vision.
+    also=("qwen3_5",),
 )
 
 QWEN3_5_MOE = Family(
@@ -207,6 +209,7 @@ QWEN3_5_MOE = Family(
     read=_read_layers,
     write=_write_layers,
     carried=_CARRIED,
+    also=("qwen3_5_moe",),
 )
 
 FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
