@@ -43,16 +43,16 @@ class GroupedPattern(Pattern):
         >>> GroupedPattern("(g: g a|h) e").read(tensor, ("h", "e"), sizes, ((1, 4), (0, 1)), 1).ravel().tolist()
         [3, 6, 7]
         """
-        wanted, own = dict(zip(axes, ranges)), self._parts[part]
+        wanted, part_axes = dict(zip(axes, ranges)), self._parts[part]
         each = self._heads_of_group(part, sizes)
-        low, high = wanted[own[0]]
+        low, high = wanted[part_axes[0]]
         first, last = low // each, -(-high // each)
         height = self.shape(sizes)[0] // sizes[self._group]
         rows = tensor[(slice(first * height, last * height), *(slice(*wanted[axis]) for axis in self._rest))]
         block = rows.reshape(last - first, height, *rows.shape[1:])[:, self._span(part, sizes)]
-        block = block.reshape((last - first) * each, *(sizes[axis] for axis in own[1:]), *rows.shape[1:])
-        inside = [slice(low - first * each, high - first * each), *(slice(*wanted[axis]) for axis in own[1:])]
-        return np.transpose(block[tuple(inside)], [(*own, *self._rest).index(axis) for axis in axes])
+        block = block.reshape((last - first) * each, *(sizes[axis] for axis in part_axes[1:]), *rows.shape[1:])
+        inside = [slice(low - first * each, high - first * each), *(slice(*wanted[axis]) for axis in part_axes[1:])]
+        return np.transpose(block[tuple(inside)], [(*part_axes, *self._rest).index(axis) for axis in axes])
 
     def write(
         self, tensor: np.ndarray, axes: Sequence[str], sizes: Mapping[str, int], array: np.ndarray, part: int

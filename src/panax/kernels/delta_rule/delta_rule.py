@@ -1,7 +1,7 @@
 """The gated delta rule (Gated DeltaNet), chunk by chunk.
 
-Each value head has a state matrix that maps keys to values. At every position it decays, what it holds for the
-position's key is moved towards the position's value by a share beta, and it is read by a query:
+Each value head has a state matrix that maps keys to values. At every position it decays, its
+value for the position's key is moved towards the position's value by a share beta, and it is read by a query:
 
     state[t] = decay[t] * state[t - 1]
     u[t]     = beta[t] * (v[t] - state[t]^T k[t])
@@ -14,8 +14,8 @@ Legend of the shapes within a chunk, as the einsums below name them:
     q, k       [b i g n]             log_decay, beta  [b i g r]
     v, y       [b i g r p]           state            [b g r n p]
 
-Within a chunk, the corrections u depend on each other: that of position i subtracts what the earlier ones have
-written for its key. With `lower[i, j] = beta[i] * decay(j to i) * (k[i] . k[j])` for j < i, they solve
+Within a chunk, the corrections u depend on each other: that of position i subtracts all that the earlier ones
+have written for its key. With `lower[i, j] = beta[i] * decay(j to i) * (k[i] . k[j])` for j < i, they solve
 
     (1 + lower) u = beta * (v - decay(start to i) * state^T k)
 

@@ -48,7 +48,7 @@ class DeltaNetCache(NamedTuple):
 
 
 class _Projected(NamedTuple):
-    """What a layer computes of each position by itself.
+    """Projections of each position.
 
     Attributes:
         gate: Gate of the output.
@@ -67,7 +67,7 @@ class DeltaNet(Module):
     """Delta-net mixer: project to queries, keys, values, a decay, a beta and a gate; convolve the first three; apply
     the delta rule with queries and keys of unit length; normalize each value head, gate, project back.
 
-    It is sharded by value heads, and by key heads where they divide. Rows sharded over the context axis must be in
+    It is sharded by value heads, and by key heads if they divide. Rows sharded over the context axis must be in
     contiguous order: a task with such a layer sets `row_order = "contiguous"`.
 
     Source: Gated Delta Networks (arXiv:2412.06464), section 3.4. Differs: as in Qwen3-Next, value heads share key

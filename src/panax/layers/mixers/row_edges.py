@@ -1,4 +1,4 @@
-"""Edges between the parts of rows that devices hold: what a short convolution reads before its device's part."""
+"""Edges between the parts of rows that devices hold: the positions that a short convolution reads before its device's."""
 
 from collections.abc import Sequence
 

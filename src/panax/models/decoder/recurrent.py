@@ -1,4 +1,4 @@
-"""Decoders with recurrent mixers in some layers or all: what their configs share."""
+"""Decoders with recurrent mixers in some layers or all: the common part of their configs."""
 
 import abc
 import dataclasses

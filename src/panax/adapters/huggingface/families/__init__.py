@@ -8,7 +8,7 @@ from ..family import Family
 
 _LINEAGES = (
     "gpt", "llama", "qwen", "gemma", "mistral", "deepseek", "dbrx", "mamba", "glm", "phi", "olmo", "granite", "cohere",
-    "exaone", "smollm", "hunyuan", "ernie", "neox", "minimax", "qwen_next",
+    "exaone", "smollm", "hunyuan", "ernie", "neox", "minimax",
 )  # fmt: skip
 """In the order in which a configuration that several families express is written."""
 
