@@ -32,9 +32,14 @@ def invert_unit_lower(lower: Float[Array, "*batch row column"]) -> Float[Array, 
     inverse = jnp.eye(size, dtype=lower.dtype).reshape(*ones, size, size) - between_pairs(1)
     width = 2
     while width < size:
-        inverse = inverse - inverse @ between_pairs(width) @ inverse
+        inverse = inverse - _product(_product(inverse, between_pairs(width)), inverse)
         width *= 2
     return inverse
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Multiply in the matrices' own precision: the errors of one block are in all that are merged from it."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def _forward(lower: Array) -> tuple[Array, Array]:
@@ -44,7 +49,7 @@ def _forward(lower: Array) -> tuple[Array, Array]:
 
 def _backward(inverse: Array, gradient: Array) -> tuple[Array]:
     transposed = jnp.swapaxes(inverse, -1, -2)
-    return (jnp.tril(-(transposed @ gradient @ transposed), -1),)
+    return (jnp.tril(-_product(_product(transposed, gradient), transposed), -1),)
 
 
 invert_unit_lower.defvjp(_forward, _backward)
