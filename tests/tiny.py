@@ -4,7 +4,7 @@ import numpy as np
 
 from panax.layers import GateClamp, LinearScaling, Rotary, YarnScaling
 from panax.layers.moe.moe_config import MoE
-from panax.models import DecoderConfig, DecoderTask
+from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig
 from panax.optim import AdamW, Schedule
 
 CONFIG = DecoderConfig(
@@ -57,7 +57,10 @@ SIZES = {
     "ffn": 48,
 }
 
-FEATURES = {
+# With a small epsilon, norms of what a net has hardly written yet enlarge rounding errors.
+DELTA = {"norm_epsilon": 0.05, "delta_heads": 8, "delta_value_dim": 8, "delta_key_heads": 2, "delta_key_dim": 6}
+
+FEATURES: dict[str, DecoderConfig] = {
     "norms after, over all heads, positions by window": DecoderConfig(
         **SIZES,
         pre_norms=False,
@@ -115,6 +118,24 @@ FEATURES = {
         gate_clamp=GateClamp(limit=0.5),
         feed_forward=MoE(experts=4, active=2, ffn=16, logit_bias=True, expert_biases=True, balance=0.1, first_dense=1),
         tied=False,
+    ),
+    "delta nets, gated attention in every fourth layer": DeltaNetConfig(
+        **SIZES,
+        **DELTA,
+        attention_layers=(3,),
+        head_dim=16,
+        qk_norm=True,
+        norm_unit_offset=True,
+        attention_gate=True,
+        rotary=Rotary(fraction=0.25),
+        dropout=0.1,
+    ),
+    "delta nets and experts, a gated shared one": DeltaNetConfig(
+        **SIZES,
+        **DELTA,
+        attention_layers=(1, 3),
+        attention_gate=True,
+        feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, shared_gate=True, balance=0.1),
     ),
 }
 """Small decoders in which the features of open models meet as they do in families."""

@@ -66,7 +66,18 @@ MULTIPLIERS = {
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.3,
 }
-SLIDES, FULL = "sliding_attention", "full_attention"
+SLIDES, FULL, LINEAR_ATTENTION = "sliding_attention", "full_attention", "linear_attention"
+DELTA = {
+    "head_dim": 16,
+    "rms_norm_eps": 0.05,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+"""Every fourth layer attends."""
+SHARED = {"num_experts": 8, "shared_expert_intermediate_size": 24}
 
 # Soft caps are small enough to bend scores and logits of this size. Of DBRX the base of the positions is there twice:
 # `transformers` reads one, a release has the other. In the mixture of Qwen 3 the first layer is dense, and of the others
@@ -213,6 +224,11 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "hy_v3": ("hy_v3", {
         **THREE, **FINE, "head_dim": 16, "num_experts": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7,
+    }),
+    "qwen3_next": ("qwen3_next", {**FOUR, **FINE, **DELTA, **SHARED, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "qwen3_5_text": ("qwen3_5_text", {**FOUR, **DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {
+        **ROTARY, **FINE, **DELTA, **SHARED, "num_hidden_layers": 3, "layer_types": [LINEAR_ATTENTION, FULL, LINEAR_ATTENTION],
     }),
 }  # fmt: skip
 """Name to a `model_type`, and the settings of its configuration."""

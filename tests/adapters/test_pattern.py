@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from panax.adapters.huggingface.grouped_pattern import GroupedPattern
 from panax.adapters.huggingface.pattern import Pattern
 
 SIZES = {"embed": 4, "heads": 3, "head_dim": 2}
@@ -42,6 +43,25 @@ def test_parts_of_unequal_size() -> None:
         heads = array.shape[1]
         read = pattern.read(tensor, axes[part], sizes, ((1, 3), (heads - 1, heads), (0, 2)), part)
         assert np.array_equal(read, array[1:3, heads - 1 :])
+
+
+@pytest.mark.parametrize("text", ["(k: k n|k n|h p|h p) embed", "(k: h|h) embed"])
+def test_rows_that_alternate_by_group(text: str) -> None:
+    """The tensor is what `transformers` takes apart: for each key head, all rows of each part that belong to it."""
+    pattern, rng, sizes = GroupedPattern(text), np.random.default_rng(0), {"k": 3, "n": 2, "h": 6, "p": 5, "embed": 4}
+    inner = [part.split() for part in text.partition(": ")[2].partition(")")[0].split("|")]
+    axes = [("embed", *names) for names in inner]
+    parts = [rng.random([sizes[axis] for axis in each]) for each in axes]
+    tensor = np.full(pattern.shape(sizes), np.nan)
+    for part, array in enumerate(parts):
+        pattern.write(tensor, axes[part], sizes, array, part)
+    by_group = [np.moveaxis(array, 0, -1).reshape(3, -1, 4) for array in parts]
+    assert np.array_equal(tensor, np.concatenate(by_group, axis=1).reshape(-1, 4))
+    for _ in range(20):
+        for part, array in enumerate(parts):
+            ranges = [tuple(sorted(rng.choice(size + 1, 2, replace=False).tolist())) for size in array.shape]
+            read = pattern.read(tensor, axes[part], sizes, ranges, part)
+            assert np.array_equal(read, array[tuple(slice(*r) for r in ranges)])
 
 
 def test_reads_no_more_than_the_region_needs() -> None:

@@ -11,7 +11,7 @@ import pytest
 from panax.core import RecipeError
 from panax.layers import Latent, Rotary, RotaryScaling, YarnScaling
 from panax.layers.moe.moe_config import MoE
-from panax.models import DecoderConfig, DecoderTask, HybridConfig
+from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig
 
 LENGTH = 8
 
@@ -59,6 +59,7 @@ def decoder(draw: random.Random) -> DecoderConfig:
         "dropout": 0.2,
         "latent": Latent(q_rank=draw.choice([0, 8]), kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4),
         "norm_epsilon": draw.choice([1e-5, -1.0]),
+        "attention_gate": True,
     }
     some = {name: value for name, value in fields.items() if draw.random() < (0.7 if name == "feed_forward" else 0.15)}
     layers = draw.choice([1, 3])
@@ -73,7 +74,10 @@ def decoder(draw: random.Random) -> DecoderConfig:
         }
         some = {name: value for name, value in some.items() if attending or name in ("feed_forward", "dropout")}
         some["norm"] = "rms"
-    return (HybridConfig if sizes else DecoderConfig)(
+    kind = HybridConfig if sizes else DecoderConfig
+    if sizes and draw.random() < 0.5:
+        kind, sizes = DeltaNetConfig, {"attention_layers": attending, "delta_key_heads": draw.choice([1, 2, 3])}
+    return kind(
         vocab_size=draw.choice([1, 50]),
         vocab_multiple=draw.choice([1, 7]),
         max_length=LENGTH,

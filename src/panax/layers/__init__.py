@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .embedding import Embedding, Head, PositionEmbedding
     from .feed_forward import Activation, FeedForward, GateClamp
     from .loss import TokenLoss, token_loss
+    from .mixers.delta_net import DeltaNet, DeltaNetCache
     from .mixers.state_space import StateSpace, StateSpaceCache
     from .mixers.state_space_block import StateSpaceBlock
     from .moe.expert_load import ExpertLoadMonitor
@@ -43,6 +44,7 @@ _WHERE = {
     "moe.routing": ("RouterTerms", "Tokens"),
     "stack": ("Stack", "build_stacks", "run_stacks"),
     "stages.staged_task": ("StagedTask",),
+    "mixers.delta_net": ("DeltaNet", "DeltaNetCache"),
     "mixers.state_space": ("StateSpace", "StateSpaceCache"),
     "mixers.state_space_block": ("StateSpaceBlock",),
     "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),
@@ -53,10 +55,10 @@ _WHERE = {
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "DynamicScaling", "Embedding", "EmbeddingTables",
-    "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth", "Head", "Latent", "LatentAttention",
-    "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary",
-    "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig",
-    "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
+    "Activation", "Attention", "Block", "Cache", "Context", "DeltaNet", "DeltaNetCache", "DynamicScaling", "Embedding",
+    "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth", "Head", "Latent",
+    "LatentAttention", "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding",
+    "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
+    "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
     "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_loss",
 ]  # fmt: skip

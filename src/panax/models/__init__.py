@@ -3,6 +3,7 @@
 from ..layers.stages.staged_task import ComputeType
 from .decoder.base_width import BaseWidth
 from .decoder.config import DecoderConfig
+from .decoder.delta import DeltaNetConfig
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
 from .decoder.sampling import compute_logits, sample
@@ -25,9 +26,9 @@ from .vision.vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
-    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "Dlrm", "DlrmConfig", "DlrmTask", "HstuConfig",
-    "HybridConfig", "SequenceTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask",
-    "compute_logits", "count_active_parameters", "count_parameters", "item_vectors", "query_vectors",
+    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "DeltaNetConfig", "Dlrm", "DlrmConfig", "DlrmTask",
+    "HstuConfig", "HybridConfig", "SequenceTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig",
+    "VitTask", "compute_logits", "count_active_parameters", "count_parameters", "item_vectors", "query_vectors",
     "retrieval_metrics", "sample", "sequence_item_vectors", "training_flops_per_image", "training_flops_per_token",
     "write_vectors",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from ..core.protocols import Axes
 SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
 SAME_SPACE |= {"key_value": "head", "value_dim": "head"}
 SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
+SAME_SPACE |= {"delta_heads": "head", "delta_value_dim": "head", "delta_key_heads": "key", "delta_key_dim": "key"}
 """Axes that together index one space, so that a bias over heads and head_dim is still a bias."""
 
 

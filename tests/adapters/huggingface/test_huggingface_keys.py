@@ -62,6 +62,7 @@ UNUSED = {
     ("dbrx", "hidden_size"): "in ffn_config; the model's width is d_model",
     ("gpt_bigcode", "num_key_value_heads"): "derived from multi_query",
     ("solar_open", "intermediate_size"): "no layer is dense",
+    ("qwen3_5_moe_text", "intermediate_size"): "no layer is dense",
     ("cohere2", "head_dim"): "derived, whatever is said",
 }
 """(family, key) to why it changes nothing in any member."""

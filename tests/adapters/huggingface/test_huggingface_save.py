@@ -76,6 +76,17 @@ def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples,
 
 @pytest.mark.parametrize("shape", [MeshShape(fsdp=8), MeshShape(replica=2, fsdp=2, tensor=2)], ids=["fsdp", "mixed"])
 def test_loads_into_any_sharding_and_saves_from_it(example: Example, tmp_path, shape: MeshShape) -> None:
+    check_sharded(example, tmp_path, shape)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
+def test_delta_nets_load_into_a_sharding_by_heads(name: str, folder_of_examples, tmp_path) -> None:
+    """Rows of several projections are in one tensor, of Qwen3-Next in turns by key head."""
+    check_sharded(make_example(name, folder_of_examples), tmp_path, MeshShape(replica=2, fsdp=2, tensor=2))
+
+
+def check_sharded(example: Example, tmp_path, shape: MeshShape) -> None:
     laid_out = laid_out_on(example.task, shape)
     loaded = load(example.folder, example.task, *laid_out)
     for name, leaf in named_leaves(loaded).items():

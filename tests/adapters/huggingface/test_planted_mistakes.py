@@ -69,6 +69,10 @@ def without_tensor(name: str) -> Callable[[Family], Family]:
     return fixed(name, False)
 
 
+Z_LAST = Pattern(
+    "(delta_key_heads delta_key_dim|delta_key_heads delta_key_dim|delta_heads delta_value_dim|delta_heads delta_value_dim) embed"
+)
+
 MISTAKES: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "a wrong prefix": ("qwen2", reads("layers.attention.w_q", name="layers.{layer}.self_attn.q_proj.weight")),
     "a transposed weight": ("mistral", reads("layers.attention.w_o", pattern=Pattern("(heads head_dim) embed"))),
@@ -106,6 +110,13 @@ MISTAKES: dict[str, tuple[str, Callable[[Family], Family]]] = {
     ),
     "gates without bounds": ("gpt_oss", lambda family: dataclasses.replace(family, read=None)),
     "a router without its bias": ("gpt_oss", with_mixture(always={"ffn": 0, "expert_biases": True})),
+    "rows of key heads one after the other": ("qwen3_next", reads("layers.mixer.w_z", pattern=Z_LAST, part=3)),
+    "values for gates": ("qwen3_next", takes("layers.mixer.w_z", "layers.mixer.w_v")),
+    "beta and decay exchanged": ("qwen3_next", reads("layers.mixer.w_beta", part=1)),
+    "queries for keys": ("qwen3_next", takes("layers.mixer.w_q", "layers.mixer.w_k")),
+    "a norm without its offset": ("qwen3_next", with_fields(norm_unit_offset=False)),
+    "the gate for the query": ("qwen3_next", takes("layers.attention.w_q", "layers.attention.w_gate")),
+    "attention without its gate": ("qwen3_next", with_fields(attention_gate=False)),
     "logits divided for multiplied": ("hyperclovax", fixed("logit_multiplier", 0.2)),
 }
 

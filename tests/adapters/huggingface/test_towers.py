@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ import pytest
 import torch
 import transformers
 from family_examples import EXAMPLES, THREE
-from huggingface_examples import EAGER, Example, abstract, apart, our_logits, positions, their_logits, tokens
-from safetensors.numpy import load_file
+from huggingface_examples import (
+    EAGER,
+    Example,
+    abstract,
+    apart,
+    make_example,
+    our_logits,
+    positions,
+    their_logits,
+    tokens,
+)
+from safetensors.numpy import load_file, save_file
 from test_huggingface_parity import TOLERANCE
 
 from panax.adapters.huggingface import config_from, load, save
@@ -54,6 +65,8 @@ TOWERS: dict[str, dict[str, Any]] = {
         "text_config": {**THREE, "head_dim": 16, **sections(4, 2, 2)},
         "vision_config": {**PATCHES, "deepstack_visual_indexes": [0]},
     },
+    "qwen3_5": {"text_config": text("qwen3_5_text"), "vision_config": PATCHES},
+    "qwen3_5_moe": {"text_config": text("qwen3_5_moe_text"), "vision_config": PATCHES},
     "llava": {"text_config": text("llama"), "vision_config": {**IMAGES, "model_type": "clip_vision_model"}},
 }
 """The layouts of names: the text's under "language_model." or "model.language_model.", or as if it were alone."""
@@ -126,3 +139,20 @@ def test_without_the_release_the_message_says_what_is_needed(tower: Example, tmp
     with pytest.raises(RecipeError, match="has other towers beside the text's; pass its folder"):
         save(tmp_path / "out", tower.params, tower.state, like=like)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("wrapped", [False, True], ids=["text", "tower"])
+def test_layers_that_predict_further_come_out_as_they_went_in(
+    wrapped: bool, folder_of_examples: Path, tmp_path: Path
+) -> None:
+    example = made("qwen3_5", folder_of_examples) if wrapped else make_example("qwen3_next", folder_of_examples)
+    base = shutil.copytree(example.folder, tmp_path / "base")
+    further = {"mtp.fc.weight": np.ones((2, 3), np.float32), "mtp.layers.0.mlp.up_proj.weight": np.ones(4, np.float32)}
+    save_file(load_file(base / "model.safetensors") | further, base / "model.safetensors")
+    params, state = load(base, example.task, *abstract(example.task))
+    like = json.loads((base / "config.json").read_text())
+    save(tmp_path / "out", params, state, like=like, towers=base)
+    came, went = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "out"))
+    assert went.keys() == came.keys()
+    assert all(np.array_equal(went[name], came[name]) for name in came)

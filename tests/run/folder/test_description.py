@@ -116,8 +116,8 @@ def test_panax_own_classes_are_those_of_its_tasks():
     importlib.import_module("panax.models")
     own = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
     assert own == {
-        "DecoderTask", "DecoderConfig", "HybridConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent", "MoE", "Pipeline",
-        "DynamicScaling", "LinearScaling", "LongScaling",
+        "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
+        "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
         "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
         "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",

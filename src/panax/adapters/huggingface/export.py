@@ -65,8 +65,8 @@ def save(
         classes: Class names of a vision transformer's labels, by index.
         like: The config.json of the release from which a decoder was trained: it is written as the same family where that
             can express it, with the keys that change nothing here.
-        towers: The release's folder, if `like` is of a model with other towers beside the text's: their tensors are copied
-            from there as they are.
+        towers: The release's folder, if `like` is of a model with other towers beside the text's, or the family carries
+            tensors that are not computed: these are copied from there as they are.
 
     Raises:
         RecipeError: No family can express the model; names the fields in the way.
@@ -142,9 +142,14 @@ def save_gguf(
 def _opened_towers(
     family: Family, like: Mapping[str, Any], towers: str | Path | None
 ) -> Iterator[tuple[TowerNames | None, dict[str, Any]]]:
-    """Open the tensors of a release's other towers; yield the text tower's names, and these by name."""
+    """Open a release's tensors that are exported as they came, those of other towers and those that the family carries;
+    yield the text tower's names, and these by name."""
     if not has_towers(like):
-        yield None, {}
+        if towers is None or family.carried is None:
+            yield None, {}
+            return
+        with open_tensors(Path(towers)) as tensors:
+            yield None, {name: value for name, value in tensors.items() if family.is_carried(name)}
         return
     if towers is None:
         raise RecipeError(

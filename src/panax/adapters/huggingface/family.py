@@ -114,6 +114,8 @@ class Family:
             with a `head_dim`.
         weights: Parameter name, with "layers." for a block's position in its stack, to its source.
         buffers: Tensors with names that match are not parameters; older files contain them.
+        carried: Tensors with names that match are not computed, and are exported as they came: layers that predict further
+            tokens, under a name of their own.
         config: The class of settings that it expresses, `DecoderConfig` or one that extends it.
         complete: Fills in the keys that `transformers` derives from others, or refuses them.
         computed: Fields that `read` returns.
@@ -149,6 +151,7 @@ class Family:
     needed: tuple[str, ...] = ()
     whole_heads: bool = False
     buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
+    carried: re.Pattern | None = None
 
     @functools.cached_property
     def always(self) -> dict[str, Any]:
@@ -167,6 +170,10 @@ class Family:
         if mixture is not None:
             found |= {*mixture.keys.values(), *mixture.absent, *mixture.other_names.values()}
         return found
+
+    def is_carried(self, name: str) -> bool:
+        """Return True if a tensor is not computed, and is exported as it came."""
+        return self.carried is not None and self.carried.search(name) is not None
 
     @property
     def head(self) -> str:

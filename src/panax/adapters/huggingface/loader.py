@@ -153,7 +153,7 @@ def _check_names(
 ) -> None:
     wanted = {match.tensor(place) for match in matches for place in match.places}
     missing = sorted(wanted - names)
-    left = {name for name in names - wanted if not family.buffers.search(name)}
+    left = {name for name in names - wanted if not family.buffers.search(name) and not family.is_carried(name)}
     if family.predicts_more and isinstance(config, DecoderConfig):
         left = {name for name in left if _layer(name) < config.num_layers}
     if isinstance(config, DecoderConfig) and config.tied:

@@ -123,8 +123,8 @@ def map_weights(
 ) -> dict[str, TensorSource]:
     """Return the sources of all parameters, from names after `prefix`, and after the number in `blocks`."""
 
-    def foreign(start: str, name: str, pattern: str, part: int = 0) -> TensorSource:
-        return TensorSource(start + name, Pattern(pattern), part)
+    def foreign(start: str, name: str, pattern: str | Pattern, part: int = 0) -> TensorSource:
+        return TensorSource(start + name, Pattern(pattern) if isinstance(pattern, str) else pattern, part)
 
     return {
         **{ours: foreign(prefix, *theirs) for ours, theirs in outside.items()},

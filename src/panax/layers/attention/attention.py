@@ -57,6 +57,7 @@ class Attention(Module):
         window: A position attends to itself and the `window - 1` before it; None means all before it. Causal
             attention only.
         q_norm: Norm of each head's queries, as `k_norm` is of the keys, with a scale that all heads share.
+        w_gate: Projection of the gate, a sigmoid by which the output is multiplied before it is projected back.
         head_norm: In place of these, a norm with the scales `q_scale` and `k_scale`.
         norm_after_rotary: Normalize after the rotation.
         clip: Bound to which projected queries, keys and values are clipped, before anything else.
@@ -84,6 +85,7 @@ class Attention(Module):
     q_scale: Float[Array, "heads head_dim"] | None = parameter(None, default=None)
     k_scale: Float[Array, "kv_heads head_dim"] | None = parameter(None, default=None)
     sinks: Float[Array, " heads"] | None = parameter(None, default=None)
+    w_gate: Float[Array, "embed heads head_dim"] | None = parameter(None, default=None)
     causal: bool = eqx.field(static=True, default=True)
     head_norm: HeadNorm | None = eqx.field(static=True, default=None)
     norm_after_rotary: bool = eqx.field(static=True, default=False)
@@ -100,7 +102,7 @@ class Attention(Module):
         Args:
             over_devices: Attention algorithm for rows sharded over the context axis.
         """
-        q, k, v = self._project(x, position)
+        q, k, v, gate = self._project(x, position)
         k, v = local_shared_heads(q.shape[2], k, v)
         attended = attend(
             q,
@@ -114,7 +116,7 @@ class Attention(Module):
             scale=self.scale,
             sinks=self._sinks(),
         )
-        return self._output(checkpoint_name(attended, "attention"))
+        return self._output(checkpoint_name(attended, "attention"), gate)
 
     @property
     def exchange_requirement(self) -> AllToAllRequirement:
@@ -123,7 +125,8 @@ class Attention(Module):
     def flops(self, length: int) -> float:
         """Count the FLOPs of one layer's forward matmuls per position, averaged over a row of `length`."""
         heads, head_dim = self.w_q.shape[-2:]
-        weights = sum(math.prod(w.shape) for w in (self.w_q, self.w_k, self.w_v, self.w_o))
+        matrices = (self.w_q, self.w_k, self.w_v, self.w_o, self.w_gate)
+        weights = sum(math.prod(w.shape) for w in matrices if w is not None)
         return 2.0 * (weights + 2 * heads * head_dim * mean_attended_positions(length, self.causal, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
@@ -136,21 +139,23 @@ class Attention(Module):
         self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
     ) -> tuple[Float[Array, "batch seq embed"], Cache]:
         """Attend to the cached positions and to `x`, which occupies the cache from position `start` on."""
-        q, k, v = self._project(x, position)
+        q, k, v, gate = self._project(x, position)
         at = (0, start, 0, 0)
         cache = Cache(
             jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
             jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
         )
         scores = CachedScores(self.window, self.soft_cap, self.scale, self._sinks())
-        return self._output(_attend_to_cache(q, cache, start, scores)), cache
+        return self._output(_attend_to_cache(q, cache, start, scores), gate), cache
 
-    def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, k, v = contract_gathered(
+    def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        of_gate = ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_gate)
+        q, k, v, *gate = contract_gathered(
             x,
             ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_q),
             ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_k),
             ("batch seq embed, embed kv_heads head_dim -> batch seq kv_heads head_dim", self.w_v),
+            *(() if self.w_gate is None else (of_gate,)),
         )
         if self.b_q is not None and self.b_k is not None and self.b_v is not None:
             q = add_bias(q, self.b_q, "heads head_dim")
@@ -164,7 +169,8 @@ class Attention(Module):
             q, k = self.rotary(q, position), self.rotary(k, position)
         if self.norm_after_rotary:
             q, k = self._normalize(q, k)
-        return q if self.rotary is None else self.rotary.grow_queries(q, position), k, v
+        q = q if self.rotary is None else self.rotary.grow_queries(q, position)
+        return q, k, v, gate[0] if gate else None
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         if self.q_norm is not None and self.k_norm is not None:
@@ -178,7 +184,9 @@ class Attention(Module):
     def _sinks(self) -> jax.Array | None:
         return None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
 
-    def _output(self, attended: jax.Array) -> jax.Array:
+    def _output(self, attended: jax.Array, gate: jax.Array | None) -> jax.Array:
+        if gate is not None:
+            attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
         return out if self.b_o is None else add_bias(out, self.b_o, "norm")
 

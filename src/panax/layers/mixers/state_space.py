@@ -6,13 +6,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ...core import Module, constant, current_layout, current_target, normal, parameter
-from ...core.errors import LayoutError
-from ...core.layout.layout import MeshAxes, axis_size, row_order
-from ...core.params.module import Initializer
+from ...core.layout.layout import MeshAxes, axis_size
 from ...kernels.causal_convolution import causal_convolution
 from ...kernels.state_space.state_space import state_space_scan
 from ...parallel.state_passing import scan_over_devices
@@ -25,36 +22,14 @@ from ...spmd import (
     contract_gathered,
     gather,
     psum_both,
-    shift_right,
 )
 from ...spmd.collectives import axis_index
 from ..attention.shared_heads import local_shared_heads
 from ..feed_forward import ACTIVATIONS
-
-CONTEXT = "context"
-"""The mesh axis that shards rows."""
+from .initial_values import first_step, quantiles
+from .row_edges import CONTEXT, edges_before
 
 HEADS, GROUPS = "ssm_heads ssm_head_dim", "ssm_groups ssm_state"
-
-
-def _quantiles(quantile: Any, count: int = 4096) -> Initializer:
-    """Build an initializer that draws one of `count` equally likely values of a quantile function on (0, 1).
-
-    Values are computed on the host and drawn by integer index: a logarithm's last bit depends on how a
-    compiler splits an array.
-    """
-    table = np.asarray([quantile((i + 0.5) / count) for i in range(count)], np.float32)
-
-    def draw(key: jax.Array, shape: tuple[int, ...], axes: Any) -> jax.Array:
-        return jnp.asarray(table)[jax.random.bits(key, shape, jnp.uint32) % count]
-
-    return draw
-
-
-def _first_step(share: float) -> float:
-    """Return the inverse softplus of a step size between 0.001 and 0.1, log-uniform in `share`."""
-    step = 0.001 * 100.0**share
-    return step + math.log(-math.expm1(-step))
 
 
 class StateSpaceCache(NamedTuple):
@@ -100,8 +75,8 @@ class StateSpace(Module):
     conv_bias_x: Float[Array, "ssm_heads ssm_head_dim"] | None = parameter(constant(0.0))
     conv_bias_b: Float[Array, "ssm_groups ssm_state"] | None = parameter(constant(0.0))
     conv_bias_c: Float[Array, "ssm_groups ssm_state"] | None = parameter(constant(0.0))
-    dt_bias: Float[Array, " ssm_heads"] = parameter(_quantiles(_first_step))
-    a_log: Float[Array, " ssm_heads"] = parameter(_quantiles(lambda share: math.log(1.0 + 15.0 * share)))
+    dt_bias: Float[Array, " ssm_heads"] = parameter(quantiles(first_step))
+    a_log: Float[Array, " ssm_heads"] = parameter(quantiles(lambda share: math.log(1.0 + 15.0 * share)))
     d: Float[Array, " ssm_heads"] = parameter(constant(1.0))
     scale: Float[Array, "ssm_heads ssm_head_dim"] = parameter(constant(1.0))
     w_o: Float[Array, "ssm_heads ssm_head_dim embed"] = parameter(normal("ssm_heads", "ssm_head_dim"))
@@ -147,13 +122,7 @@ class StateSpace(Module):
             position: Unused: a recurrence is inherently ordered.
         """
         z, dt, inputs = self._project(x)
-        tail, before, segment_before = self.conv_x.shape[-1] - 1, None, None
-        size = axis_size(CONTEXT)
-        if size > 1:
-            _check_rows(inputs[0].shape[1], tail)
-        if size > 1 and tail:
-            before = [_handed_on(part[:, -tail:]) for part in inputs]
-            segment_before = None if segment is None else _handed_on(segment[:, -tail:])
+        before, segment_before = edges_before(inputs, segment, self.conv_x.shape[-1] - 1)
         x, b, c = self._convolved(inputs, before, segment, segment_before)
         return self._output(_scanned(x, dt, self._rates(), b, c, segment), x, z)
 
@@ -276,24 +245,7 @@ def _scanned(
     return assert_sharding(y, parts, dim=2)
 
 
-def _handed_on(edge: jax.Array) -> jax.Array:
-    return shift_right(edge, CONTEXT)  # pyright: ignore[reportReturnType]
-
-
 def _head_axes() -> MeshAxes:
     """Return the mesh axes that shard heads."""
     layout = current_layout()
     return () if layout is None else layout.compute(("ssm_heads",))[0]
-
-
-def _check_rows(length: int, tail: int) -> None:
-    if row_order() != "contiguous":
-        raise LayoutError(
-            f"a state-space layer needs contiguous rows over {CONTEXT}={axis_size(CONTEXT)}, and the task's are in zigzag order; "
-            f'set row_order = "contiguous" in the task'
-        )
-    if length < tail:
-        raise LayoutError(
-            f"each device holds {length} positions of a row, and the convolution reads {tail} before each; use a smaller "
-            f"{CONTEXT} axis, or longer rows"
-        )

@@ -1,4 +1,4 @@
-"""Layer of state-space and hybrid models: a mixer, then an optional feed-forward."""
+"""Layer of recurrent and hybrid models: a state-space or delta-net mixer, then an optional feed-forward."""
 
 from typing import Any, ClassVar
 
@@ -13,16 +13,17 @@ from ..moe.moe import MixtureOfExperts
 from ..moe.routing import RouterTerms
 from ..norm import Norm
 from ..transformer import add_residual, apply_feed_forward
-from .state_space import StateSpace, StateSpaceCache
+from .delta_net import DeltaNet
+from .state_space import StateSpace
 
 
 class StateSpaceBlock(Block):
-    """A state-space mixer, then an optional feed-forward, each with a pre-norm and a residual connection."""
+    """A recurrent mixer, then an optional feed-forward, each with a pre-norm and a residual connection."""
 
     positions: ClassVar[Positions | None] = "shards"
 
     mixer_norm: Norm
-    mixer: StateSpace
+    mixer: StateSpace | DeltaNet
     feed_forward_norm: Norm | None
     feed_forward: FeedForward | MixtureOfExperts | None
     dropout: float = eqx.field(static=True)
@@ -51,18 +52,19 @@ class StateSpaceBlock(Block):
     def flops(self, length: int) -> float:
         return self.mixer.flops + (0.0 if self.feed_forward is None else self.feed_forward.flops)
 
-    def empty_cache(self, batch: int, length: int, dtype: Any) -> StateSpaceCache:
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
         return self.mixer.empty_cache(batch, length, dtype)
 
     def extend(
         self,
         x: Float[Array, "batch seq embed"],
         context: Context,
-        cache: StateSpaceCache,
+        cache: Any,
         start: Int[Array, ""],
         state: Float[Array, " router"] | None = None,
-    ) -> tuple[Float[Array, "batch seq embed"], StateSpaceCache]:
-        branch, cache = self.mixer.extend(self.mixer_norm(x), context.position, cache, start)
+    ) -> tuple[Float[Array, "batch seq embed"], Any]:
+        mixer: Any = self.mixer  # Either kind, as is its cache.
+        branch, cache = mixer.extend(self.mixer_norm(x), context.position, cache, start)
         return self._fed(add_residual(x, branch, self.dropout, context, 0), context, state)[0], cache
 
     def _fed(self, x: Any, context: Context, state: Any) -> tuple[Any, RouterTerms | None]:

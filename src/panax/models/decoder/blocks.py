@@ -83,6 +83,7 @@ def _attention(
     sinks = {"sinks": constant(0.0)} if config.attention_sinks else {}
     if rotary is not None and rotary.score_gain != 1.0:
         scale = (config.head_size**-0.5 if scale is None else scale) * rotary.score_gain
+    gate = {"w_gate": normal("embed")} if config.attention_gate else {}
     scoped, scales = None, {}
     if config.qk_norm and config.qk_norm_scope != "head":
         scoped = HeadNorm(
@@ -104,6 +105,7 @@ def _attention(
         soft_cap=config.attention_soft_cap,
         scale=scale,
         **absent,
+        **gate,
         **scales,
         **sinks,
     )

@@ -44,6 +44,7 @@ _WITH_LATENT = {
     "attention_output_bias": False,
     "attention_sinks": False,
     "attention_clip": None,
+    "attention_gate": False,
 }
 """Fields that latent attention does not use, with the values they must keep."""
 
@@ -82,6 +83,8 @@ class DecoderConfig(Validated):
             parameters.
         pre_norms: Normalize each sub-layer's input. Without, `post_norms` is needed (OLMo 2).
         attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
+        attention_gate: Multiply the attention's output by a sigmoid of a projection of its input, feature by feature,
+            before the output projection (Qwen3-Next).
         query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
         post_norms: Also normalize each sub-layer's output before it is added to the residual stream (Gemma
             2).
@@ -131,6 +134,7 @@ class DecoderConfig(Validated):
     windows: tuple[int, ...] = (0,)
     attention_sinks: bool = False
     attention_clip: float | None = None
+    attention_gate: bool = False
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     query_scale: float = 0.0

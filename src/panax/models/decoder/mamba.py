@@ -1,34 +1,25 @@
 """State-space decoders (Mamba-2) and hybrids with attention in some layers: config, layers and presets."""
 
 import dataclasses
-import functools
+from typing import ClassVar
 
 import jax
 
 from ...core import register_serializable
 from ...layers.attention.rotary import Rotary
-from ...layers.block import Block
 from ...layers.mixers.state_space import StateSpace
 from ...layers.mixers.state_space_block import StateSpaceBlock
 from .blocks import build_feed_forward, norm_builder
 from .config import DecoderConfig, LayerKind, require
+from .recurrent import RecurrentConfig
 
 STATE_SPACE = "state_space"
 """The `LayerKind.mixer` of state-space layers."""
 
-ATTENTION_SETTINGS = (
-    "heads", "kv_heads", "head_dim", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "attention_bias",
-    "attention_output_bias", "rotary", "rotaries", "windows", "attention_clip", "attention_soft_cap", "query_scale",
-)  # fmt: skip
-"""Fields that have no effect if no layer attends."""
-
-FEED_FORWARD_SETTINGS = ("gated", "activation", "feed_forward_bias", "feed_forward")
-"""Fields that have no effect if no layer has a feed-forward."""
-
 
 @register_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HybridConfig(DecoderConfig):
+class HybridConfig(RecurrentConfig):
     """A decoder of state-space layers only (Mamba-2), or with attention in some layers (Bamba).
 
     It has no learned positions: the recurrence is ordered, and attention is rotary or relies on the
@@ -48,7 +39,6 @@ class HybridConfig(DecoderConfig):
         rotary: None for attention without positions.
     """
 
-    attention_layers: tuple[int, ...] = ()
     ffn: int = 0
     ssm_heads: int = 8
     ssm_head_dim: int = 64
@@ -57,66 +47,16 @@ class HybridConfig(DecoderConfig):
     conv_taps: int = 4
     conv_bias: bool = True
 
+    mixer: ClassVar[str] = STATE_SPACE
+
     def __post_init__(self) -> None:
-        for name in ("ssm_heads", "ssm_head_dim", "ssm_groups", "ssm_state", "conv_taps"):
-            require(getattr(self, name) > 0, f"model.{name}={getattr(self, name)}; expected a positive number")
+        self.require_positive("ssm_heads", "ssm_head_dim", "ssm_groups", "ssm_state", "conv_taps")
         require(
             self.ssm_heads % self.ssm_groups == 0,
             f"model.ssm_heads={self.ssm_heads} is not divisible by ssm_groups={self.ssm_groups}; each group serves an equal "
             f"number of heads",
         )
-        require(self.num_layers > 0, f"model.num_layers={self.num_layers}; expected a positive number")
-        layers = self.attention_layers
-        require(
-            list(layers) == sorted({layer for layer in layers if 0 <= layer < self.num_layers}),
-            f"model.attention_layers={layers}; expected ascending numbers below num_layers={self.num_layers}",
-        )
-        require(
-            len(layers) < self.num_layers,
-            f"model.attention_layers={layers} are all layers; use a DecoderConfig, or leave some to state-space mixers",
-        )
-        require(
-            self.norm == "rms" and not self.post_norms,
-            f"model.norm={self.norm!r}, post_norms={self.post_norms}; expected 'rms' and False, which state-space layers have",
-        )
-        for name, default in (("pre_norms", True), ("parallel_residual", False), ("residual_multiplier", 1.0)):
-            require(
-                getattr(self, name) == default,
-                f"model.{name}={getattr(self, name)!r}; state-space layers have {default!r} only",
-            )
         super().__post_init__()
-
-    def check_feed_forward(self) -> None:
-        if self.ffn or self.attention_layers:
-            super().check_feed_forward()
-        else:
-            self._require_unset(FEED_FORWARD_SETTINGS, "without a feed-forward; set model.ffn")
-
-    def check_attention(self) -> None:
-        if self.attention_layers:
-            super().check_attention()
-        else:
-            self._require_unset(ATTENTION_SETTINGS, "without attention; set model.attention_layers")
-
-    def _require_unset(self, names: tuple[str, ...], why: str) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            require(
-                field.name not in names or value == field.default,
-                f"model.{field.name}={value!r} has no effect {why}, or leave it {field.default!r}",
-            )
-
-    @property
-    def learned_positions(self) -> bool:
-        return False
-
-    @property
-    def kinds(self) -> tuple[LayerKind, ...]:
-        attending = set(self.attention_layers)
-        return tuple(
-            kind if layer in attending else kind._replace(window=0, mixer=STATE_SPACE)
-            for layer, kind in enumerate(super().kinds)
-        )
 
     @property
     def stacks(self) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
@@ -128,37 +68,15 @@ class HybridConfig(DecoderConfig):
         >>> [(len(period), n) for period, n in HybridConfig(num_layers=6, attention_layers=(3,), ffn=64).stacks]
         [(1, 3), (1, 1), (1, 2)]
         """
-        return _shortest(self.kinds)
+        return super().stacks
 
-    def block(self, key: jax.Array, kind: LayerKind) -> Block:
-        return build_state_space_block(key, self, kind) if kind.mixer == STATE_SPACE else super().block(key, kind)
-
-
-@functools.lru_cache(maxsize=64)
-def _shortest(kinds: tuple[LayerKind, ...]) -> tuple[tuple[tuple[LayerKind, ...], int], ...]:
-    """Split the layers into (period, repeats) with the fewest layers in total, then the shortest periods.
-
-    A pipeline keeps each period on one stage.
-    """
-    count = len(kinds)
-    best: list[tuple[int, int, tuple]] = [(0, 0, ())] * (count + 1)
-    for first in reversed(range(count)):
-        splits = []
-        for length in range(1, count - first + 1):
-            period, end = kinds[first : first + length], first + length
-            while kinds[end : end + length] == period:
-                end += length
-            places, stacks, rest = best[end]
-            splits.append((length + places, stacks - 1, ((period, (end - first) // length), *rest)))
-        best[first] = min(splits, key=lambda split: split[:2])
-    return best[0][2]
+    def recurrent_block(self, key: jax.Array, kind: LayerKind) -> StateSpaceBlock:
+        return build_state_space_block(key, self, kind)
 
 
 def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> StateSpaceBlock:
     """Initialize one state-space layer."""
     mixer_key, feed_key, norm_key = jax.random.split(key, 3)
-    # The sum of all layers' outputs keeps its scale at any depth.
-    output_gain = ((2 if config.ffn else 1) * config.num_layers) ** -0.5
     norm = norm_builder(config)
     mixer = StateSpace.build(
         mixer_key,
@@ -171,13 +89,13 @@ def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKin
         conv_bias=config.conv_bias,
         norm_by_group=True,
         epsilon=config.norm_epsilon,
-        output_gain=output_gain,
+        output_gain=config.output_gain,
     )
     return StateSpaceBlock(
         mixer_norm=norm(norm_key, config.embed),
         mixer=mixer,
         feed_forward_norm=norm(norm_key, config.embed) if config.ffn else None,
-        feed_forward=build_feed_forward(feed_key, config, kind, output_gain) if config.ffn else None,
+        feed_forward=build_feed_forward(feed_key, config, kind, config.output_gain) if config.ffn else None,
         dropout=config.dropout,
     )
 

@@ -14,7 +14,8 @@ from ..decoder.config import DecoderConfig, LayerKind, require
 UNUSED_SETTINGS = (
     "kv_heads", "latent", "ffn", "feed_forward", "gated", "activation", "pre_norms", "post_norms", "parallel_residual",
     "shared_norm", "residual_multiplier", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "rotaries", "attention_bias",
-    "attention_output_bias", "feed_forward_bias", "windows", "attention_clip", "attention_soft_cap", "query_scale",
+    "attention_output_bias", "feed_forward_bias", "windows", "attention_clip", "attention_gate", "attention_soft_cap",
+    "query_scale",
 )  # fmt: skip
 """`DecoderConfig` fields without a meaning for pointwise attention, which has no feed-forward either."""
 

@@ -1,0 +1,1 @@
+"""The gated delta rule: a definition, and a chunked version."""

@@ -1,0 +1,46 @@
+"""Edges between the parts of rows that devices hold: the positions that a short convolution reads before its device's."""
+
+from collections.abc import Sequence
+
+import jax
+
+from ...core.errors import LayoutError
+from ...core.layout.layout import axis_size, row_order
+from ...spmd import shift_right
+
+CONTEXT = "context"
+"""The mesh axis that shards rows."""
+
+
+def edges_before(
+    inputs: Sequence[jax.Array], segment: jax.Array | None, tail: int
+) -> tuple[list[jax.Array] | None, jax.Array | None]:
+    """Return the last `tail` positions of the device before, of each input and of the segments; None if rows are whole.
+
+    Args:
+        inputs: Arrays "batch seq ...".
+
+    Raises:
+        LayoutError: The rows are not in contiguous order, or a device's part is shorter than the tail.
+    """
+    size = axis_size(CONTEXT)
+    if size == 1:
+        return None, None
+    if row_order() != "contiguous":
+        raise LayoutError(
+            f"a recurrent layer needs contiguous rows over {CONTEXT}={size}, and the task's are in zigzag order; "
+            f'set row_order = "contiguous" in the task'
+        )
+    length = inputs[0].shape[1]
+    if length < tail:
+        raise LayoutError(
+            f"each device holds {length} positions of a row, and the convolution reads {tail} before each; use a smaller "
+            f"{CONTEXT} axis, or longer rows"
+        )
+    if not tail:
+        return None, None
+    return [_handed_on(part[:, -tail:]) for part in inputs], None if segment is None else _handed_on(segment[:, -tail:])
+
+
+def _handed_on(edge: jax.Array) -> jax.Array:
+    return shift_right(edge, CONTEXT)  # pyright: ignore[reportReturnType]
