@@ -36,6 +36,11 @@ NOUNS = frozenset(CEILINGS.pop("nouns").split())
 
 VERBS = frozenset(CEILINGS.pop("verbs").split())
 
+ENTRY_POINTS = frozenset(CEILINGS.pop("entry_points").split())
+"""Public functions with more than MAX_PARAMETERS parameters, of which all but the first few are settings by keyword."""
+
+MAX_PARAMETERS, MAX_POSITIONAL = 7, 5
+
 BRITISH = re.compile(
     r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis|colour|behaviour|centre"
 )
@@ -184,6 +189,33 @@ def vague_locals() -> set[str]:
     return vague
 
 
+def long_signatures() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions with more parameters than one remembers, `path:name`: a value with a name is missing there.
+
+    Those that take what another party hands over are not among them: the lowering of an operator has that operator's
+    signature (`register_lowering`), a Pallas kernel (`kernel`) a reference for each array.
+    """
+    long = {}
+    for path in trees():
+        for node in nodes(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "kernel":
+                continue
+            mirrors = any("register_lowering(" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if not mirrors and len(positional(node)) + len(node.args.kwonlyargs) > MAX_PARAMETERS:
+                long[f"{path.relative_to(ROOT)}:{node.name}"] = node
+    return long
+
+
+def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """Parameters that a caller may pass by position, without the object or class of a method."""
+    return [arg for arg in (*function.args.posonlyargs, *function.args.args) if arg.arg not in ("self", "cls")]
+
+
+def unnamed_values() -> Counter[str]:
+    """How many functions of each file have too many parameters and are no entry point."""
+    return Counter(name.partition(":")[0] for name in long_signatures() if name not in ENTRY_POINTS)
+
+
 def bare_participles() -> set[str]:
     """Public functions that one participle alone names."""
     return {path for path, node in public_functions() if PARTICIPLE.match(node.name)}
@@ -218,6 +250,7 @@ def counts() -> dict[str, dict[str, int]]:
         },
         "files": {"participles": len(participle_files())},
         "folders": crowded_folders(),
+        "signatures": dict(unnamed_values()),
     }
 
 

@@ -44,6 +44,18 @@ def test_every_exported_function_says_what_it_does():
     assert not list(language.silent_exports())
 
 
+def test_an_entry_point_takes_its_settings_by_keyword():
+    long = language.long_signatures()
+    assert not language.ENTRY_POINTS - long.keys(), "these need no exception: remove them from tests/docs/language.toml"
+    crowded = {
+        name
+        for name in language.ENTRY_POINTS
+        if len(language.positional(long[name])) > language.MAX_POSITIONAL
+        or (long[name].name.startswith("_") and long[name].name != "__init__")
+    }
+    assert not crowded, "private, or too many parameters by position: introduce a value with a name"
+
+
 def test_a_planted_phrase_is_counted():
     counts = language.phrases(iter([language.Text("here", "What it is, unless told; whose value is none.")]))
     assert counts["what is ..."] == counts["unless told"] == counts["whose"] == counts["is no, is none"] == 1
