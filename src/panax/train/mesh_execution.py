@@ -216,9 +216,9 @@ def _specs(
 
 def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     # A pipeline moves its layers to their stages first, and gathers them itself.
-    if layout.zero == "3" or layout.sizes["stage"] > 1:
+    if not layout.zero.gathers_per_step or layout.sizes["stage"] > 1:
         return params
-    return gather_params_per_step(params, axes, task.weight_dtype, scattered=layout.zero == "2")
+    return gather_params_per_step(params, axes, task.weight_dtype, scattered=not layout.zero.scatters_per_step)
 
 
 def _reduce_once(

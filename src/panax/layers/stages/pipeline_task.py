@@ -81,8 +81,8 @@ def _run(
     # `outer` holds the parameters outside of the stages (embeddings, head), gathered once per step below ZeRO-3.
     outer = task.with_stacks(params, ())
     axes = logical_axes(outer)
-    if layout.zero != "3":
-        outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
+    if layout.zero.gathers_per_step:
+        outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=not layout.zero.scatters_per_step)
     # "free" is differentiated (gradient slots of gathered weights, other parameters); "fixed" holds gathered values.
     free, fixed = split_slots(outer)
     free_layers, fixed_layers = split_slots(layers.weights)

@@ -7,6 +7,7 @@ import numpy as np
 
 from panax.core.finite_stats import max_finite
 
+from ..goodput import IDLE
 from ..page.blocks import Annotation, Picture, Strip, StripSegment
 from ..page.lines import ChartStyle, Line, line_chart
 from ..page.svg import number, ticks
@@ -24,7 +25,7 @@ KINDS = {
     "evaluation": 3,
     "lost work": 1,
     "restart": 6,
-    "idle": -1,
+    IDLE: -1,
 }
 """Kinds of a run's time, in the order of the bar, each with the index of its color."""
 
@@ -189,7 +190,7 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     life = figures.run.life
     if life is None:
         return None
-    kinds = [kind for kind in list_kinds(figures) if kind != "idle"]
+    kinds = [kind for kind in list_kinds(figures) if kind != IDLE]
     total_seconds = sum(life.seconds[kind] for kind in kinds)
     if total_seconds <= 0:
         return None

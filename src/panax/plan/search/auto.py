@@ -31,7 +31,7 @@ from ...core.errors import LayoutError
 from ...core.layout.target import device_target
 from ...mesh import MeshShape, Placement, Rules
 from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, fit_rules
-from ...mesh.rules import MESH_AXES, assign, divisors
+from ...mesh.rules import MESH_AXES, assign, divisors, zero_stage
 from ...mesh.topology import data_parallel_size
 from ...train import CompiledStep, Program
 from ...train.compiled_step import mesh_requirements
@@ -291,7 +291,7 @@ class _Search:
         """Return the bytes that a device sends for weights and their gradients, from their axes alone;
         scattered gradients in float32."""
         rules, total = fit_rules(self.rules, self.needs, mesh), 0.0
-        once = self.rules.zero == "1" or (self.rules.zero == "auto" and mesh["stage"] > 1)
+        once = zero_stage(self.rules, mesh).scatters_per_step
         turns = 1 if once else count
         width = self.task.weight_dtype.itemsize
         for name, leaf, axes in pair_axes(self.program.abstract.params, self.program.axes.params):
