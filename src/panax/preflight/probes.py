@@ -79,7 +79,7 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
     found = []
     for axis in axes_across_processes(mesh):
         known = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
-        measured = [kind for kind in DEFAULT_KINDS if known.get(kind) is not None]
+        measured: list[CollectiveKind] = [kind for kind in DEFAULT_KINDS if known.get(kind) is not None]
         kind = measured[0] if measured else DEFAULT_KINDS[0]
         rates = known.get(kind)
         found.append(AxisUse(axis, kind, None if rates is None else rates.latency_seconds + sent / rates.bandwidth))
