@@ -22,6 +22,9 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 TABLE_OPTIMIZERS = ("sgd", "adagrad")
 """The optimizers of `dlrm`: PyTorch has no AdamW of sparse gradients."""
 
+WorkKind = Literal["vit", "decoder", "moe", "dlrm", "recipe"]
+WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
+
 SIZES: dict[str, tuple[str, ...]] = {
     "vit": ("tiny", "Ti", "S", "B", "L", "H"),
     "decoder": ("tiny", "60m", "160m", "1b", "8b"),
@@ -83,11 +86,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         kind = self.kind
-        if kind not in (*SIZES, "recipe"):
-            raise RecipeError(
-                f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe "
-                "is recipe:NAME"
-            )
         _one_of("precision", self.precision, tuple(PRECISIONS))
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -133,9 +131,19 @@ class Settings:
         self._refuse(shape, "of a table's shape; use --size and --batch-size")
 
     @property
-    def kind(self) -> str:
-        """Return the part before the colon: "vit", "decoder", "moe", "dlrm" or "recipe"."""
-        return self.work.partition(":")[0]
+    def kind(self) -> WorkKind:
+        """Return the part before the colon.
+
+        Raises:
+            RecipeError: It is unknown.
+        """
+        for kind in WORK_KINDS:
+            if kind == self.work.partition(":")[0]:
+                return kind
+        raise RecipeError(
+            f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe "
+            "is recipe:NAME"
+        )
 
     @property
     def name(self) -> str:
