@@ -1,4 +1,4 @@
-"""Counts of what the house language leaves behind, over docstrings and messages of the sources.
+"""Counts of departures from the house language, over docstrings and messages of the sources, and docstrings of tests.
 
     python tests/docs/language.py        prints each count and its ceiling
 
@@ -42,7 +42,7 @@ ENTRY_POINTS = frozenset(CEILINGS.pop("entry_points").split())
 MAX_PARAMETERS, MAX_POSITIONAL = 7, 5
 
 BRITISH = re.compile(
-    r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis|colour|behaviour|centre"
+    r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis(?!m)|colour|behaviour|centre"
 )
 VAGUE = frozenset({"found", "whole", "own", "taken", "given", "most"})
 """Local names that don't say what they hold, allowed in functions of fewer than SHORT lines."""
@@ -53,7 +53,7 @@ PARTICIPLE = re.compile(r"^(?!need$|seed$|feed$|speed$|embed$|shed$|exceed$)[a-z
 
 
 class Text(NamedTuple):
-    """A docstring or message, and where it stands."""
+    """A docstring or message, with its location."""
 
     place: str
     text: str
@@ -82,6 +82,32 @@ def docstrings() -> Iterator[Text]:
             ):
                 prose = re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", node.value.value, flags=re.M)
                 yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", prose)
+
+
+@cache
+def definitions_in_tests() -> tuple[tuple[Path, ast.Module | ast.ClassDef | ast.FunctionDef], ...]:
+    """Modules, classes and functions of the test files, with their files: statements only, since all nodes are many."""
+    definitions = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        waiting: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                definitions.append((path, node))
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return tuple(definitions)
+
+
+def docstrings_of_tests() -> Iterator[Text]:
+    """The docstrings of the test files."""
+    for path, node in definitions_in_tests():
+        yield Text(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or "")
+
+
+def british_tests() -> set[str]:
+    """Names of functions and classes of the test files in British spelling."""
+    names = {node.name for _, node in definitions_in_tests() if not isinstance(node, ast.Module)}
+    return {name for name in names if BRITISH.search(name.lower())}
 
 
 def messages() -> Iterator[Text]:
@@ -243,6 +269,7 @@ def counts() -> dict[str, dict[str, int]]:
     return {
         "docstrings": dict(phrases(docstrings())),
         "messages": dict(phrases(messages())),
+        "tests": {**phrases(docstrings_of_tests()), "british": len(british_tests())},
         "identifiers": {
             "british": len(british()),
             "participles": len(bare_participles()),

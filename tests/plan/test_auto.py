@@ -1,4 +1,4 @@
-"""`--mesh auto` chooses what is legal, fits, and sends little; beside an enumeration of everything by formulas."""
+"""`--mesh auto` chooses a layout that is legal, fits, and sends little; beside an enumeration of everything by formulas."""
 
 import dataclasses
 import itertools
