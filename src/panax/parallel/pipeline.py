@@ -176,6 +176,7 @@ def _tick(
             def of_weights(weights: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
                 return work.layers(weights, x, micro_batch, chunk)[:2]
 
+            # Runs the unit's forward pass again. The layers' own objective is a term of the loss: its cotangent is 1.
             (_, objective), pull = jax.vjp(of_weights, weights, x)
             d_weights, returned = pull((gradient, jnp.ones_like(objective)))
             chunk_sum = _added_to_chunk(chunk_sum, d_weights, chunk, num_chunks, row["backward"] == 1)

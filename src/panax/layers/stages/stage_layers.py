@@ -156,6 +156,7 @@ class StageRun:
         assert layout is not None
         period, numbers = len(units[0].reports), sorted({unit.stack for unit in units})
         stacks = [model_stacks[n] for n in numbers]
+        # Units of equal structure share a branch of the program; a unit's kind is the index of its structure.
         treedefs: list[Any] = []
         kinds: list[int] = []
         for stack in stacks:
@@ -212,6 +213,7 @@ class StageRun:
             def branch(treedef: Any) -> Any:
                 return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, state)
 
+            # All stages run one program, so units of different structure are branches, chosen by the unit's kind.
             branches = [branch(treedef) for treedef in self.treedefs]
 
             def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
@@ -239,6 +241,7 @@ class StageRun:
         x, reports = scan_layers(
             lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
         )
+        # Reports of empty slots are placeholders; row -1 marks them.
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
         return x, [(filled[:, place], terms) for place, terms in enumerate(reports)]
 
