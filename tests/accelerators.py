@@ -16,7 +16,7 @@ def named(platform: str, expression: str) -> list[str]:
     """The parts that the check has on a platform, which need not be here.
 
     Args:
-        expression: Of `pytest -m`: where it leaves the platform's tests out, none are named, since that takes seconds.
+        expression: Of `pytest -m`: if it excludes the platform's tests, none are named, since that takes seconds.
     """
     if expression and not re.search(rf"(?<!not ){platform}\b", expression):
         return []

@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def environment(devices: int, folder: Path) -> dict[str, str]:
-    """For a process of so many simulated devices, whose script is in `folder`; compiling takes most of its time."""
+    """For a process of so many simulated devices, with its script in `folder`; compiling takes most of its time."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
     return kept | {
         "JAX_PLATFORMS": "cpu",
@@ -47,7 +47,7 @@ def one_job_at_a_time() -> Iterator[None]:
 
 
 class Job:
-    """The processes of a job: `python SCRIPT ADDRESS PROCESSES INDEX ARGUMENTS...` each; what they say is in `folder`.
+    """The processes of a job: `python SCRIPT ADDRESS PROCESSES INDEX ARGUMENTS...` each; their output is in `folder`.
 
     One job of several processes runs at a time, whatever tests run beside each other: Gloo gives up when its peers are starved.
     """

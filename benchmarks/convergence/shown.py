@@ -8,7 +8,7 @@ from design import BATCHES, BUDGETS, PLAIN, SEEDS, SEQUENCE, TARGET, Group, Reco
 
 from panax.metrics.page.blocks import Grid, Paragraph, Picture, Section, TextTable
 from panax.metrics.page.html import page
-from panax.metrics.page.lines import Line, line_chart
+from panax.metrics.page.lines import ChartStyle, Line, line_chart
 
 HEAD = ("optimizer", "batch", "rate", "warm-up", "updates", "tokens", "seconds", f"difference to {PLAIN}", "")
 Times = Mapping[tuple[str, int], float]
@@ -108,4 +108,4 @@ def _by_rate(group: Group, records: Sequence[Record]) -> Line:
 
 
 def _picture(title: str, lines: Sequence[Line], below: str) -> Picture:
-    return Picture(title, line_chart(lines, below, titles_above=True, readable=True).svg, title=title)
+    return Picture(title, line_chart(lines, below, ChartStyle(titles_above=True, readable=True)).svg, title=title)

@@ -2,12 +2,12 @@
 
 A new framework is a new file in this folder, named as it is to be called, with a `CASE`. tests/contracts/test_tasks.py finds it
 by its name and imports it when it gets there, so a file imports its framework at the top. Its model should
-- have BatchNorm and dropout, where the framework has them, and a bias before the BatchNorm, whose gradient is a true zero;
+- have BatchNorm and dropout, where the framework has them, and a bias before the BatchNorm, with a gradient of exactly zero;
 - have a matrix that fsdp=4 times tensor=2 divides (`SIZES`);
 - end in the mean cross-entropy of integer labels, or whatever the framework's users write.
 
-Where a framework draws dropout's masks from a key of JAX's, its own run gets the key that the adapter got, and the masks are
-equal. Where it doesn't, `task` has a rate of 0 and `noisy` has another.
+If a framework draws dropout's masks from a key of JAX's, its own run gets the key that the adapter got, and the masks are
+equal. Otherwise `task` has a rate of 0 and `noisy` has another.
 """
 
 import abc
@@ -59,12 +59,12 @@ class Own(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What the contract asks of a framework.
+    """A framework's part of the contract.
 
     Attributes:
         task: The model adapted.
         noisy: The same with dropout; `task` itself where its masks are equal, None where the framework has no dropout.
-        weighted: A task that treats each row by itself (no BatchNorm, no dropout), whose loss is (sum, weight) with the batch's
+        weighted: A task that treats each row by itself (no BatchNorm, no dropout), with a loss of (sum, weight) with the batch's
             leaf `weight`; or a mean, where the framework's losses are means.
         own: The framework's own training of the same model.
         weights: The parameters of a model in the framework's own form, by the names that Panax uses.
@@ -80,7 +80,7 @@ class Case:
 
 
 def batch(index: int = 0) -> dict[str, np.ndarray]:
-    """Inputs that tell their labels, a weight for each row that is 0 for some."""
+    """Inputs that determine their labels, a weight for each row that is 0 for some."""
     inputs, _, classes = SIZES
     rng = np.random.default_rng(index)
     centers = np.random.default_rng(99).standard_normal((classes, inputs))

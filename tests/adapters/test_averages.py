@@ -1,4 +1,4 @@
-"""`task.trained` gives back the parameters that evaluations take: the averages, where a run keeps any."""
+"""`task.trained` gives back the parameters that evaluations take: the averages, if a run keeps any."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""What the adapters of Flax do beyond the contract: names, weights that exist, collections, wrong calls."""
+"""The adapters of Flax beyond the contract: names, weights that exist, collections, wrong calls."""
 
 import flax.linen as nn
 import jax
@@ -199,7 +199,7 @@ def test_what_makes_no_linen_model(module, loss, example, message):
 
 
 class Changing(nnx.Module):
-    """A model whose call changes something besides its variables that are state."""
+    """A model that changes something in its call besides its variables that are state."""
 
     def __init__(self, change=None):
         self.linear = nnx.Linear(6, 3, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""What the adapters of Haiku, Equinox and Keras do beyond the contract: weights that exist, batches, wrong calls."""
+"""The adapters of Haiku, Equinox and Keras beyond the contract: weights that exist, batches, wrong calls."""
 
 import os
 

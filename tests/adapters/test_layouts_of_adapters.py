@@ -1,4 +1,4 @@
-"""What models that name no axes are laid out by, and what a loss may return: the base of all adapters."""
+"""The layout of models that name no axes, and the values that a loss may return: the base of all adapters."""
 
 import re
 

@@ -76,7 +76,7 @@ def test_an_exported_module_trains_as_the_module_does(exported):
 
 
 def grouped(name: str) -> onnx.ModelProto:
-    """A GroupNorm as an InstanceNormalization of reshaped groups, whose ones and zeros are initializers."""
+    """A GroupNorm as an InstanceNormalization of reshaped groups, with ones and zeros as initializers."""
     numbers = [
         numpy_helper.from_array(np.ones(2, np.float32), f"{name}_a"),
         numpy_helper.from_array(np.zeros(2, np.float32), f"{name}_b"),

@@ -1,4 +1,4 @@
-"""The examples of kernels of one's own are right, train, and stay where the rows are."""
+"""The examples of custom kernels are right, train, and stay where the rows are."""
 
 import runpy
 from functools import partial

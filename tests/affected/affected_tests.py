@@ -114,7 +114,7 @@ def fill_budget(files: Sequence[AffectedFile], budget_seconds: float, workers: i
 
 
 def listed_names(chosen: Sequence[AffectedFile]) -> list[str]:
-    """What the list for `only_listed` holds: the path of a file that runs whole, otherwise tests."""
+    """Entries of the list for `only_listed`: the path of a file that runs whole, otherwise tests."""
     return [
         name
         for file in chosen

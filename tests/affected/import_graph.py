@@ -31,7 +31,7 @@ class Module:
         tree: None if the file does not parse or does not exist any more.
         exports: Re-exported name to the names (module, attribute) it is imported from; of an `__init__` only.
         strings: The string constants of one line.
-        nodes: The nodes that say what a file depends on, by type.
+        nodes: The nodes that determine the dependencies of a file, by type.
     """
 
     path: str
@@ -151,7 +151,7 @@ class ImportGraph:
         return None
 
     def _resolve(self, source: str, name: str, importer: str, depth: int = 0) -> str | None:
-        """The file that defines attribute `name` of module `source`: a sub-module, or where a re-export leads."""
+        """The file that defines attribute `name` of module `source`: a sub-module, or the target of a re-export."""
         if found := self._find(f"{source}.{name}", importer):
             return found
         path = self._find(source, importer)

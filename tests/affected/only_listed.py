@@ -1,6 +1,6 @@
 """A pytest plugin: run only the tests that a file lists, by function or by parametrized case.
 
-Unlike node ids on the command line, a listed test that does not exist any more is no error.
+Unlike node ids on the command line, a listed test that no longer exists is not an error.
 """
 
 import os
@@ -14,7 +14,7 @@ LIST = "PANAX_TESTS_LISTED"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what is not listed; a path without `::` lists the whole file."""
+    """Deselect the tests that are not listed; a path without `::` lists the whole file."""
     listed = set(Path(os.environ[LIST]).read_text(encoding="utf-8").splitlines())
 
     def is_listed(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""What each test takes: recorded seconds where there are any, otherwise an estimate."""
+"""Time of each test: the recorded seconds, if any, otherwise an estimate."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""A process of `test_agents_of_many.py`: trains a small agent over all devices of the job, and tells what is left.
+"""A process of `test_agents_of_many.py`: trains a small agent over all devices of the job, and prints the results.
 
 python agents_worker.py ADDRESS PROCESSES INDEX AGENT FOLDER UNTIL LEFT: process 0 writes the last state into the file LEFT, npz.
 """

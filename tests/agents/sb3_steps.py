@@ -4,7 +4,7 @@ Run by hand where torch, stable-baselines3 2.9.2 and gymnasium are:
 `python tests/agents/sb3_steps.py > tests/agents/sb3_steps.json`.
 
 Nothing of theirs is written again here: their networks, their replay buffer and their optimizers are given weights and
-transitions, `train(gradient_steps=1)` is called, and what it leaves behind is read. Their noise is handed to them, as Panax
+transitions, `train(gradient_steps=1)` is called, and its results are read. Their noise is handed to them, as Panax
 draws it from `KEY`. Their density's epsilon of 1e-6, which their authors call a guard against NaN, is set to 0.
 """
 

@@ -25,7 +25,7 @@ STATE_TOLERANCE = UPDATES * (2.0**-23 + RATE * TOLERANCE)
 
 
 def trained(folder: Path, agent: str, run: Path, until: int, processes: int) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """What each process said, and the state that was left."""
+    """Output of each process, and the final state."""
     left = folder / "left.npz"
     said = run_job(
         folder,
@@ -55,7 +55,7 @@ def assert_equal_state(found: dict[str, np.ndarray], expected: dict[str, np.ndar
 @pytest.mark.slow
 @pytest.mark.parametrize(("agent", "first"), [("ppo", 2), ("dqn", 2), ("sac", 1), ("sac", 2), ("seeds", 1)])
 def test_two_processes_train_as_one_and_resume_in_either(agent, first, tmp_path):
-    """Half a run in one process or two, whose checkpoint one process resumes and two do; against a whole run in one."""
+    """Half a run in one process or two; its checkpoint is resumed by one process and by two; against a whole run in one."""
     (alone,), expected = trained(tmp_path / "alone", agent, tmp_path / "alone-run", WHOLE, 1)
     cut, _ = trained(tmp_path / "cut", agent, tmp_path / "cut-run", HALF, first)
     assert [each["step"] for each in cut] == [HALF] * first

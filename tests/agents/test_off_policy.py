@@ -192,7 +192,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(task, tmp_path):
 
 @pytest.mark.slow
 def test_a_time_limit_is_not_a_death_to_what_is_learned():
-    """All states look alike: each is worth 10 where a limit cuts, and less where it is a death."""
+    """All states look alike: each is worth 10 at a time limit, and less at a terminal state."""
 
     def value_of(environment) -> np.ndarray:
         settings = {
@@ -212,7 +212,7 @@ def test_a_time_limit_is_not_a_death_to_what_is_learned():
 
 @pytest.mark.slow
 def test_a_buffer_is_changed_in_place():
-    """What the step needs besides its state does not grow with the buffer."""
+    """The memory of a step besides its state does not grow with the buffer."""
 
     def bytes_of(capacity: int) -> tuple[int, int]:
         memory = step_of(dataclasses.replace(SAC, capacity=capacity)).get_compiled(
@@ -263,7 +263,7 @@ def test_random_actions_grow_fewer():
 
 
 def test_an_environment_that_gives_nan_ends_the_run(tmp_path):
-    """Also where it did before the first step, in what the buffer begins with."""
+    """Also before the first step, in the initial content of the buffer."""
     task = Dqn(environment=Sick(), **COMMON)
     with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
         panax.fit(experiment(task, tmp_path))

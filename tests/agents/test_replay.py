@@ -1,4 +1,4 @@
-"""A replay buffer keeps the last transitions of each environment, draws evenly, and is refused where it does not fit."""
+"""A replay buffer keeps the last transitions of each environment, draws evenly, and is refused if it does not fit."""
 
 import types
 
@@ -20,7 +20,7 @@ def ring(places: int = PLACES) -> Replay:
 
 
 def steps(first: int, count: int) -> Experience:
-    """Transitions (time, environment, ...) that say when and where they were made."""
+    """Transitions (time, environment, ...) with their time and environment as content."""
     number = jnp.asarray(np.arange(first, first + count)[:, None] + 100.0 * np.arange(ENVIRONMENTS), jnp.float32)
     seen = jnp.stack([number, number], axis=-1).astype(jnp.uint8)
     return Experience(seen, number.astype(jnp.int32), number, number > 1000, seen)

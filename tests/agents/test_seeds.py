@@ -1,4 +1,4 @@
-"""`Seeds` passes on what its agent says of itself, or refuses the agent."""
+"""`Seeds` passes on its agent's properties, or refuses the agent."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Environments whose best returns are known, and broken ones."""
+"""Environments with known best returns, and broken ones."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Time(eqx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recall(Environment):
-    """The first observation says which action is to be taken in the last of `steps` steps; those between say nothing."""
+    """The first observation says which action is to be taken in the last of `steps` steps; those between carry no information."""
 
     steps: int = 4
 

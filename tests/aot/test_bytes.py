@@ -1,4 +1,4 @@
-"""What compiled programs send, by kind and mesh axes, is what the walk through their trace says, and what the formulas of
+"""Traffic of compiled programs, by kind and mesh axes, equals that of the walk through their trace, and of the formulas of
 `docs/parallelism/communication.md` say."""
 
 import dataclasses
@@ -17,8 +17,8 @@ WALK = 0.002
 """How far walk and formulas may differ. The formulas leave out scalars, and how many tokens chose each expert."""
 
 TOLERANCE = {"h": 0.002, "v": 0.05}
-"""By the first letter of the target. XLA for GPUs sends exactly what it is told, but for one thing: it moves the gather of the
-segments, which is the same for all layers, out of their loop. XLA for TPUs also rounds some scatters up to whole tiles, and
+"""By the first letter of the target. XLA for GPUs sends the traced collectives, but moves the gather of the segments, which
+is the same for all layers, out of their loop. XLA for TPUs also rounds some scatters up to whole tiles, and
 writes single ones, outside of loops, as all-reduces."""
 
 COUNTED = {"h": 0.005, "v": 0.03}

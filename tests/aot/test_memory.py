@@ -105,7 +105,7 @@ def test_state_falls_with_each_axis_that_splits_it(axis):
     assert after.temporaries < before.temporaries
 
 
-def test_what_rematerialisation_keeps_falls_with_each_policy():
+def test_rematerialization_keeps_less_with_each_policy():
     none, products, full = (
         walk(*CASES["fsdp"][:3], remat=remat).cost.temporaries for remat in ("none", "products", "full")
     )

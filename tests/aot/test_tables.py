@@ -1,4 +1,4 @@
-"""Tables on absent H100s: what is sent is what the formula says, all of them are aliased, and what a step takes besides."""
+"""Tables on absent H100s: traffic by the formula, all of them aliased, and the other memory of a step."""
 
 import dataclasses
 import functools

@@ -21,7 +21,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def rows_with(value: Any) -> list[Any]:
-    """A column of three rows, all of the value's own type, whose second one is `value`."""
+    """A column of three rows, all of the value's type, the second of which is `value`."""
     return [kind(1), value, kind(2)] if (kind := type(value)) in (str, float, bool) else [1, value, 2]
 
 
@@ -44,7 +44,7 @@ def write(folder: Path, kind: str, **columns: list[Any]) -> str:
 
 
 def number_in(kind: str, value: Any) -> float | int | None:
-    """The number that a file of some format holds; None where it holds none that is finite."""
+    """The number that a file of some format holds; None if it holds no finite one."""
     if value is None or (isinstance(value, bool) and kind == "csv"):
         return None
     if isinstance(value, str):

@@ -227,7 +227,7 @@ def chunk_of(checkpoint: Checkpoint, name: str):
 
 
 def damage(checkpoint: Checkpoint, how: str) -> str:
-    """What an error must say."""
+    """Content of an error."""
     path, chunk = chunk_of(checkpoint, "w")
     data = bytearray(path.read_bytes())
     if how == "flipped":

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody else made, or a disk changed: what they say is compared with what is there before it is believed."""
+"""Checkpoints that somebody else made, or a disk changed: their content is compared with the files before it is used."""
 
 import itertools
 import json

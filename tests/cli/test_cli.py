@@ -1,4 +1,4 @@
-"""What a person meets at the command line: messages, exit codes, never a traceback for what they can cause."""
+"""The command line as a user meets it: messages, exit codes, never a traceback for what they can cause."""
 
 import json
 import os
@@ -251,7 +251,7 @@ sys.exit(main(["train", sys.argv[1], "--num-steps", "12", "--checkpoint.every", 
 
 
 def test_a_full_disk_while_saving(here):
-    """The run goes on to its end, with warnings; then one message, a non-zero exit code, and the checkpoint from before whole."""
+    """The run continues to its end, with warnings; then one message, an exit code, and the old checkpoint intact."""
     environment = dict(os.environ, PANAX_CACHE=str(here / "cache"))
     run = subprocess.run(
         [sys.executable, "-c", FULL, RECIPE, "8000"],

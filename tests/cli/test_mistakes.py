@@ -1,4 +1,4 @@
-"""Typical mistakes of the first hour: each ends in one message that says what was wrong and what to do, and in an exit code.
+"""Typical mistakes of the first hour: each ends in one message with the cause and the fix, and in an exit code.
 
 What is typed is run by `main`, what is written in Python as it stands. Only those of the loss train.
 """

@@ -1,4 +1,4 @@
-"""`panax sweep`: the table at its end, and what it refuses."""
+"""`panax sweep`: the table at its end, and its refusals."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a terminal shows: help for every command, lines of 80 columns, no traceback where the reader goes; what is imported."""
+"""The output of a terminal: help for every command, lines of 80 columns, no traceback where the reader goes; what is imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a command does with what nobody foresaw: brackets in a path, a recipe named like a module, any exception."""
+"""Commands with unforeseen input: brackets in a path, a recipe named like a module, any exception."""
 
 import signal
 import subprocess

@@ -74,7 +74,7 @@ class Namespaces:
 
 
 def do(cluster: Hosts) -> None:
-    """What standard input says."""
+    """Content of standard input."""
     for line in sys.stdin:
         what, index, *more = line.split()
         if what == "limit":

@@ -1,4 +1,4 @@
-"""A spare worker without jax: it becomes `pretended_worker.py` when its agent says so."""
+"""A spare worker without jax: it becomes `pretended_worker.py` at its agent's request."""
 
 import os
 import sys

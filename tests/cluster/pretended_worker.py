@@ -1,4 +1,4 @@
-"""A worker without jax: it tells what a training process tells, and ends as its first argument says.
+"""A worker without jax: it reports as a training process does, and ends according to its first argument.
 
     python pretended_worker.py HOW [FOLDER]
 
@@ -89,7 +89,7 @@ def elastic(folder: Path, stopped: threading.Event) -> int:
 
 
 def probe(step: int, number: int, path: Path) -> None:
-    """Tell figures as a training process does; slow ones on the nodes that a file lists, from the probe that it names on."""
+    """Report figures as a training process does; slow ones on the nodes that a file lists, from the probe that it names on."""
     node, processes = os.environ["PANAX_NODE"], int(os.environ["PANAX_PROCESSES"])
     begin, *slow = (path.read_text() if path.exists() else "").split() or ["0"]
     slow = slow if number >= int(begin) or processes < int(os.environ["PANAX_WHOLE"]) else []

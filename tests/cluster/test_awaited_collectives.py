@@ -1,4 +1,4 @@
-"""A collective that stands still or is cut off is told with its kind, its mesh axis and its hosts."""
+"""A collective that stands still or is cut off is reported with its kind, its mesh axis and its hosts."""
 
 import dataclasses
 from typing import Any
@@ -84,7 +84,7 @@ HEARTBEATS = [
     "2",
     "The tasks have crashed. Check the task logs for an earlier error, or scheduler events (e.g. preemption, eviction) to debug.",
 ]
-"""What jax 0.10 writes in the processes whose peer was stopped by SIGSTOP, 90 seconds later."""
+"""Output of jax 0.10 in processes with a peer that was stopped by SIGSTOP, 90 seconds later."""
 
 
 def test_a_process_that_is_stopped_is_named_though_the_others_end():
@@ -111,7 +111,7 @@ def test_a_process_that_is_stopped_is_named_though_the_others_end():
     ],
 )  # fmt: skip
 def test_what_gloo_says(kind, message):
-    """As jax 0.10.2 raised it where a peer was killed."""
+    """As jax 0.10.2 raised it after a peer was killed."""
     assert (parse_collective_kind(message), parse_peers(message)) == (kind, ["10.0.0.7"])
 
 

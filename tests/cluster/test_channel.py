@@ -29,7 +29,7 @@ SECRET = "5ec" * 20
 
 @contextlib.contextmanager
 def supervisor(count=1):
-    """Nodes that take what comes, in a thread; where they listen."""
+    """Nodes that accept all messages, in a thread; returns their address."""
     found, stop = Nodes(SECRET, count), threading.Event()
     place = found.listen("127.0.0.1")
 

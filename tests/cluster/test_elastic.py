@@ -1,4 +1,4 @@
-"""A job that goes on with fewer nodes and takes them in again: what the supervisor does, with processes that pretend to train."""
+"""A job that continues with fewer nodes and takes them in again: the supervisor, with processes that pretend to train."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from panax.core.errors import LaunchError
 
 
 class Played:
-    """What is done to a job while it runs: each turn waits for what it is told."""
+    """Faults of a job while it runs; each waits for its condition."""
 
     def __init__(self, launched, play: Callable[["Played"], None]):
         self.launched = launched
@@ -162,7 +162,7 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
 
 
 def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeypatch):
-    """On two of three nodes the first step raises: the job does not end, and goes on when the third is back."""
+    """On two of three nodes the first step raises: the job does not end, and continues when the third is back."""
     asked = []
     replace = LocalAgents.replace
 

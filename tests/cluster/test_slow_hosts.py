@@ -1,4 +1,4 @@
-"""Which host is slow: plain judging of figures that hosts tell, with noise and without."""
+"""Which host is slow: judging of figures that hosts report, with noise and without."""
 
 import random
 

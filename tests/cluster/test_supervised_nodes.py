@@ -1,4 +1,4 @@
-"""Nodes of a job as its supervisor meets them: those that do not come, differ, say nothing, or are lost."""
+"""Nodes of a job as its supervisor meets them: those that do not come, differ, are silent, or are lost."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ from panax.core.errors import LaunchError
 
 
 class Elsewhere:
-    """An engine whose nodes come as a test wants; each is a thread that speaks as an agent does."""
+    """An engine with nodes that come as a test wants; each is a thread that speaks as an agent does."""
 
     agents_seconds = 1.0
 

@@ -14,7 +14,7 @@ TIMES = 10
 
 
 class Held(NamedTuple):
-    """What the supervisor and the agents that stay hold while all nodes are there."""
+    """Memory of the supervisor and of the remaining agents while all nodes are there."""
 
     descriptors: int
     threads: int

@@ -42,7 +42,7 @@ def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
 
 
 def test_those_that_waited_for_a_save_do_not_hang_when_it_ends():
-    """The process that has saved goes on first; the others had been quiet for as long as it saved."""
+    """The process that has saved continues first; the others had been quiet for as long as it saved."""
     job = attempt("save", "steps")
     assert job.find_stalled(39.0, POLICY) is None
     job.update(0, {"at": 1.0, "phase": "steps"}, 40.0)
@@ -90,7 +90,7 @@ def test_any_signal_has_a_name(number):
 
 @pytest.fixture
 def child(tmp_path):
-    """A child of this program, whose log the test writes."""
+    """A child of this program, with a log that the test writes."""
     reading, writing = os.pipe()
     found = WorkerProcess([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, tmp_path, 0, 1, reading)
     yield found, tmp_path / "logs" / "process_0000.log"

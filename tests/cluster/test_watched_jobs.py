@@ -1,4 +1,4 @@
-"""A job of processes that pretend to train and to measure: who is slow is said, shown, recorded, and taken out by policy."""
+"""A job of processes that pretend to train and to measure: slow ones are reported, shown, recorded, and taken out by policy."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ def soon(monkeypatch):
 
 
 class Slowed:
-    """A job whose nodes become slow while it runs, until what is awaited has come."""
+    """A job with nodes that become slow while it runs, until the awaited event."""
 
     def __init__(self, launched, slow: str, awaited: Callable[[dict, list[str]], bool], seconds: float = 60.0):
         self.launched, self.slow, self.awaited, self.seconds = launched, slow, awaited, seconds

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Job:
-    """A launched job, and what its folder says of it."""
+    """A launched job, and the records in its folder."""
 
     def __init__(self, folder: Path, command: list[str]):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PANAX_PROC", "XLA_"))}
@@ -103,7 +103,7 @@ while True:
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """A process that is stopped for three quarters of the time, as one whose core is slow or shared. It takes root."""
+    """A process that is stopped for three quarters of the time, as one on a slow or shared core. It takes root."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(pid)])
     try:
         yield

@@ -1,4 +1,4 @@
-"""Compressed reductions as a part of training: layouts, the guard, checkpoints, and what is refused."""
+"""Compressed reductions as a part of training: layouts, the guard, checkpoints, and refusals."""
 
 import dataclasses
 import math

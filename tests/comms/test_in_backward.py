@@ -1,4 +1,4 @@
-"""Sums in the backward pass: the gradients of sums at the end, in the places where they are said to be, in as many bytes."""
+"""Sums in the backward pass: the gradients of sums at the end, at the declared places, in as many bytes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Local steps: replicas train apart as they would alone, and agree as the outer optimizer says."""
+"""Local steps: replicas train apart as they would alone, and agree by the outer optimizer."""
 
 import math
 import warnings

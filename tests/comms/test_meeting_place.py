@@ -18,7 +18,7 @@ BASE = compute_digest(LIKE)
 
 
 class Late:
-    """A store whose lists show nothing that was written since."""
+    """A store with lists that show nothing written since."""
 
     def __init__(self, store):
         self._store = store

@@ -1,4 +1,4 @@
-"""A comparison with made-up figures, for what is said of one."""
+"""A comparison with made-up figures, for its report."""
 
 from panax_compare.results import ColumnResult, Comparison
 from panax_compare.workload.settings import Settings

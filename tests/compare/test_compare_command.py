@@ -1,4 +1,4 @@
-"""`panax compare` at the command line: what is refused, what is absent, what an interruption keeps."""
+"""`panax compare` at the command line: refusals, missing columns, and the results after an interruption."""
 
 import dataclasses
 import json
@@ -81,7 +81,7 @@ def test_torch_xla_is_absent_here_with_the_command_that_installs_it():
 
 
 class Played(WorkerGroup):
-    """A crew without processes: answers as its column's script says."""
+    """A crew without processes: answers by its column's script."""
 
     scripts: ClassVar[dict[str, dict]] = {}
 

@@ -1,4 +1,4 @@
-"""The report's files: whole, self-contained, and with what the figures say."""
+"""The report's files: whole, self-contained, and true to the figures."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Columns that train to a held-out loss: who goes on, what is counted, what is kept, what the batches are."""
+"""Columns that train to a held-out loss: which continue, what counts, which results stay, and their batches."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ SETTINGS = Settings(work="decoder", size="tiny", columns=("torch_eager", "plain_
 
 
 class Falling(Played):
-    """A crew without processes, whose held-out loss falls by its column's rate a step."""
+    """A crew without processes, with a held-out loss that falls by its column's rate a step."""
 
     rates = {"torch_eager": 0.1, "plain_jax": 0.1, "panax": 0.2}  # noqa: RUF012
 
@@ -166,7 +166,7 @@ def test_columns_reach_a_loss_by_the_same_steps(tmp_path, monkeypatch, capsys):
 
 
 def test_another_interpreter_finds_this_panax_and_nothing_else(tmp_path):
-    """As that of FBGEMM, in whose environment Panax is not installed."""
+    """As that of FBGEMM, with Panax not installed in its environment."""
     place = link_packages(tmp_path)
     # Isolated from this environment: neither its site-packages nor its variables.
     told = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is said of figures: it follows them, whoever wins."""
+"""The verdict follows the figures, whoever wins."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""A decoder with latent attention trains on every layout as on one device, and holds what its rules say."""
+"""A decoder with latent attention trains on every layout as on one device, and holds the shards of its rules."""
 
 import dataclasses
 import functools

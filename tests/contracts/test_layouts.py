@@ -1,4 +1,4 @@
-"""Every layout trains like one device: gradients, losses, parameters, with dropout on; and it does what its rules say.
+"""Every layout trains like one device: gradients, losses, parameters, with dropout on; and it follows its rules.
 
 One program per layout does it all: its optimizer is AdamW or plain SGD by a flag in its state, and it keeps the gradient.
 """
@@ -54,7 +54,7 @@ ADAM, SGD_RATE = optax.adamw(1e-2), 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamwOrSgd(Chained):
-    """AdamW where its state says so, else SGD; the state keeps the last gradient."""
+    """AdamW if its state says so, else SGD; the state keeps the last gradient."""
 
     scope = "element"
 

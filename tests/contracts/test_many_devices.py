@@ -1,4 +1,4 @@
-"""What holds on 8 devices holds on 64 and on 256: every axis at once, each longer than 2 where it can be."""
+"""What holds on 8 devices holds on 64 and on 256: every axis at once, each longer than 2 if possible."""
 
 import json
 import os

@@ -20,7 +20,7 @@ CONFIG = dataclasses.replace(tiny.CONFIG, windows=(0,), attention_bias=False)
 
 
 def task(layers: int = 2, remat: str = "none", **changes) -> DecoderTask:
-    """The last of two layers is a mixture, unless told."""
+    """The last of two layers is a mixture by default."""
     feed_forward = dataclasses.replace(MOE, **{"every": 2} | changes)
     return DecoderTask(model=dataclasses.replace(CONFIG, num_layers=layers, feed_forward=feed_forward), remat=remat)
 

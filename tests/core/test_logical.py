@@ -1,4 +1,4 @@
-"""Axes that models register: their default rules, their traits, and what is refused."""
+"""Axes that models register: their default rules, their traits, and refusals."""
 
 import subprocess
 import sys
@@ -137,7 +137,7 @@ class Memory(Module):
 
 
 class Recall(Task):
-    """A layer whose width is an axis of its own."""
+    """A layer with a custom axis for its width."""
 
     mesh_axes = frozenset({"replica", "fsdp", "tensor"})
     names_axes = True

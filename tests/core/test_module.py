@@ -36,7 +36,7 @@ def test_axes_of_a_stack_are_prefixed():
     assert axes.layers[0].b == ("layer", "ffn")
 
 
-def test_initialisation_follows_the_named_fan_in():
+def test_initialization_follows_the_named_fan_in():
     layer = Layer.create(jax.random.key(0), {"embed": 400, "ffn": 500})
     # 200,000 draws: the standard deviation is known to a relative 1 / sqrt(2 * 200,000), times five.
     assert abs(float(layer.w.std()) * 20 - 1) < 0.008

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src"
 
 PARTS = {"checkpoint": ("ls", "verify", "diff", "convert", "rm"), "data": ("show",), "find": ("lr", "batch")}
 RECIPES = ("quickstart", "vit_digits", "dlrm_flights", "ppo_cartpole", "sac_pendulum", "sasrec_ml100k")
-"""Recipes whose settings are, together, those that messages name."""
+"""Recipes that set, together, all settings that messages name."""
 
 OTHERS_FLAGS = {
     "panax/cli/flag_aliases.py": "what other trainers call their flags",

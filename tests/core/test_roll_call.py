@@ -23,7 +23,7 @@ def job(processes: int, seconds: float = 10.0, **more) -> list[RendezvousInfo]:
 
 
 def outcomes(rolls: list[RendezvousInfo]) -> list[str]:
-    """The error of each process; "" where it goes on. What answers after the roll call is a server, as JAX's is."""
+    """The error of each process; "" if it continues. What answers after the roll call is a server, as JAX's is."""
 
     def one(roll: RendezvousInfo) -> str:
         address = roll.place.coordinator

@@ -1,4 +1,4 @@
-"""What a program is compiled for: derived from devices, attached or not, and never from how many are attached."""
+"""The target of a compiled program: derived from devices, attached or not, and never from how many are attached."""
 
 import jax
 import jax.numpy as jnp

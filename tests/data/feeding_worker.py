@@ -40,7 +40,7 @@ def source_of(folders: list[str], cache: str) -> RowSource:
 
 
 class Watched:
-    """Tells which rows are asked for."""
+    """Reports which rows are requested."""
 
     def __init__(self, source: RowSource) -> None:
         self._source, self.asked = source, []

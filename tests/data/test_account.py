@@ -1,4 +1,4 @@
-"""How often each document has been seen, told from a position alone, is what counting the tokens finds."""
+"""How often each document has been seen, computed from a position alone, is what counting the tokens finds."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from panax.data import (
 
 @pytest.fixture
 def documents(many_documents) -> Documents:
-    """Documents each of whose tokens, the ends too, tells where it stands in the file."""
+    """Documents in which each token, the ends included, encodes its position in the file."""
     tokens = np.arange(len(many_documents.store.tokens), dtype=np.uint16)
     return dataclasses.replace(many_documents, store=dataclasses.replace(many_documents.store, tokens=tokens))
 

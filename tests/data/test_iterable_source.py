@@ -1,4 +1,4 @@
-"""Any iterable is a source; it resumes exactly where it can, says so where it can't, and is checked at the boundary."""
+"""Any iterable is a source; it resumes exactly if it can, reports it if it can't, and is checked at the boundary."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A run says which files of a folder it reads, and what it leaves out: by ending and count."""
+"""A run reports which files of a folder it reads and which it skips: by ending and count."""
 
 import os
 

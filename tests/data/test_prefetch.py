@@ -124,7 +124,7 @@ def test_ctrl_c_while_waiting_ends_the_thread(monkeypatch):
 
 
 def test_a_wait_that_is_given_up_waits_for_nothing_more(monkeypatch):
-    """A job that is told to end has half a minute for its checkpoint: none of it goes to a source that does not answer."""
+    """A job that is signaled to end has half a minute for its checkpoint: none of it goes to a source that does not answer."""
     free = threading.Event()
     items = prefetch(iter(free.wait, True))
     items.should_stop = lambda: True

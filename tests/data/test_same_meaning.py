@@ -1,4 +1,4 @@
-"""A number means the same in what a model is trained on and in what it is judged on: classes, words and items."""
+"""A number has one meaning in training and in evaluation data: classes, words and items."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""What a batch looks like to a person: texts, borders, masks, padding, labels."""
+"""A batch as shown to a user: texts, borders, masks, padding, labels."""
 
 import numpy as np
 import pytest

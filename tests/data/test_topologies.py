@@ -81,7 +81,7 @@ def shares_of(processes: int, how: str) -> list[np.ndarray]:
 
 
 def together(source: RowSource, processes: int, how: str, position, count: int):
-    """Batches put together from what each process makes; all processes tell the same position."""
+    """Batches put together from what each process makes; all processes report the same position."""
     shares = shares_of(processes, how)
     with_each = [itertools.islice(source.batches_of(rows.tolist(), position), count) for rows in shares]
     for made in zip(*with_each, strict=True):

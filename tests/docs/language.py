@@ -1,4 +1,4 @@
-"""Counts of what the house language leaves behind, over docstrings and messages of the sources.
+"""Counts of departures from the house language, over docstrings and messages of the sources, and docstrings of tests.
 
     python tests/docs/language.py        prints each count and its ceiling
 
@@ -36,8 +36,13 @@ NOUNS = frozenset(CEILINGS.pop("nouns").split())
 
 VERBS = frozenset(CEILINGS.pop("verbs").split())
 
+ENTRY_POINTS = frozenset(CEILINGS.pop("entry_points").split())
+"""Public functions with more than MAX_PARAMETERS parameters, of which all but the first few are settings by keyword."""
+
+MAX_PARAMETERS, MAX_POSITIONAL = 7, 5
+
 BRITISH = re.compile(
-    r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis|colour|behaviour|centre"
+    r"optimis|quantis|normalis|initialis|tokenis|serialis|generalis|materialis|synchronis|parallelis(?!m)|colour|behaviour|centre"
 )
 VAGUE = frozenset({"found", "whole", "own", "taken", "given", "most"})
 """Local names that don't say what they hold, allowed in functions of fewer than SHORT lines."""
@@ -48,7 +53,7 @@ PARTICIPLE = re.compile(r"^(?!need$|seed$|feed$|speed$|embed$|shed$|exceed$)[a-z
 
 
 class Text(NamedTuple):
-    """A docstring or message, and where it stands."""
+    """A docstring or message, with its location."""
 
     place: str
     text: str
@@ -77,6 +82,32 @@ def docstrings() -> Iterator[Text]:
             ):
                 prose = re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", node.value.value, flags=re.M)
                 yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", prose)
+
+
+@cache
+def definitions_in_tests() -> tuple[tuple[Path, ast.Module | ast.ClassDef | ast.FunctionDef], ...]:
+    """Modules, classes and functions of the test files, with their files: statements only, since all nodes are many."""
+    definitions = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        waiting: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                definitions.append((path, node))
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return tuple(definitions)
+
+
+def docstrings_of_tests() -> Iterator[Text]:
+    """The docstrings of the test files."""
+    for path, node in definitions_in_tests():
+        yield Text(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or "")
+
+
+def british_tests() -> set[str]:
+    """Names of functions and classes of the test files in British spelling."""
+    names = {node.name for _, node in definitions_in_tests() if not isinstance(node, ast.Module)}
+    return {name for name in names if BRITISH.search(name.lower())}
 
 
 def messages() -> Iterator[Text]:
@@ -184,6 +215,33 @@ def vague_locals() -> set[str]:
     return vague
 
 
+def long_signatures() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions with more parameters than one remembers, `path:name`: a value with a name is missing there.
+
+    Those that take what another party hands over are not among them: the lowering of an operator has that operator's
+    signature (`register_lowering`), a Pallas kernel (`kernel`) a reference for each array.
+    """
+    long = {}
+    for path in trees():
+        for node in nodes(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "kernel":
+                continue
+            mirrors = any("register_lowering(" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if not mirrors and len(positional(node)) + len(node.args.kwonlyargs) > MAX_PARAMETERS:
+                long[f"{path.relative_to(ROOT)}:{node.name}"] = node
+    return long
+
+
+def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """Parameters that a caller may pass by position, without the object or class of a method."""
+    return [arg for arg in (*function.args.posonlyargs, *function.args.args) if arg.arg not in ("self", "cls")]
+
+
+def unnamed_values() -> Counter[str]:
+    """How many functions of each file have too many parameters and are no entry point."""
+    return Counter(name.partition(":")[0] for name in long_signatures() if name not in ENTRY_POINTS)
+
+
 def bare_participles() -> set[str]:
     """Public functions that one participle alone names."""
     return {path for path, node in public_functions() if PARTICIPLE.match(node.name)}
@@ -211,6 +269,7 @@ def counts() -> dict[str, dict[str, int]]:
     return {
         "docstrings": dict(phrases(docstrings())),
         "messages": dict(phrases(messages())),
+        "tests": {**phrases(docstrings_of_tests()), "british": len(british_tests())},
         "identifiers": {
             "british": len(british()),
             "participles": len(bare_participles()),
@@ -218,6 +277,7 @@ def counts() -> dict[str, dict[str, int]]:
         },
         "files": {"participles": len(participle_files())},
         "folders": crowded_folders(),
+        "signatures": dict(unnamed_values()),
     }
 
 

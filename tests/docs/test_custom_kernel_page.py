@@ -1,4 +1,4 @@
-"""The kernel in docs/extending/custom-kernel.md compiles for an H100, and runs there where a model adds a bias."""
+"""The kernel in docs/extending/custom-kernel.md compiles for an H100, and runs there if a model adds a bias."""
 
 from collections.abc import Iterator
 

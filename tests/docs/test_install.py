@@ -1,4 +1,4 @@
-"""`install.py`: one sentence where it can't go on, nothing twice, and an old Python that can still read it."""
+"""`install.py`: one sentence if it can't continue, nothing twice, and an old Python that can still read it."""
 
 import ast
 import importlib.util
@@ -40,7 +40,7 @@ def test_what_is_missing_is_one_sentence(install, given, expected):
 
 
 def test_an_old_python_can_read_it():
-    """No annotation, f-string, keyword-only argument or name of a new Python's: from 2.7 on it says what is wrong."""
+    """No annotation, f-string, keyword-only argument or name of a new Python's: from 2.7 on it reports the error."""
     tree = ast.parse((ROOT / "install.py").read_text(encoding="utf-8"), feature_version=(3, 7))
     with open(ROOT / "install.py", "rb") as file:
         assert all(token.string.isascii() for token in tokenize.tokenize(file.readline))
@@ -188,7 +188,7 @@ def test_extras_are_those_of_the_project(clone):
 
 @pytest.mark.slow
 def test_an_extra_is_installed_and_kept(clone):
-    """From no index: the extra is a package in a folder, which pip must find to go on."""
+    """From no index: the extra is a package in a folder, which pip must find to continue."""
     plain = {"PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone / "wheels")}
     project, backend = clone / "pyproject.toml", clone / "backend.py"
     project.write_text(project.read_text() + '[project.optional-dependencies]\ncuda12 = ["gpus"]\ncuda13 = []\n')

@@ -1,4 +1,4 @@
-"""What the pages show is run: Python blocks, the flags of commands, links, tables that repeat what code says."""
+"""All code on the pages is run: Python blocks, the flags of commands, links, tables that repeat what code says."""
 
 import dataclasses
 import json

@@ -14,7 +14,7 @@ UNSAFE = {"allow_pickle": True, "weights_only": False, "trust_remote_code": True
 
 
 def unpickling(text: str) -> Iterator[str]:
-    """What in a source could unpickle or run what it reads, with its line."""
+    """Calls in a source that could unpickle or run their input, with their lines."""
     for node in ast.walk(ast.parse(text)):
         found = None
         if isinstance(node, ast.Import):

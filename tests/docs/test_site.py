@@ -46,7 +46,7 @@ QUESTIONS = {
     "which JAX version": "start/jax-versions",
     "compare with PyTorch": "start/compare",
 }
-"""What a user may type, and the page that answers it."""
+"""Queries that a user may type, and the page that answers each."""
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def steps(number: int = STEPS) -> tuple[str, str]:
 
 
 def run(words: list[str], folder: Path, env: dict[str, str], code: int = 0, seconds: float = 240.0) -> str:
-    """What a command says; it ends with this exit code."""
+    """Return the output of a command that ends with this exit code."""
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
     said = done.stdout + done.stderr
     assert done.returncode == code, said

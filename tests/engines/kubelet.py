@@ -1,4 +1,4 @@
-"""Stands in for the cluster that runs a JobSet: each pod is a process here, and is replaced as the manifest's own rules say."""
+"""Stands in for the cluster that runs a JobSet: each pod is a process here, and is replaced by the manifest's rules."""
 
 import json
 import os

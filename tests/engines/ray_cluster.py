@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine: it prints its address, and loses or gains a node when told.
+"""A Ray cluster of three nodes on this machine: it prints its address, and loses or gains a node on request.
 
 python ray_cluster.py CPUS    lines on its input: `lose`, `gain`; it ends with its input
 """

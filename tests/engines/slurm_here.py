@@ -1,4 +1,4 @@
-"""A real Slurm on this machine, for tests: its cluster, what it says of jobs, and jobs that are submitted to it."""
+"""A real Slurm on this machine, for tests: its cluster, its records of jobs, and jobs that are submitted to it."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def answer(*command: str) -> str:
 
 
 def fact(job: str, name: str) -> str:
-    """Of a job, as Slurm tells it."""
+    """Of a job, as Slurm reports it."""
     found = re.search(rf"\b{name}=(\S*)", answer("scontrol", "show", "job", job))
     assert found, name
     return found.group(1)

@@ -1,4 +1,4 @@
-"""Stands in for an agent: it says which node it is on and which process it is, and ends when the connection does."""
+"""Stands in for an agent: it prints its node and its process, and ends when the connection does."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The pages of the engines: what a command is shown to print is what it prints, and what they list is what there is."""
+"""The pages of the engines: commands print the output shown, and lists are complete."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ PAGES = Path(__file__).parents[2] / "docs/launch"
 CONSOLE = re.compile(
     r"^```console\n\$ panax (launch [^\n]* --dry-run)\n(?:```\n[^`]*?^```text\n)?(.*?)^```$", re.MULTILINE | re.DOTALL
 )
-"""A command and what it prints: in its own block, or in the one after it."""
+"""A command and its output: in its own block, or in the one after it."""
 COMMAND = re.compile(r"^(?:\$ )?panax (launch (?:.*\\\n)*.*)$", re.MULTILINE)
 
 

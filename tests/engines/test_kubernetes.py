@@ -29,7 +29,7 @@ TOKEN = "a token of mine"
 
 
 def published(kind: str) -> jsonschema.Draft7Validator:
-    """What the API server would take, and nothing else."""
+    """Accepts the requests that the API server would accept, and no others."""
     definitions = json.loads((SCHEMAS / "kubernetes_1.32.json").read_text())["definitions"]
     if kind == "JobSet":
         schema = json.loads((SCHEMAS / "jobset_v1alpha2.json").read_text())

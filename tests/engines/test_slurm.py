@@ -117,7 +117,7 @@ def test_an_allocation_that_ends_is_a_failure_that_says_so(slurm, allocation):
 
 @pytest.fixture
 def submitted(slurm, tmp_path, monkeypatch):
-    """Submits a job whose `panax` is a stand-in."""
+    """Submits a job with a stand-in for `panax`."""
     stand_in = tmp_path / "elsewhere/panax"
     stand_in.mkdir(parents=True)
     (stand_in / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""The grid world's optimal return is what its best policy earns, and its walls, traps and slips are what the maze says."""
+"""The grid world's optimal return is what its best policy earns, and its walls, traps and slips follow the maze."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What gymnasium's environments take and give: cast where no value changes, refused by name where one would."""
+"""What gymnasium's environments take and give: cast if no value changes, refused by name if one would."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The tiny recipe, with a hook that stops it after the step that the environment names: a run whose layouts are planned."""
+"""The tiny recipe, with a hook that stops it after the step that the environment names: a run with planned layouts."""
 
 import dataclasses
 import os

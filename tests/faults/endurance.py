@@ -93,7 +93,7 @@ class Launched:
         self._process.terminate()
 
     def done(self, code: int = 0) -> str:
-        """Wait until it has ended so; what it said."""
+        """Wait until it has ended so; return its output."""
         assert self._process.wait(1800) == code, self.said()[-4000:]
         self.seconds = time.monotonic() - self._began
         return self.said()

@@ -1,4 +1,4 @@
-"""In a process that is to be killed: says when a phase of saving or restoring begins, and stretches it.
+"""In a process that is to be killed: announces each phase of saving or restoring, and stretches it.
 
 Production code knows nothing of this: its functions are replaced by ones that announce, pause and call them.
 """
@@ -20,7 +20,7 @@ def install(phase: str, announce: Path, saves: int = 0) -> None:
     """Announce `phase` by making the file `announce`; and stretch it.
 
     Args:
-        saves: How many saves this process begins before one whose phases are announced.
+        saves: How many saves this process begins before the one with announced phases.
     """
     begun = 0
     real_save = checkpointer.Checkpointer.save

@@ -1,4 +1,4 @@
-"""A run that loses a node, goes on with three and takes the fourth in again ends bitwise as one that was told when to change."""
+"""A run that loses a node, continues with three and takes the fourth in again ends bitwise as one with planned changes."""
 
 import hashlib
 import json

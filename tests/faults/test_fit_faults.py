@@ -20,7 +20,7 @@ def undisturbed(tmp_path_factory):
 
 
 def disturbed(kind: str, processes: int, folder, proxy, bucket: str) -> tuple[str, list[str]]:
-    """The digest of the end of a disturbed run, and what the first process said before it was killed and after."""
+    """The digest of the end of a disturbed run, and the output of the first process before it was killed and after."""
     settings = {"directory": f"{bucket}/run", "every": EVERY}
     if kind == "403":  # As long as step 40 is saved; the run goes on, and the next is saved.
         saving = [Fault(kind=kind, method="PUT", path="step_00000040", times=None)]

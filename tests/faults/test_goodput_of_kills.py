@@ -1,4 +1,4 @@
-"""A run whose process is killed again and again: every second is booked, and every kill is on the run's page."""
+"""A run with a process that is killed again and again: every second is booked, and every kill is on the run's page."""
 
 import json
 import os

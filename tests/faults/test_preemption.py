@@ -1,4 +1,4 @@
-"""A job of three processes stops where one is told to; after a crash it goes on from the memory of its hosts."""
+"""A job of three processes stops if one is signaled; after a crash it continues from the memory of its hosts."""
 
 import json
 import re

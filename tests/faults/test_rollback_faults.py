@@ -29,7 +29,7 @@ def rollbacks(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def told(request, tmp_path_factory):
-    """How many processes, and the end of a run that was told from its beginning what to leave out."""
+    """How many processes, and the end of a run with these batches skipped from its beginning."""
     folder = tmp_path_factory.mktemp("told")
     return request.param, ended(folder, request.param, skip_batches=LEFT_OUT, bad=BAD)
 

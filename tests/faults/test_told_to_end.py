@@ -1,4 +1,4 @@
-"""A launched run that is told to end, then one of its nodes: all save at one step, and the run resumes from that very step."""
+"""A launched run that is signaled to end, then one of its nodes: all save at one step, and the run resumes from that step."""
 
 import json
 import re

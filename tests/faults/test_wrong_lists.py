@@ -1,4 +1,4 @@
-"""A store whose list is not a list of it: nothing is taken for an empty place, so no checkpoint is overwritten or passed over."""
+"""A store with a wrong list: nothing is taken for an empty place, so no checkpoint is overwritten or passed over."""
 
 import time
 

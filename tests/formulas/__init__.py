@@ -1,1 +1,1 @@
-"""What a decoder's training step sends, by formula: from the algorithm, and not from a program. The walk is held to it."""
+"""Communication of a decoder's training step, by formula: from the algorithm, and not from a program. The walk is held to it."""

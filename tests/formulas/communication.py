@@ -87,7 +87,7 @@ class _Ledger:
 
 
 def _weights(step: DecoderStep, ledger: _Ledger) -> None:
-    """Weights in the compute dtype to where they are used, gradients in float32 back to where they rest."""
+    """Weights in the compute layout and dtype, gradients in float32 in the storage layout."""
     passes, zero, wide = step.passes, step.zero, FLOAT32
     for array in step.arrays:
         narrow = _gathered_bytes(step, array)
@@ -118,7 +118,7 @@ def _gathered_bytes(step: DecoderStep, array: StoredArray) -> int:
 def _not_run_before(step: DecoderStep, name: str) -> bool:
     """Whether a weight's product is left out of the forward pass that comes before a differentiated one.
 
-    That is so where the pass is one layer, whose result nobody reads: `full` computes all of it again anyhow, the other policies
+    So it is if the pass is one layer with an unread result: `full` computes all of it again anyhow, the other policies
     need all but the last product.
     """
     if not step.passes.alone:
@@ -191,7 +191,7 @@ def _attention(step: DecoderStep, ledger: _Ledger) -> None:
 
 
 def _windows(step: DecoderStep) -> list[int]:
-    """Of the layers of one pass; in a pipeline, of the stage whose windows are widest."""
+    """Of the layers of one pass; in a pipeline, of the stage with the widest windows."""
     stages = step.size("stage")
     if stages == 1:
         return [kind.window for kind in step.model.kinds]

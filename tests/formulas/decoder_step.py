@@ -83,7 +83,7 @@ class DecoderStep:
 
     @functools.cached_property
     def layers_rest(self) -> bool:
-        """Whether a pipeline's layers are stored where they are computed."""
+        """True if a pipeline's layers are stored at the stage that computes them."""
         return self.task.pipeline_requirement.can_store_on(self.size("stage"))
 
     @functools.cached_property

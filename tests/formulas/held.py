@@ -11,7 +11,7 @@ from .units import runs
 
 
 class HeldRun(NamedTuple):
-    """A stage's part of adjacent units whose parameters are alike; see `units.py`.
+    """A stage's part of adjacent units with parameters alike; see `units.py`.
 
     Attributes:
         stack: The decoder's stack that the first of them is in, by which the run's arrays are known.
@@ -26,7 +26,7 @@ class HeldRun(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def held_runs(model: DecoderConfig, stages: int, chunks: int) -> tuple[HeldRun, ...]:
-    """What a stage holds of each run.
+    """The layers that a stage holds of each run.
 
     Raises:
         RecipeError: There are fewer units than parts of the pipeline.

@@ -28,7 +28,7 @@ class Move:
         size: Bytes of the whole array; of an exchange, of the rows that a device sends.
         answered: Whether a cotangent goes the other way in the backward pass.
         result: Whether it gives what `remat` does not compute again: a layer's result; of a pipeline's unit, the last layer's.
-        routed: Whether it comes after the router, whose losses are read wherever a mixture is run.
+        routed: True if it comes after the router, the losses of which are read wherever a mixture is run.
         ring: Whether `rules.overlap` cuts it into sends.
     """
 
@@ -56,7 +56,7 @@ class Move:
 
 
 def layer_moves(step: DecoderStep, *, mixture: bool) -> Iterator[Move]:
-    """Of one dense layer, or of one whose feed-forward is a mixture of experts."""
+    """Of one dense layer, or of one with a mixture of experts."""
     model, whole = step.model, step.compute_bytes * step.tokens
     latent = model.latent
     if latent is None:

@@ -93,7 +93,7 @@ class Passes:
         sent: Activations and gradients that are sent to a neighbouring stage.
         slots: Of these that a stage keeps.
         layers: Layers of one pass.
-        held: Layers whose weights a device computes with in the step.
+        held: Layers with weights that a device uses in the step.
         loss_tokens: Of one loss on one device.
         alone: Whether a stage runs one unit of layers at a time: nobody then reads its result before it is differentiated.
     """

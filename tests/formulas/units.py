@@ -41,7 +41,7 @@ def units(config: DecoderConfig) -> list[Unit]:
 
 
 def runs(config: DecoderConfig) -> list[list[Unit]]:
-    """The units in groups of adjacent ones whose parameters are alike."""
+    """The units in groups of adjacent ones with parameters alike."""
     return [
         list(group) for _, group in itertools.groupby(units(config), key=lambda u: tuple(k.mixture for k in u.kinds))
     ]

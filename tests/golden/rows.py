@@ -1,4 +1,4 @@
-"""What a golden run gives: rows of a step, a metric, and the value as a hexadecimal float, which loses no bit."""
+"""Results of a golden run: rows of a step, a metric, and the value as a hexadecimal float, which loses no bit."""
 
 import json
 import math

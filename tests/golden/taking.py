@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 1200
 
 
 class UnknownRunError(ValueError):
-    """A name that is no run of either commit."""
+    """A name that is not a run of either commit."""
 
 
 def names_of(tree: Path, described: str, variables: Mapping[str, str]) -> list[str]:

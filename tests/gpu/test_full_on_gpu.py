@@ -1,4 +1,4 @@
-"""Each part of `panax check --full` on a GPU; skipped where there is none."""
+"""Each part of `panax check --full` on a GPU; skipped without one."""
 
 import os
 

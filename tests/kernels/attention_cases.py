@@ -88,7 +88,7 @@ def outputs_and_gradients(attend: Callable, case: Case, dtype=jnp.float32) -> tu
 
 
 def reference(case: Case, dtype=jnp.float32) -> tuple[np.ndarray, ...]:
-    """What the definition gives in float32 for inputs that were rounded to `dtype`."""
+    """Results of the definition in float32 for inputs that were rounded to `dtype`."""
 
     def attend(q, k, v, segments, **options):
         return reference_attention(*(x.astype(jnp.float32) for x in (q, k, v)), segments, **options)

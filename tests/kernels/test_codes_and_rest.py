@@ -59,7 +59,7 @@ def test_it_is_chosen_where_it_can_do_the_case():
 
 
 def bytes_of(text):
-    """What the kernels of a compiled program read and write."""
+    """Arrays that the kernels of a compiled program read and write."""
     entry = text[text.index("ENTRY") :]
     sizes = {"f32": 4, "s8": 1, "u8": 1, "f8e4m3fn": 1, "pred": 1}
 

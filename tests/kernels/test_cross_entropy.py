@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels import (
+    CrossEntropySettings,
     chunk_tokens_within,
     cross_entropy_sums,
     cross_entropy_sums_and_gradients,
@@ -33,8 +34,12 @@ class Options:
     def __str__(self) -> str:
         return ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items() if v) or "plain"
 
-    def as_dict(self) -> dict:
-        return dataclasses.asdict(self) | {"target": Target("cpu")}
+    def as_dict(self, vocab_axis: str | None = None) -> dict:
+        """The arguments of the functions."""
+        terms = dataclasses.asdict(self)
+        chunk_tokens = terms.pop("chunk_tokens")
+        settings = CrossEntropySettings(**terms, vocab_axis=vocab_axis)
+        return {"settings": settings, "target": Target("cpu"), "chunk_tokens": chunk_tokens}
 
 
 EVERYTHING = Options(soft_cap=4.0, z_loss=1e-2, label_smoothing=0.1, vocab_size=37, chunk_tokens=20)
@@ -155,7 +160,7 @@ def test_inside_a_checked_shard_map(vocab_axis):
     mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
     arrays = inputs()
     specs = (P("data"), P(vocab_axis), P("data"), P("data"))
-    options = EVERYTHING.as_dict() | {"vocab_axis": vocab_axis}
+    options = EVERYTHING.as_dict(vocab_axis)
 
     def local_loss(*arrays):
         sums = linear_cross_entropy(*arrays, **options)
@@ -174,12 +179,12 @@ def test_inside_a_checked_shard_map(vocab_axis):
 def test_refuses_what_makes_no_sense():
     arrays = inputs()
     for options, message in [
-        ({"label_smoothing": 1.0}, "at least 0 and below 1"),
-        ({"chunk_tokens": 0}, "at least 1"),
-        ({"vocab_size": 41}, "between 1 and the head's 40 rows"),
+        (Options(label_smoothing=1.0), "at least 0 and below 1"),
+        (Options(chunk_tokens=0), "at least 1"),
+        (Options(vocab_size=41), "between 1 and the head's 40 rows"),
     ]:
         with pytest.raises(ValueError, match=message):
-            cross_entropy_sums(*arrays, target=Target("cpu"), **options)
+            cross_entropy_sums(*arrays, **options.as_dict())
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])

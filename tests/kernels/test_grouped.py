@@ -257,7 +257,7 @@ def test_says_once_that_it_is_slow(caplog):
 
 @pytest.mark.parametrize("implementation", [needs_library])
 def test_groups_beyond_the_rows_are_refused(implementation):
-    """A custom call must not read or write memory that isn't its own, whatever the sizes say."""
+    """A custom call must not read or write memory that isn't its own, whatever the sizes are."""
     product, _, outer = compiled(implementation)
     w = matrices(2, K, N)
     for sizes in ([9, 8], [-1, 4], [2**31 - 1, 1]):

@@ -1,4 +1,4 @@
-"""The compiled C files: only what this user compiled is loaded, whole; what is missing is said, and XLA does the work."""
+"""The compiled C files: only what this user compiled is loaded, whole; a missing one is reported, and XLA does the work."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ print(float(product("ab,bc->ac", jnp.ones((256, 256)), jnp.ones((256, 256)), jnp
 
 
 def run(cache: Path, **environment: str) -> str:
-    """What is said of the kernels by a process with this cache; its product is right in any case."""
+    """Report on the kernels by a process with this cache; its product is right in any case."""
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "XLA_FLAGS": "", **environment}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

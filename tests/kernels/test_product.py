@@ -63,7 +63,7 @@ def test_what_is_no_product_of_matrices_is_left_alone():
 @pytest.mark.parametrize("equation", ["ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac"])
 @pytest.mark.parametrize("sizes", [(70, 33, 5), (5, 33, 70)], ids=["by rows", "by columns"])
 def test_a_product_in_pieces(sizes, equation, dtype, library):
-    """Larger than one piece, whose last is a smaller one; numbers so small that sums of their products are exact."""
+    """Larger than one piece, with a smaller last one; numbers so small that sums of their products are exact."""
     size = dict(zip("abc", sizes))
     first, second = equation.split("->")[0].split(",")
     a, b = (

@@ -1,4 +1,4 @@
-"""Codes and scales: each number is rounded to the nearest of its format, blocks by blocks, and what has no scale is told."""
+"""Codes and scales: each number is rounded to the nearest of its format, block by block; values without a scale are reported."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from panax.kernels.quantized import (
 FORMATS = {"int8": INT8, "int4": INT4, "float8": FLOAT8, "dynamic": DYNAMIC, "unsigned": DYNAMIC_UNSIGNED}
 MAPS = {"dynamic": DYNAMIC, "unsigned": DYNAMIC_UNSIGNED}
 
-QUANTISE = jax.jit(quantize, static_argnums=(1, 2))
+QUANTIZE = jax.jit(quantize, static_argnums=(1, 2))
 BACK = jax.jit(lambda found: found.dequantize())
 
 
@@ -49,7 +49,7 @@ def numbers(format, shape, seed=0):
 def test_numbers_become_the_nearest_of_their_block(name):
     format = FORMATS[name]
     x = numbers(format, (6, 4, 64)) * np.float32(10.0) ** np.arange(-3, 3)[:, None, None].astype(np.float32)
-    found = QUANTISE(jnp.asarray(x), format, (2, 16))
+    found = QUANTIZE(jnp.asarray(x), format, (2, 16))
     assert found.shape == x.shape and found.scales.shape == (6, 2, 4) and found.codes.dtype == format.dtype
     assert found.nbytes == x.size // format.packed + 6 * 2 * 4 * 4
     blocks = x.astype(np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
@@ -74,7 +74,7 @@ def test_rounding_by_chance_gives_a_neighbour_and_the_mean_is_right(name):
         x[0] = -4.0
     many = jnp.broadcast_to(jnp.asarray(x), (4096, 32))
     bits = element_bits("x", jnp.int32(1), [jnp.arange(4096)[:, None], jnp.arange(32)[None]])
-    back = np.asarray(BACK(QUANTISE(many, format, 32, bits)), np.float64)
+    back = np.asarray(BACK(QUANTIZE(many, format, 32, bits)), np.float64)
     # The signed map ends before -1, and is scaled so that it holds the least number.
     values = values_of(format) * (4.0 if format is DYNAMIC_UNSIGNED else 4.0 / min(1.0, -values_of(format).min()))
     above = np.clip(np.searchsorted(values, x, side="right"), 1, len(values) - 1)
@@ -90,7 +90,7 @@ def test_zeros_stay_and_what_is_not_finite_is_told(name):
     x = np.zeros((5, 8), np.float32)
     x[1], x[2, 3], x[3, 0], x[4] = 1e-39, np.nan, np.inf, 1.0
     for bits in (None, jnp.full((5, 8), 2**32 - 1, jnp.uint32)):
-        found = QUANTISE(jnp.asarray(x), format, 8, bits)
+        found = QUANTIZE(jnp.asarray(x), format, 8, bits)
         back = np.asarray(BACK(found))
         assert (back[:2] == 0).all() and (np.asarray(found.scales)[:2] == 0).all()
         assert np.isnan(back[2:4]).all() and (back[4] == 1).all()
@@ -98,17 +98,17 @@ def test_zeros_stay_and_what_is_not_finite_is_told(name):
 
 def test_blocks_that_do_not_divide_are_cut_off():
     x = jnp.asarray(numbers(INT8, (3, 10)))
-    found = QUANTISE(x, INT8, (2, 4))
+    found = QUANTIZE(x, INT8, (2, 4))
     assert found.scales.shape == (2, 3) and found.shape == (3, 10)
     for rows in (slice(0, 2), slice(2, 3)):
         for columns in (slice(0, 4), slice(8, 10)):
-            alone = QUANTISE(x[rows, columns], INT8, tuple(x[rows, columns].shape))
+            alone = QUANTIZE(x[rows, columns], INT8, tuple(x[rows, columns].shape))
             np.testing.assert_array_equal(BACK(found)[rows, columns], BACK(alone))
 
 
 def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
     x = jnp.asarray(numbers(INT4, (3, 2, 8)), jnp.bfloat16)
-    whole = QUANTISE(x, INT4, 4)
+    whole = QUANTIZE(x, INT4, 4)
     mapped = jax.jit(jax.vmap(lambda x: quantize(x, INT4, 4)))(x)
     assert jax.tree.structure(whole) == jax.tree.structure(mapped)
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(mapped)))
@@ -121,7 +121,7 @@ def test_it_is_a_tree_that_is_mapped_scanned_and_of_its_own_type():
 def test_zeros_are_made_as_they_are_rounded(name):
     made, rounded = (
         QuantizedArray.zeros((3, 10), FORMATS[name], (2, 4), "bfloat16"),
-        QUANTISE(jnp.zeros((3, 10), jnp.bfloat16), FORMATS[name], (2, 4)),
+        QUANTIZE(jnp.zeros((3, 10), jnp.bfloat16), FORMATS[name], (2, 4)),
     )
     assert jax.tree.structure(made) == jax.tree.structure(rounded)
     assert all(a.dtype == b.dtype and (a == b).all() for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(rounded)))

@@ -131,7 +131,7 @@ def test_naming_a_kernel_for_products_that_a_step_has_not_is_an_error():
 
 
 class Fake:
-    """What a PJRT plug-in says of its devices."""
+    """Description of a PJRT plug-in's devices."""
 
     platform = "fakechip"
     device_kind = "Fake F1"

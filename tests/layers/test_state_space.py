@@ -33,7 +33,7 @@ def drawn_layer(embed: int, **options) -> StateSpace:
 
 @functools.cache
 def layer(groups: int = 2, **options) -> StateSpace:
-    """A layer whose norms, convolutions and biases are not what they begin as."""
+    """A layer with norms, convolutions and biases unlike their initial values."""
     drawn = drawn_layer(EMBED, heads=HEADS, head_dim=HEAD_DIM, groups=groups, state=STATE, **options)
     generator = np.random.default_rng(0)
     moved = {

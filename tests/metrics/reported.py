@@ -49,7 +49,7 @@ def session(number: int, at: float, devices: int = 4, **more: Any) -> dict[str, 
 
 
 def write_failed_twice(folder: Path) -> None:
-    """A run whose first session a supervisor saw fail, whose second one died without a word, and whose third one is done.
+    """A run of three sessions: a supervisor saw the first one fail, the second one died silently, and the third one is done.
 
     In seconds: 0 to 10 start, to 30 training (steps 1 to 20); restart to 40, counted by the next session; training to 55
     (steps 16 to 30); restart to 65.5; training to 80 (steps 26 to 40).

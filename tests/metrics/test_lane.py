@@ -1,4 +1,4 @@
-"""What only reports can neither hold up nor end what it reports on."""
+"""A tracker can neither delay nor end the run that it reports on."""
 
 import json
 import os

@@ -28,7 +28,7 @@ from panax.metrics.page.blocks import (
     Tile,
 )
 from panax.metrics.page.html import page
-from panax.metrics.page.lines import CHARACTER_WIDTH, Line, line_chart, thin_points
+from panax.metrics.page.lines import CHARACTER_WIDTH, ChartStyle, Line, line_chart, thin_points
 from panax.metrics.page.markdown import markdown
 from panax.metrics.page.svg import logarithmic_ticks, number, ticks
 
@@ -69,7 +69,10 @@ class Balanced(HTMLParser):
 
 def everything(words: str) -> list[Section]:
     curve = line_chart(
-        [Line(words, [1, 2, 3], [3.0, 2.0, 1.0])], words, marks=[Annotation(2, "1", words, "card")], readable=True
+        [Line(words, [1, 2, 3], [3.0, 2.0, 1.0])],
+        words,
+        ChartStyle(readable=True),
+        marks=[Annotation(2, "1", words, "card")],
     )
     strip = Strip(
         words,
@@ -127,7 +130,9 @@ def test_values_that_are_not_finite_are_gaps():
 def test_one_point_huge_values_and_flat_lines_are_drawn():
     for y in ([5.0], [5.0, 5.0], [1e300, -1e300], [1e-300, 1e-299], [0.0, 0.0], [-1e15, -1e15 + 1]):
         for logarithmic in (False, True):
-            drawn = line_chart([Line("a", range(len(y)), y)], "step", logarithmic=logarithmic, readable=True).svg
+            drawn = line_chart(
+                [Line("a", range(len(y)), y)], "step", ChartStyle(logarithmic=logarithmic, readable=True)
+            ).svg
             assert "nan" not in drawn and "inf" not in drawn
 
 
@@ -147,7 +152,9 @@ def test_the_page_needs_no_jax():
 
 def test_a_line_of_one_point_has_a_dot_in_the_legend_and_an_axis_that_counts_by_powers():
     lines = [Line("goodput", [1.0, 10.0, 1000.0], [1.0, 2.0, 3.0], marked=False), Line("now", [10.0], [2.0])]
-    drawn = line_chart(lines, "devices", logarithmic_x=True, titles_above=True, readable=True, width=460).svg
+    drawn = line_chart(
+        lines, "devices", ChartStyle(logarithmic_x=True, titles_above=True, readable=True, width=460)
+    ).svg
     across = re.findall(r'<circle cx="([\d.]+)"', drawn)
     # In the legend, and where a third of the powers of ten are.
     assert len(across) == 2 and float(across[1]) == pytest.approx(52 + (460 - 26 - 52) / 3, abs=0.1)

@@ -1,4 +1,4 @@
-"""What a Prometheus server reads of a run."""
+"""Metrics that a Prometheus server reads from a run."""
 
 import re
 import socket

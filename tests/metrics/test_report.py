@@ -38,7 +38,7 @@ def aged(folder: Path) -> Path:
 
 
 def text_of(page: Path) -> str:
-    """What a reader sees, without pictures."""
+    """The visible text, without pictures."""
     body = page.read_text(encoding="utf-8").partition("<body>")[2].partition("<script>")[0]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<svg.*?</svg>", "", body, flags=re.S)))
 

@@ -1,4 +1,4 @@
-"""A CSV table, and what the two services are told, by stand-ins that record the calls."""
+"""A CSV table, and the calls of the two services, by stand-ins that record the calls."""
 
 import csv
 import re
@@ -55,7 +55,7 @@ def test_somebody_elses_table_is_left_alone(tmp_path):
 
 
 class Recording(types.ModuleType):
-    """A module whose functions write down how they were called."""
+    """A module with functions that record their calls."""
 
     def __init__(self, name):
         super().__init__(name)

@@ -28,7 +28,7 @@ def flags(**times) -> list[str]:
 
 @pytest.fixture
 def failed_twice(tmp_path) -> Path:
-    """As `write_failed_twice` says, with a checkpoint every 5 steps."""
+    """As in `write_failed_twice`, with a checkpoint every 5 steps."""
     folder = tmp_path / "tiny"
     write_failed_twice(folder)
     write_lines(folder / "sessions.jsonl", [session(1, 0, **SETTINGS), session(2, 35, 2), session(3, 65, **SETTINGS)])

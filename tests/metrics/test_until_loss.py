@@ -1,4 +1,4 @@
-"""What runs took to a held-out loss: by hand from their files, and what is refused."""
+"""What runs took to a held-out loss: by hand from their files, and refusals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Features of open models: what is refused, and that a cache gives what the whole pass does."""
+"""Features of open models: refusals, and a cache that gives the results of the whole pass."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Decoders with state-space layers: what is refused, which layers there are, generation, FLOPs, a run's description."""
+"""Decoders with state-space layers: refusals, their layers, generation, FLOPs, a run's description."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Settings of generation: what is out of range is refused, and none but `top_k` makes another program."""
+"""Settings of generation: values out of range are refused, and none but `top_k` makes another program."""
 
 import jax
 import jax.numpy as jnp

@@ -92,7 +92,7 @@ def test_every_position_sees_every_other():
     assert np.asarray(first_class)[0].any(axis=-1).all() and not np.asarray(first_class)[1:].any()
 
 
-def test_bytes_are_normalised_and_floats_taken_as_they_are():
+def test_bytes_are_normalized_and_floats_are_not():
     image = batch()["image"]
     expected = (image / 255 - np.array([0.4, 0.5, 0.6])) / 0.5
     np.testing.assert_allclose(normalize_images(jnp.asarray(image), CONFIG), expected, rtol=1e-6, atol=1e-6)
@@ -154,7 +154,7 @@ def test_it_learns():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptSgd(Chained):
-    """SGD whose state keeps the gradient."""
+    """SGD with the gradient in its state."""
 
     scope = "element"
 
@@ -238,7 +238,7 @@ def test_partial_sums_are_reduced_once_for_each_sub_layer_and_pass():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["products", "full"])
-def test_rematerialisation_and_micro_batches_change_nothing(remat):
+def test_rematerialization_and_micro_batches_change_nothing(remat):
     step = compiled({"replica": 2, "tensor": 2}, dataclasses.replace(task(), remat=remat), micro_batches=2)
     assert_alike(trained(step), on_one_device())
 

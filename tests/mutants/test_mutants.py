@@ -1,4 +1,4 @@
-"""Planted faults: what is planted where, and what the command reports about them."""
+"""Planted faults: their kinds and places, and the command's report."""
 
 import json
 import os

@@ -35,7 +35,7 @@ SHAPES = {
 
 
 def parameters(seed: int) -> dict[str, jax.Array]:
-    """Arrays whose layers are of very different scale: an optimizer that mixes them shows."""
+    """Arrays with layers of very different scale: an optimizer that mixes them shows."""
     random = np.random.default_rng(seed)
     found = {}
     for name, shape in SHAPES.items():

@@ -49,7 +49,7 @@ def arrays(seed, names=SHAPES):
 
 
 BESIDE = ("left", "right", "left_root", "right_root", "left_basis", "right_basis")
-"""What is kept in float32 beside a matrix."""
+"""Arrays kept in float32 beside a matrix."""
 
 
 def in_codes(name, **changes):

@@ -29,7 +29,7 @@ def record(cell, steps):
 
 
 def swept(optimizer, batch, steps_of):
-    """Records of a group, each cell trained as `steps_of` says."""
+    """Records of a group, each cell trained by `steps_of`."""
     import design
 
     records = []

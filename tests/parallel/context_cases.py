@@ -1,4 +1,4 @@
-"""Attention split over devices: cases, how they are run, what they are compared with, and what a program sends."""
+"""Attention split over devices: cases, how they are run, their references, and the traffic of a program."""
 
 import dataclasses
 import functools
@@ -97,7 +97,7 @@ class Case:
         return tuple(np.asarray(x, np.float32)[:, inverse] for x in outputs)
 
     def expected(self, dtype=jnp.float32, kernel=reference_attention) -> tuple[np.ndarray, ...]:
-        """What a kernel gives for whole rows."""
+        """Results of a kernel for whole rows."""
 
         @jax.jit
         def run(q, k, v, d_out, segments):
@@ -142,7 +142,7 @@ def equations(jaxpr, times: int = 1):
 
 
 def program(case: Case, name: str, *, dtype=jnp.float32, target: Target = CPU, gradients: bool = True):
-    """`equations` of what a device runs."""
+    """`equations` of a device's program."""
     split = case.split(name, target=target, gradients=gradients)
     return list(equations(jax.make_jaxpr(split)(*case.shapes(dtype)).jaxpr))
 

@@ -1,4 +1,4 @@
-"""Attention over sequences that are split over devices: its order, its values, what it sends, computes and keeps."""
+"""Attention over sequences that are split over devices: its order, values, traffic, work and memory."""
 
 import dataclasses
 import doctest
@@ -173,7 +173,7 @@ def test_sixteen_bits_lose_no_more_than_on_one_device(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_through_a_scan_over_rematerialised_layers(name):
+def test_through_a_scan_over_rematerialized_layers(name):
     case = Case(name="layers", context=2, fsdp=2)
     attend = case.local(name)
     order, inverse = zigzag_order(case.length, case.context), zigzag_inverse(case.length, case.context)

@@ -16,7 +16,7 @@ WAYS, EXPERTS, ROWS = 4, 3, 24
 
 
 def emulated_ragged(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """What the collective does, which the CPU lacks: by gathering everything."""
+    """The collective that the CPU lacks: by gathering everything."""
     rows = jax.lax.all_gather(operand, axis_name)
     starts, sizes, at = (jax.lax.all_gather(v, axis_name) for v in (input_offsets, send_sizes, output_offsets))
     me = jax.lax.axis_index(axis_name)

@@ -1,4 +1,4 @@
-"""`--mesh auto` chooses what is legal, fits, and sends little; beside an enumeration of everything by formulas."""
+"""`--mesh auto` chooses a layout that is legal, fits, and sends little; beside an enumeration of everything by formulas."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from panax.mesh import MeshShape, Rules
 from panax.mesh.rules import MESH_AXES, divisors
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
-from panax.plan.search.auto import MAX_BUBBLE, MEMORY_MARGIN, LayoutChoice, bubble_share, choose_mesh
+from panax.plan.search.auto import MAX_BUBBLE, MEMORY_MARGIN, DeviceGroup, LayoutChoice, bubble_share, choose_mesh
 from panax.run.preparation import prepare
 from panax.train import Program, StepConfig
 
@@ -32,11 +32,14 @@ def program_of(task: Task, micro_batches: int) -> Program:
     return Program.create(task, AdamW(), num_steps=1000, config=StepConfig(micro_batches=micro_batches))
 
 
-def chosen(model: DecoderConfig, count: int, *, rows: int = ROWS, memory: int = H100, **options) -> LayoutChoice:
+def chosen(
+    model: DecoderConfig, count: int, *, rows: int = ROWS, memory: int = H100, rules: Rules | None = None
+) -> LayoutChoice:
     batch = text(rows, min(model.max_length, 8192), packed=True)
     axes = dict.fromkeys(batch, ("batch", "seq"))
     task = DecoderTask(model=model, compute_dtype="bfloat16")
-    return choose_mesh(program_of, task, devices(f"h100x{count}"), batch, axes, memory_bytes=memory, **options)
+    group = DeviceGroup(devices(f"h100x{count}"), memory)
+    return choose_mesh(program_of, task, group, batch, axes, rules)
 
 
 def every_mesh(count: int) -> Iterator[dict[str, int]]:
@@ -147,7 +150,8 @@ def test_a_task_that_xla_partitions_says_nothing_before_it_is_compiled():
     batch = text(8, 64, packed=True)
     task = Whole(model=dataclasses.replace(SMALL, max_length=64))
     with pytest.raises(LayoutError, match=r"Whole leaves that to XLA; set the mesh's sizes"):
-        choose_mesh(program_of, task, jax.devices(), batch, dict.fromkeys(batch, ("batch", "seq")), memory_bytes=2**30)
+        axes = dict.fromkeys(batch, ("batch", "seq"))
+        choose_mesh(program_of, task, DeviceGroup(jax.devices(), 2**30), batch, axes)
 
 
 def test_auto_chooses_for_images_too(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is multiplied while a collective is under way, read from a program's schedule."""
+"""Matmuls that run while a collective is under way, read from a program's schedule."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts sends, against sums done by hand, and against what the exchange's own plan sends."""
+"""Traffic of a mixture of experts, against sums by hand and the exchange's plan."""
 
 import dataclasses
 
@@ -112,7 +112,7 @@ def test_latents_are_gathered_instead_of_the_residual_stream():
 
 @pytest.mark.parametrize("load", ["even", "one expert", "random"])
 def test_the_plan_sends_each_row_once(load):
-    """What the formulas count is what windows carry over all rounds, whatever the loads; at even loads in one round."""
+    """The formulas count the content of windows over all rounds, whatever the loads; at even loads in one round."""
     ways, experts, rows = 4, 2, 96
     rng = np.random.default_rng(0)
     counts = np.zeros((ways, ways, experts), np.int32)

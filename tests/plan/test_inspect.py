@@ -1,4 +1,4 @@
-"""`panax inspect`: what a step takes, on simulated devices."""
+"""`panax inspect`: the cost of a step, on simulated devices."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ SMALL = ("--task.model.num-layers", "1", "--task.model.windows", "0")
 
 @pytest.fixture
 def inspected(tmp_path, monkeypatch, capsys):
-    """What the command prints."""
+    """Return the command's output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
 

@@ -37,7 +37,7 @@ int clock_gettime(clockid_t which, struct timespec *at) {
 
 
 def clock_library(folder: Path) -> Path:
-    """A library to preload into a process whose clock is off."""
+    """A library to preload into a process, to set its clock off."""
     source, library = folder / "clock.c", folder / "clock.so"
     source.write_text(CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
@@ -45,7 +45,7 @@ def clock_library(folder: Path) -> Path:
 
 
 def odd_library(folder: Path, name: str, version: str) -> Path:
-    """A folder for PYTHONPATH, in which a library is said to be of another version."""
+    """A folder for PYTHONPATH, in which a library has another version."""
     about = folder / f"{name}-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -211,7 +211,7 @@ class Relay:
 
 
 def _tap(name: str) -> int:
-    """A new network device whose frames are read from, and written to, a file."""
+    """A new network device with frames that are read from, and written to, a file."""
     set_interface, tap, no_header = 0x400454CA, 0x0002, 0x1000
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, set_interface, struct.pack("16sH22x", name.encode(), tap | no_header))

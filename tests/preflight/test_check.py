@@ -1,4 +1,4 @@
-"""`panax check` in one process of eight simulated devices: what it measures, what it leaves behind, and wrong input."""
+"""`panax check` in one process of eight simulated devices: its measurements, its files, and wrong input."""
 
 import dataclasses
 import json

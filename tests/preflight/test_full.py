@@ -1,4 +1,4 @@
-"""`panax check --full` on CPU: what it finds, what it writes, and how the whole of it ends."""
+"""`panax check --full` on CPU: its findings, its page, and its outcome."""
 
 import dataclasses
 import json

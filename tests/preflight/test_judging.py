@@ -1,4 +1,4 @@
-"""From figures to findings: each fault is named once, where it is, and healthy figures give none."""
+"""From figures to findings: each fault is named once, with its location, and healthy figures give none."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is measured while a run trains: which axes, against which figures of a check before it."""
+"""Measurements while a run trains: which axes, against which figures of a check before it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The file of a profile: what is written is read again, and what is not a profile is one message."""
+"""The file of a profile: it reads back, and anything else is refused with one message."""
 
 import dataclasses
 import json

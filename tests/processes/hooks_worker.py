@@ -1,4 +1,4 @@
-"""A process of `test_hooks_of_many.py`: a run whose hooks ask in one process alone, or fail there.
+"""A process of `test_hooks_of_many.py`: a run with hooks that ask in one process alone, or fail there.
 
 python hooks_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE stop|raise
 """
@@ -20,7 +20,7 @@ from panax.run import EvaluateConfig
 
 
 class Asks(Hook):
-    """In the last process alone, after the third step; what all are told is the same in all."""
+    """In the last process alone, after the third step; all receive the same."""
 
     def __init__(self, what: str):
         self.what, self.evaluated = what, []

@@ -1,4 +1,4 @@
-"""A process of `test_memory_of_hosts.py`: keeps copies in memory and dies, or goes on from them. Each process is a host.
+"""A process of `test_memory_of_hosts.py`: keeps copies in memory and dies, or continues from them. Each process is a host.
 
 python memory_worker.py ADDRESS PROCESSES INDEX LAYOUT keep|restore FOLDER HOST...
 """

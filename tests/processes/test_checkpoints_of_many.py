@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: each writes its part, any number of processes on any layout goes on, each byte read once."""
+"""Checkpoints of several processes: each writes its part, any number of processes on any layout resumes, each byte read once."""
 
 import json
 from pathlib import Path

@@ -63,7 +63,7 @@ def test_hosts_that_share_no_folder(tmp_path):
 
 @pytest.mark.slow
 def test_without_a_folder_one_of_two_processes_compiles_still(tmp_path):
-    """Also with a cache of JAX's own, whose hits can't be passed on: nobody waits for what will not come."""
+    """Also with JAX's own cache, the hits of which can't be passed on: no process waits for what will not come."""
     off = run(tmp_path, "off", processes=2, PANAX_COMPILATION_CACHE_GB="0")
     assert not (tmp_path / "cache" / "programs").exists()
     of_jax = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "of-jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

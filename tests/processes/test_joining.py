@@ -18,7 +18,7 @@ SECONDS = 180
 
 
 class Trained:
-    """What the processes of `panax train tiny_recipe.py` wrote."""
+    """Output of the processes of `panax train tiny_recipe.py`."""
 
     def __init__(self, folder: Path, processes: int, flags: tuple[str, ...] = (), **variables: str):
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ HOSTS = ["a", "b", "c"]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory) -> Path:
-    """Three hosts with copies of steps 10 and 15, whose workers were killed."""
+    """Three hosts with copies of steps 10 and 15, after their workers were killed."""
     folder = tmp_path_factory.mktemp("memory")
     arguments = [json.dumps({"fsdp": 6}), "keep", str(folder / "hosts"), *HOSTS]
     job = Job(folder, memory_worker.__file__, arguments, processes=3, devices=2)

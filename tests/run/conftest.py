@@ -22,7 +22,7 @@ def experiment(cache, tmp_path):
 
 @pytest.fixture(scope="session")
 def undisturbed(cache, tmp_path_factory):
-    """The result of a whole run, and what was said in it."""
+    """The result of a whole run, and its messages."""
     base = tiny_recipe.tiny()
     lines: list[str] = []
     result = fit(

@@ -1,4 +1,4 @@
-"""A run whose global batch grows: a program for each size, the same steps as by hand, and an exact resume within a batch."""
+"""A run with a growing global batch: a program for each size, the same steps as by hand, and an exact resume within a batch."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a run needs is compiled while its state is drawn or read: once, and by nobody else."""
+"""Programs of a run are compiled while its state is drawn or read: once, and by nobody else."""
 
 import dataclasses
 import threading
@@ -61,7 +61,7 @@ def test_shapes_that_only_reading_tells(experiment):
 
 
 def test_an_error_of_the_step_is_the_run_s_own(experiment, monkeypatch):
-    """What the thread raises ends the run as if the run had compiled."""
+    """An error in the thread ends the run as if the run had compiled."""
 
     def refuse(self, batch):
         raise PanaxError("this step can't be")

@@ -54,7 +54,7 @@ class NumbersByRow(Numbers):
 
 
 class Recorded:
-    """A step that sends nothing anywhere, and tells the thread and the order of what is put."""
+    """A step that sends nothing anywhere, and records the thread and the order of its batches."""
 
     def __init__(self, held: HeldRows | None = None) -> None:
         self.held = held

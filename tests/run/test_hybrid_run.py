@@ -1,4 +1,4 @@
-"""A hybrid of state-space and attention layers trains on text over a mesh, goes on bitwise, and its checkpoint generates."""
+"""A hybrid of state-space and attention layers trains on text over a mesh, resumes bitwise, and its checkpoint generates."""
 
 import dataclasses
 import json

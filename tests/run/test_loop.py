@@ -1,4 +1,4 @@
-"""A whole run: it learns, logs, evaluates, saves, goes on bitwise, and ends when it should."""
+"""A whole run: it learns, logs, evaluates, saves, resumes bitwise, and ends when it should."""
 
 import dataclasses
 import json

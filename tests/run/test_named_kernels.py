@@ -1,4 +1,4 @@
-"""A recipe names kernels, and a run says once which ones it takes and why."""
+"""A recipe names kernels, and a run reports once which ones it takes and why."""
 
 import dataclasses
 

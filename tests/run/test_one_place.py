@@ -1,4 +1,4 @@
-"""What a run shares with the machine: a place for checkpoints, signals, disks that are full, data that does not come."""
+"""Resources that a run shares with the machine: a place for checkpoints, signals, full disks, data that does not come."""
 
 import dataclasses
 import os
@@ -63,7 +63,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path):
 
 
 def test_logs_that_can_not_be_written_end_nothing(experiment):
-    """A folder in the way of each log: the run trains, saves, and says so once for each."""
+    """A folder in the way of each log: the run trains, saves, and warns once for each."""
     folder = Path(experiment.folder)
     (folder / "metrics.jsonl").mkdir(parents=True)
     (folder / "tensorboard").write_text("in the way")

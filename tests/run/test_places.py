@@ -1,4 +1,4 @@
-"""A run's files are its own, where it began: no name leads out of runs/, no link is written through."""
+"""A run's files stay in its folder: no name leads out of runs/, no link is written through."""
 
 import dataclasses
 

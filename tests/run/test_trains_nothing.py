@@ -1,4 +1,4 @@
-"""Runs that would train nothing, or the wrong way, say so or are refused."""
+"""Runs that would train nothing, or the wrong way, warn or are refused."""
 
 from collections.abc import Callable
 from typing import Any

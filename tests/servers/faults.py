@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 KINDS = ("500", "502", "503", "504", "429", "404", "403", "reset", "lost", "slow", "cut", "flip_read", "flip_write")
 """Statuses answered without asking the server; the connection reset before it is asked, or after it has done what was asked
-and before it answers (lost); a pause in mid-body; the body cut there; one bit flipped in what is read, or in what is written."""
+and before it answers (lost); a pause in mid-body; the body cut there; one bit flipped in a read or written body."""
 
 WRONG_ANSWERS = {
     "page": b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Sign in to the network</body></html>",
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a proxy has seen.
+    """Requests seen by a proxy.
 
     Attributes:
         requests: By method.

@@ -1,4 +1,4 @@
-"""An HTTP proxy on 127.0.0.1 before a server, which injects the faults that it is told. Bodies are streamed."""
+"""An HTTP proxy on 127.0.0.1 before a server, which injects the requested faults. Bodies are streamed."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ class FaultProxy:
 
     Attributes:
         faults: The rules and counts.
-        url: Where it listens.
+        url: Its address.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang_up()
 
     def _forward(self, fault: Fault | None) -> http.client.HTTPResponse:
-        """Send the request on, its body bent as the fault says."""
+        """Send the request on, with its body changed by the fault."""
         if self.upstream is None:
             self.upstream = http.client.HTTPConnection(*self.server.upstream, timeout=120)
         self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)

@@ -15,7 +15,7 @@ class S3Server:
     """An empty S3 server for as long as a `with` block lasts. It checks no signatures.
 
     Attributes:
-        url: Where it listens.
+        url: Its address.
     """
 
     def __init__(self, seconds: float = 1800.0) -> None:
@@ -50,7 +50,7 @@ class S3Server:
         self._request("PUT", key, body or None)
 
     def get(self, key: str) -> bytes:
-        """What is stored, past every proxy."""
+        """The stored objects, past every proxy."""
         return self._request("GET", key)
 
     def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:

@@ -31,7 +31,7 @@ class Gated(WeightOp):
 
 @dataclasses.dataclass(frozen=True)
 class SquaredAtOnce(WeightOp):
-    """The sum of (x · w)², whose gradients are formed beside it."""
+    """The sum of (x · w)², with gradients formed alongside."""
 
     def value(self, inputs, *weights):
         return jnp.square(inputs @ weights[0].value).sum()

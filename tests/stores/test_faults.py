@@ -245,7 +245,7 @@ def test_stores_that_say_not_found_when_removing(tmp_path, monkeypatch):
     [("AccessDenied", r"permission denied \(AccessDenied\) \(1 try"), ("InternalError", r"InternalError \(2 tries")],
 )
 def test_one_object_of_many_that_is_not_removed_is_an_error(monkeypatch, code, said):
-    """S3 answers 200 and says in the body what it did not remove."""
+    """S3 answers 200 and lists in the body the keys that it did not remove."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

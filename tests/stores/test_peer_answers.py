@@ -1,4 +1,4 @@
-"""A peer that answers with something else than a list gives an error of the store, whatever it says."""
+"""A peer that answers with something else than a list gives an error of the store, whatever its content."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The fault proxy does what its rules say, and nothing else; both servers end by themselves."""
+"""The fault proxy follows its rules, and does nothing else; both servers end by themselves."""
 
 import json
 import os

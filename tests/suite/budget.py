@@ -14,7 +14,7 @@ from cpu_here import HAS_AVX512
 from .tiers import COMPLETE, TESTS
 
 COLLECTION = "collection"
-"""The budget's line for what is not in a test: starting workers and importing."""
+"""The budget's line for time outside of tests: starting workers and importing."""
 
 ALLOWANCE = 1.0 if HAS_AVX512 else 1.25
 """The budgets are for processors with AVX-512; the others that this project is tested on are slower by about this factor."""

@@ -15,7 +15,7 @@ from .records import read_durations
 from .tiers import case_of, commit_count
 
 LONGEST_SECONDS = 300.0
-"""What a slow test may take; a longer campaign is a command with a dated result."""
+"""Maximum time of a slow test; a longer campaign is a command with a dated result."""
 
 UNKNOWN_SECONDS = 45.0
 """Assumed for a slow case that has never been recorded."""
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what is not in the share."""
+    """Deselect the tests outside of the share."""
     minutes = config.getoption("--share")
     if minutes is None:
         return
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def absent_engines() -> list[str]:
-    """How the files begin whose tests need an engine that is not installed: a share runs on a machine that has none of them."""
+    """Prefixes of files with tests that need an engine that is not installed: a share runs on a machine that has none of them."""
     return [file for file, there in ENGINES.items() if not there()]
 
 

@@ -1,4 +1,4 @@
-"""Binary headers are read by one reader: `struct.unpack` and its like stand elsewhere only where a reason is given."""
+"""Binary headers are read by one reader: `struct.unpack` and its like stand elsewhere only with a stated reason."""
 
 import ast
 from pathlib import Path

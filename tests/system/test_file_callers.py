@@ -1,4 +1,4 @@
-"""Deleting and listing goes through `system/files.py`, which knows links; elsewhere only where a reason is given."""
+"""Deleting and listing goes through `system/files.py`, which knows links; elsewhere only with a stated reason."""
 
 import ast
 from pathlib import Path

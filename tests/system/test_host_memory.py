@@ -1,4 +1,4 @@
-"""What a process may take of the host's memory: a container's limits, a job's and its own count."""
+"""Memory that a process may use of the host's: a container's limits, a job's and its own count."""
 
 import resource
 

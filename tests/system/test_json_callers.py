@@ -1,4 +1,4 @@
-"""JSON is read by one reader: `json.loads`, `json.load` and decoders stand elsewhere only where a reason is given."""
+"""JSON is read by one reader: `json.loads`, `json.load` and decoders stand elsewhere only with a stated reason."""
 
 import ast
 from pathlib import Path

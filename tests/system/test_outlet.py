@@ -1,4 +1,4 @@
-"""Who does not read holds up no work, and is told what was left out; who has gone is no error."""
+"""Who does not read holds up no work, and receives a count of dropped ones; one that has gone is not an error."""
 
 import io
 import os

@@ -21,7 +21,7 @@ FILE = Path(__file__).with_name("fbgemm_rowwise_adagrad.npz")
 
 
 def batches() -> dict[str, np.ndarray]:
-    """Of all steps: ids (step, feature, row, place), -1 where a bag has no more, weights alike, and the fixed numbers."""
+    """Of all steps: ids (step, feature, row, place), -1 after the end of a bag, weights alike, and the fixed numbers."""
     rng = np.random.default_rng(0)
     shape = STEPS, 2, BATCH, CAPACITY
     ids = np.minimum(rng.zipf(1.3, shape) - 1, ROWS - 1)

@@ -1,4 +1,4 @@
-"""A process of `test_tables_of_many.py`: restores tables from a folder, where there is one, trains them on a mesh, and saves.
+"""A process of `test_tables_of_many.py`: restores tables from a folder, if there is one, trains them on a mesh, and saves.
 
 python tables_worker.py ADDRESS PROCESSES INDEX MESH STEPS FROM TO
 """

@@ -1,4 +1,4 @@
-"""Tables whose rows are given out to keys: as a written-out vocabulary says, on every layout, and kept by checkpoints."""
+"""Tables with rows that are assigned to keys: as by a written-out vocabulary, on every layout, and kept by checkpoints."""
 
 import dataclasses
 import json

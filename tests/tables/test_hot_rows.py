@@ -35,7 +35,7 @@ def step_of(tables: TablesConfig, mesh: dict[str, int] | None = None, devices: i
 
 
 def rows_of(state: Any, tables: TablesConfig, name: str = "item") -> np.ndarray:
-    """A table by id, and what is kept of each row, from wherever they lie."""
+    """A table by id, and the optimizer state of each row, from all placements."""
     (table,) = (table for table in tables.tables if table.name == name)
     found = np.full((table.rows, table.width + 1), np.nan, np.float32)
     for n, (plan, stack) in enumerate(zip(tables.stacks, state.params.tables.stacks)):

@@ -1,4 +1,4 @@
-"""Sums of rows by their numbers, by blocks: what a scatter gives, without one."""
+"""Sums of rows by their numbers, by blocks: the result of a scatter, without one."""
 
 import jax
 import jax.numpy as jnp

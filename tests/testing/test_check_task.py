@@ -1,4 +1,4 @@
-"""`check_task` passes right tasks, names what is wrong with others, and says what it left out."""
+"""`check_task` passes right tasks, names the fault of others, and reports the skipped layouts."""
 
 import jax.numpy as jnp
 import numpy as np

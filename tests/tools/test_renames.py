@@ -1,4 +1,4 @@
-"""The renaming tool: what it makes of text, tables and scripts; the tree against its table."""
+"""The renaming tool: its output for text, tables and scripts; the tree against its table."""
 
 import ast
 import doctest

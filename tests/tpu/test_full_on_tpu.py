@@ -1,4 +1,4 @@
-"""Each part of `panax check --full` on a TPU; skipped where there is none."""
+"""Each part of `panax check --full` on a TPU; skipped without one."""
 
 import glob
 

@@ -1,4 +1,4 @@
-"""Tasks that collect their own data: what a step does with one, on an agent that can be counted through by hand."""
+"""Tasks that collect their own data: a step with one, on an agent that can be counted through by hand."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""`compute_dtype="auto"`: by what devices have instructions for, agreed, said, recorded, and kept when a run resumes."""
+"""`compute_dtype="auto"`: by what devices have instructions for, agreed, reported, recorded, and kept when a run resumes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The averaged copy of the parameters: how it moves, that it is what is judged and exported, and that it survives a resume."""
+"""The averaged copy of the parameters: how it moves, that it is evaluated and exported, and that it survives a resume."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""An update that is not finite is told before it is saved, whatever it came from; a metric takes no name of the step's own."""
+"""An update that is not finite is reported before it is saved, whatever it came from; a metric takes none of the step's names."""
 
 import jax
 import jax.numpy as jnp

@@ -249,7 +249,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_moments():
     assert set(floats) == {jnp.dtype("float32")}
 
 
-def test_rematerialisation_changes_no_gradient():
+def test_rematerialization_changes_no_gradient():
     params, state = drawn(tiny.task().init)
     batch = {name: leaf[None] for name, leaf in {**tiny.batch(), "row": np.arange(tiny.ROWS, dtype=np.int32)}.items()}
     trainable = jax.tree.map(lambda _: True, params)

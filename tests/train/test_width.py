@@ -1,4 +1,4 @@
-"""muP: what a wider decoder changes of a narrower one's settings, and that its outputs then move as much."""
+"""muP: changes of a wider decoder to a narrower one's settings, and that its outputs then move as much."""
 
 import dataclasses
 

@@ -77,7 +77,7 @@ def train(folder: Path, name: str, steps: int) -> None:
 
 
 def run(python: str, folder: Path, name: str, steps: int) -> tuple[str, str]:
-    """Run `train` in an interpreter; (its JAX version, what it printed)."""
+    """Run `train` in an interpreter; return (its JAX version, its output)."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PANAX_CPU_KERNELS": "xla",

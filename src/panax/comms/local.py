@@ -51,13 +51,13 @@ class Replicas(eqx.Module):
     momentum: Any
 
 
-class OuterUpdate(NamedTuple):
-    """Result of an outer step.
+class OuterState(NamedTuple):
+    """State that an outer step reads and updates.
 
     Attributes:
-        params: Synchronized parameters.
-        replicas: Per-replica state after it.
-        owed: New residuals of compressed reductions.
+        params: Parameters of the last synchronization.
+        replicas: Per-replica state.
+        owed: Residuals of compressed reductions; None without error feedback.
     """
 
     params: Any
@@ -98,27 +98,17 @@ def replica_axes(tree: Any, axes: Any) -> Any:
 
 
 def sync_replicas(
-    comms: Comms,
-    params: Any,
-    axes: Any,
-    trainable: Any,
-    replicas: Replicas,
-    owed: Residuals,
-    step: jax.Array,
-    layout: Layout,
-    meeting: OuterSync,
-) -> OuterUpdate:
+    state: OuterState, step: jax.Array, meeting: OuterSync, *, comms: Comms, axes: Any, trainable: Any, layout: Layout
+) -> OuterState:
     """Take an outer step of some fragments, and update the replicas that adopt results.
 
     Args:
-        params: Parameters of the last synchronization.
-        axes: Logical axes at each leaf, with the structure of `params`.
-        trainable: Tree of bools with the structure of `params`.
-        replicas: Per-replica state.
-        owed: Residuals of compressed reductions; None without error feedback.
         step: Step number, the seed of stochastic rounding.
         meeting: Which fragments to send and to adopt.
+        axes: Logical axes at each leaf, with the structure of the parameters.
+        trainable: Tree of bools with the structure of the parameters.
     """
+    params, replicas, owed = state
     count = layout.sizes[REPLICA]
     named = {
         name: (leaf.shape, tuple(leaf_axes))
@@ -206,7 +196,7 @@ def sync_replicas(
     after, mine, moved, debts = map_over_shards(
         local, layout, (rests, apart, rests, lies, PartitionSpec()), (rests, apart, rests, lies)
     )(*arguments, debts, step)
-    return OuterUpdate(
+    return OuterState(
         _put_back(params, trainable, flat | after),
         Replicas(
             _put_back(replicas.params, trainable, replica_params | mine),

@@ -116,7 +116,7 @@ def _summed(
     """Return the sum and the new residual of each array in a bucket."""
     wire, over = comms.wire, comms.over
     me = jax.lax.axis_index(over)
-    by_chance = comms.rounding == "stochastic"
+    by_chance = comms.rounds_at_random
     own_terms, sent, rests = {}, {}, {}
     for name, (rows, value, owed) in bucket.items():
         wide = assert_sharding(value.astype(jnp.float32), dict.fromkeys(over, ValueState.OWN))

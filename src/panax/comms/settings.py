@@ -141,7 +141,7 @@ class Comms(Validated):
             object.__setattr__(self, "over", tuple(axis for axis in MESH_AXES if axis in self.over))
         if not self.compress:
             return
-        if self.rounding == "stochastic" and not self.wire.rounds_by_chance:
+        if self.rounds_at_random and not self.wire.rounds_by_chance:
             raise RecipeError(
                 f'comms.rounding="stochastic": {self.compress} has no numbers to choose between; set it to "nearest"'
             )
@@ -224,10 +224,15 @@ class Comms(Validated):
             raise RecipeError(
                 f"{asked} with comms.compress: rounding is owed once a step; set comms.sums to 'in_backward'"
             )
-        if self.rounding == "stochastic":
+        if self.rounds_at_random:
             raise RecipeError(
                 f"{asked} with comms.rounding='stochastic', which goes by places of whole arrays; set it to 'nearest'"
             )
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """True if values are rounded up or down at random."""
+        return self.rounding == "stochastic"
 
     def describe(self) -> str | None:
         """Return a line that describes these settings before a run; None if nothing is changed."""

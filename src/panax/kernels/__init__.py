@@ -15,6 +15,7 @@ from panax.kernels.cpu.timing import choose_kernels as choose_by_timing
 from panax.kernels.cpu.timing import current_record as timed_kernels_in_force
 from panax.kernels.cpu.timing import machine_key
 from panax.kernels.cross_entropy import (
+    CrossEntropySettings,
     CrossEntropySums,
     chunk_tokens_within,
     cross_entropy_sums,
@@ -26,8 +27,8 @@ from panax.kernels.kernel_choice import Kernels
 from panax.kernels.registry import Kernel, KernelChoice, choose, list_kernels, register, use_kernels
 
 __all__ = [
-    "AttentionCase", "CrossEntropySums", "Kernel", "KernelChoice", "Kernels", "TimedKernels", "attention", "choose",
-    "choose_by_timing", "chunk_tokens_within", "cross_entropy_sums", "cross_entropy_sums_and_gradients",
-    "grouped_outer", "grouped_product", "linear_cross_entropy", "list_kernels", "machine_key", "register",
-    "timed_kernels_in_force", "use_kernels",
+    "AttentionCase", "CrossEntropySettings", "CrossEntropySums", "Kernel", "KernelChoice", "Kernels",
+    "TimedKernels", "attention", "choose", "choose_by_timing", "chunk_tokens_within", "cross_entropy_sums",
+    "cross_entropy_sums_and_gradients", "grouped_outer", "grouped_product", "linear_cross_entropy",
+    "list_kernels", "machine_key", "register", "timed_kernels_in_force", "use_kernels",
 ]  # fmt: skip

@@ -45,13 +45,27 @@ class CrossEntropySums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options:
-    soft_cap: float | None
-    z_loss: float
-    label_smoothing: float
-    vocab_size: int | None
-    vocab_axis: str | None
-    chunk_tokens: int
+class CrossEntropySettings:
+    """The terms of a softmax cross-entropy, and the vocabulary that it covers.
+
+    Attributes:
+        soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
+        z_loss: Coefficient of the squared logarithm of the softmax sum.
+        label_smoothing: Share of the target's probability that is spread uniformly over the vocabulary.
+        vocab_size: Columns from this index on are vocabulary padding and get probability 0.
+        vocab_axis: Mesh axis over which the vocabulary is sharded; the head is then the local shard, and the
+            call must be inside `shard_map`. The sums cover the whole vocabulary and are equal along the axis.
+    """
+
+    soft_cap: float | None = None
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    vocab_size: int | None = None
+    vocab_axis: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
 
 
 def chunk_tokens_within(budget_bytes: int, *, tokens: int, vocab: int) -> int:
@@ -73,12 +87,8 @@ def linear_cross_entropy(
     head: Float[Array, "vocab embed"],
     targets: Int[Array, " token"],
     mask: Float[Array, " token"],
+    settings: CrossEntropySettings = CrossEntropySettings(),
     *,
-    soft_cap: float | None = None,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    vocab_size: int | None = None,
-    vocab_axis: str | None = None,
     target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
@@ -96,36 +106,32 @@ def linear_cross_entropy(
         targets: Token ids. Any value is valid if the mask is 0; otherwise an id outside the vocabulary makes
             the loss NaN.
         mask: The weight of each token, not necessarily 0 or 1; a constant, without gradient.
-        soft_cap: Bounds logits to (-soft_cap, soft_cap) by a scaled tanh.
-        z_loss: Coefficient of the squared logarithm of the softmax sum.
-        label_smoothing: Share of the target's probability that is spread uniformly over the vocabulary.
-        vocab_size: Columns from this index on are vocabulary padding and get probability 0.
-        vocab_axis: Mesh axis over which the vocabulary is sharded; `head` is then the local shard, and the
-            call must be inside `shard_map`. The sums cover the whole vocabulary and are equal along the axis.
         target: Hardware for which the program is compiled.
         chunk_tokens: Tokens per chunk; by default as many as fit the target's `logits_bytes`.
     """
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
+    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
     mask = lax.stop_gradient(mask)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
-    result: tuple[Array, tuple[Array, Array, Array]] = _linear_cross_entropy(x, head, targets, mask, options)
+    result: tuple[Array, tuple[Array, Array, Array]] = _linear_cross_entropy(x, head, targets, mask, settings, chunk)
     loss_sum, rest = result
     return CrossEntropySums(loss_sum, *lax.stop_gradient(rest))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _linear_cross_entropy(x: Array, head: Array, targets: Array, mask: Array, options: _Options):
-    sums, _ = _walk(x, head, targets, mask, options, gradients=False)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _linear_cross_entropy(
+    x: Array, head: Array, targets: Array, mask: Array, settings: CrossEntropySettings, chunk: int
+):
+    sums, _ = _walk(x, head, targets, mask, settings, chunk, gradients=False)
     return sums.loss_sum, sums[1:]
 
 
-def _forward(x, head, targets, mask, options):
-    sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
+def _forward(x, head, targets, mask, settings, chunk):
+    sums, gradients = _walk(x, head, targets, mask, settings, chunk, gradients=True)
     # Only the dtypes of x and head are needed: empty arrays carry them.
     return (sums.loss_sum, sums[1:]), (gradients, x[:0], head[:0])
 
 
-def _backward(options, saved, cotangents):
+def _backward(settings, chunk, saved, cotangents):
     (d_x, d_head), like_x, like_head = saved
     scale = cotangents[0]
     return (d_x.astype(scale.dtype) * scale).astype(like_x.dtype), (d_head * scale).astype(like_head.dtype), None, None
@@ -139,21 +145,17 @@ def cross_entropy_sums(
     head: Float[Array, "vocab embed"],
     targets: Int[Array, " token"],
     mask: Float[Array, " token"],
+    settings: CrossEntropySettings = CrossEntropySettings(),
     *,
-    soft_cap: float | None = None,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    vocab_size: int | None = None,
-    vocab_axis: str | None = None,
     target: Target,
     chunk_tokens: int | None = None,
 ) -> CrossEntropySums:
     """Compute the sums only, with one matmul per chunk, for evaluation. Arguments as in
     `linear_cross_entropy`.
     """
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
+    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
-    return _walk(x, head, targets, mask, options, gradients=False)[0]
+    return _walk(x, head, targets, mask, settings, chunk, gradients=False)[0]
 
 
 def cross_entropy_sums_and_gradients(
@@ -161,12 +163,8 @@ def cross_entropy_sums_and_gradients(
     head: Float[Array, "vocab embed"],
     targets: Int[Array, " token"],
     mask: Float[Array, " token"],
+    settings: CrossEntropySettings = CrossEntropySettings(),
     *,
-    soft_cap: float | None = None,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    vocab_size: int | None = None,
-    vocab_axis: str | None = None,
     target: Target,
     chunk_tokens: int | None = None,
 ) -> tuple[CrossEntropySums, Float[Array, "token embed"], Float[Array, "vocab embed"]]:
@@ -176,45 +174,47 @@ def cross_entropy_sums_and_gradients(
     The gradients are local: with tokens sharded over devices, the caller sums the head's gradient over them;
     with a sharded vocabulary, it sums x's gradient over `vocab_axis`. Arguments as in `linear_cross_entropy`.
     """
-    options = _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens)
+    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
-    sums, gradients = _walk(x, head, targets, mask, options, gradients=True)
+    sums, gradients = _walk(x, head, targets, mask, settings, chunk, gradients=True)
     d_x, d_head = gradients
     return sums, d_x, d_head
 
 
-def _options(x, head, soft_cap, z_loss, label_smoothing, vocab_size, vocab_axis, target, chunk_tokens) -> _Options:
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and below 1")
+def _chunk_tokens(
+    x: Array, head: Array, settings: CrossEntropySettings, target: Target, chunk_tokens: int | None
+) -> int:
+    """Return the number of tokens per chunk, after checking the settings against the head."""
+    vocab_size = settings.vocab_size
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens={chunk_tokens} must be at least 1")
-    if vocab_size is not None and vocab_axis is None and not 0 < vocab_size <= head.shape[0]:
+    if vocab_size is not None and settings.vocab_axis is None and not 0 < vocab_size <= head.shape[0]:
         raise ValueError(f"vocab_size={vocab_size} must be between 1 and the head's {head.shape[0]} rows")
     if chunk_tokens is None:
         chunk_tokens = chunk_tokens_within(target.traits.logits_bytes, tokens=x.shape[0], vocab=head.shape[0])
-    return _Options(
-        soft_cap=soft_cap,
-        z_loss=z_loss,
-        label_smoothing=label_smoothing,
-        vocab_size=vocab_size,
-        vocab_axis=vocab_axis,
-        chunk_tokens=min(chunk_tokens, x.shape[0]),
-    )
+    return min(chunk_tokens, x.shape[0])
 
 
 def _walk(
-    x: Array, head: Array, targets: Array, mask: Array, options: _Options, *, gradients: bool
+    x: Array,
+    head: Array,
+    targets: Array,
+    mask: Array,
+    settings: CrossEntropySettings,
+    chunk_tokens: int,
+    *,
+    gradients: bool,
 ) -> tuple[CrossEntropySums, Any]:
     """Loop over the chunks; return the sums, and the pair of gradients or None."""
     tokens, embed = x.shape
-    chunks = -(-tokens // options.chunk_tokens)
-    padding = chunks * options.chunk_tokens - tokens
+    chunks = -(-tokens // chunk_tokens)
+    padding = chunks * chunk_tokens - tokens
     wide = accumulation_dtype(x.dtype)
     weights = head.astype(x.dtype)
 
     def chunked(array: Array) -> Array:
         widths = [(0, padding)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, widths).reshape(chunks, options.chunk_tokens, *array.shape[1:])
+        return jnp.pad(array, widths).reshape(chunks, chunk_tokens, *array.shape[1:])
 
     x_chunks = chunked(x)
     pieces = [x_chunks, chunked(targets), chunked(mask.astype(wide))]
@@ -225,7 +225,7 @@ def _walk(
     def step(carry, piece):
         sums, d_head_t = carry
         x_chunk, target, weight = piece[:3]
-        chunk_sums, d_logits = _chunk(x_chunk, weights, target, weight, options, gradients=gradients)
+        chunk_sums, d_logits = _chunk(x_chunk, weights, target, weight, settings, gradients=gradients)
         sums = CrossEntropySums(*(total + part for total, part in zip(sums, chunk_sums)))
         if not gradients:
             return (sums, d_head_t), None
@@ -237,7 +237,7 @@ def _walk(
     zero = jnp.zeros((), wide)
     sums = CrossEntropySums(zero, zero, zero, zero)
     # A sum over the vocabulary's axis is equal along it; only the gradients still differ.
-    sums = jax.tree.map(lambda part: _vary_as_sums(part, x, options), sums)
+    sums = jax.tree.map(lambda part: _vary_as_sums(part, x, settings), sums)
     d_head_t = vary_like(jnp.zeros((embed, head.shape[0]) if gradients else (0, 0), wide), x)
     if chunks == 1:
         (sums, d_head_t), d_x = step((sums, d_head_t), [piece[0] for piece in pieces])
@@ -251,38 +251,38 @@ def _walk(
     return sums, (d_x.reshape(-1, embed)[:tokens], lax.optimization_barrier(d_head_t).T)
 
 
-def _vary_as_sums(zero: Array, x: Array, options: _Options) -> Array:
+def _vary_as_sums(zero: Array, x: Array, settings: CrossEntropySettings) -> Array:
     zero = vary_like(zero, x)
-    return zero if options.vocab_axis is None else lax.pmax(zero, options.vocab_axis)
+    return zero if settings.vocab_axis is None else lax.pmax(zero, settings.vocab_axis)
 
 
-def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Options, *, gradients: bool):
+def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: CrossEntropySettings, *, gradients: bool):
     """Return the sums of one chunk, and the gradient of its loss sum by the logits `x @ weights.T`, in x's
     dtype.
     """
     wide = weight.dtype
-    total_of = functools.partial(lax.psum, axis_name=options.vocab_axis) if options.vocab_axis else lambda part: part
+    total_of = functools.partial(lax.psum, axis_name=settings.vocab_axis) if settings.vocab_axis else lambda part: part
     rows = weights.shape[0]
-    shards = 1 if options.vocab_axis is None else lax.axis_size(options.vocab_axis)
-    offset = 0 if options.vocab_axis is None else lax.axis_index(options.vocab_axis) * rows
+    shards = 1 if settings.vocab_axis is None else lax.axis_size(settings.vocab_axis)
+    offset = 0 if settings.vocab_axis is None else lax.axis_index(settings.vocab_axis) * rows
     # In a narrow type indices would wrap around: row 257 is row 1 in uint8.
     target = target.astype(jnp.int32)
     column = (jnp.arange(rows, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32))[None, :]
-    vocab_size = rows * shards if options.vocab_size is None else options.vocab_size
-    real = None if options.vocab_size is None else column < vocab_size
+    vocab_size = rows * shards if settings.vocab_size is None else settings.vocab_size
+    real = None if settings.vocab_size is None else column < vocab_size
 
     raw = jnp.einsum("ce,ve->cv", x, weights, preferred_element_type=wide)
     slope = None
     logits = raw
-    if options.soft_cap is not None:
-        bounded = jnp.tanh(raw / options.soft_cap)
-        logits, slope = options.soft_cap * bounded, 1.0 - bounded * bounded
+    if settings.soft_cap is not None:
+        bounded = jnp.tanh(raw / settings.soft_cap)
+        logits, slope = settings.soft_cap * bounded, 1.0 - bounded * bounded
     if real is not None:
         logits = jnp.where(real, logits, MASKED)
 
     highest = logits.max(axis=-1)
-    if options.vocab_axis is not None:
-        highest = lax.pmax(highest, options.vocab_axis)
+    if settings.vocab_axis is not None:
+        highest = lax.pmax(highest, settings.vocab_axis)
     # The barrier prevents XLA from computing the exponential twice, once for the sum and once for the
     # gradient.
     exponential = lax.optimization_barrier(jnp.exp(logits - highest[:, None]))
@@ -297,7 +297,7 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
         )
     )
 
-    smoothing = options.label_smoothing
+    smoothing = settings.label_smoothing
     # A target outside the vocabulary has no logit. Its loss is NaN if unmasked, so that the update is
     # skipped.
     names_word = (target >= 0) & (target < vocab_size)
@@ -306,18 +306,18 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     if smoothing:
         real_logits = logits if real is None else jnp.where(real, logits, 0.0)
         loss -= smoothing / vocab_size * total_of(real_logits.sum(axis=-1))
-    z_loss_sum = options.z_loss * (weight * logsumexp * logsumexp).sum()
+    z_loss_sum = settings.z_loss * (weight * logsumexp * logsumexp).sum()
     # Ties count as wrong, so that a model with constant logits scores no accuracy.
     correct = ((target_logit >= highest) & (ties == 1)).astype(wide)
     sums = CrossEntropySums((weight * loss).sum() + z_loss_sum, weight.sum(), (weight * correct).sum(), z_loss_sum)
-    if options.vocab_axis is not None:
+    if settings.vocab_axis is not None:
         sums = CrossEntropySums(
-            *(lax.pmean(part, options.vocab_axis) if _varies(part, options) else part for part in sums)
+            *(lax.pmean(part, settings.vocab_axis) if _varies(part, settings) else part for part in sums)
         )
     if not gradients:
         return sums, None
 
-    factor = weight * (1.0 + 2.0 * options.z_loss * logsumexp) / total
+    factor = weight * (1.0 + 2.0 * settings.z_loss * logsumexp) / total
     d_logits = exponential * factor[:, None] - jnp.where(is_target, (1.0 - smoothing) * weight[:, None], 0.0)
     if smoothing:
         even = (smoothing / vocab_size) * weight[:, None]
@@ -326,5 +326,5 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, options: _Opt
     return sums, d_raw.astype(x.dtype)
 
 
-def _varies(part: Array, options: _Options) -> bool:
-    return options.vocab_axis in jax.typeof(part).manual_axis_type.varying
+def _varies(part: Array, settings: CrossEntropySettings) -> bool:
+    return settings.vocab_axis in jax.typeof(part).manual_axis_type.varying

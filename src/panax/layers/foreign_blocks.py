@@ -21,7 +21,7 @@ from ..core.errors import LayoutError
 from ..core.params.logical import Role, axis_for_role
 from ..mesh import Placement
 from ..mesh.placement import partition_entries
-from ..parallel.context import sequence_positions, zigzag_order
+from ..parallel.context import sequence_positions, zigzag_order, zigzag_parts
 from ..spmd.manual import map_over_shards
 from .block import Block, Context
 from .stack import Stack
@@ -78,7 +78,7 @@ def _check(block: Block, placement: Placement) -> None:
             stacklevel=3,
         )
         return
-    order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
+    order = zigzag_order(x.shape[1], zigzag_parts(placement))
     output = _on_mesh(block, params, x[:, order], placement)
     largest = np.abs(wanted).max()
     for shard in output.addressable_shards:
@@ -143,7 +143,7 @@ def _on_mesh(block: Block, params: Any, x: np.ndarray, placement: Placement) -> 
         logical_axes(block),
     )
     specs = (lies, spec((rows, stream, None)), spec((rows, positions)), spec((rows,)))
-    order = zigzag_order(x.shape[1], sizes["context"] if placement.row_order == "zigzag" else 1)
+    order = zigzag_order(x.shape[1], zigzag_parts(placement))
     position = np.broadcast_to(order[None].astype(np.int32), x.shape[:2])
     arrays = (params, x, position, np.arange(len(x), dtype=np.int32))
     with placement.activate():

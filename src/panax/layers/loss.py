@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from ..core import current_layout, current_target
 from ..core.errors import LayoutError
 from ..core.layout.target import Target
-from ..kernels.cross_entropy import cross_entropy_sums, cross_entropy_sums_and_gradients
+from ..kernels.cross_entropy import CrossEntropySettings, cross_entropy_sums, cross_entropy_sums_and_gradients
 from ..spmd import WeightOp, all_gather_sequence, apply_weight_op, gather_weight_early
 from ..spmd.weights import GatheredWeightWithGrad
 
@@ -30,11 +30,7 @@ def token_loss(
     table: Any,
     targets: Int[Array, "batch seq"],
     mask: Float[Array, "batch seq"],
-    *,
-    soft_cap: float | None = None,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    vocab_size: int | None = None,
+    settings: CrossEntropySettings = CrossEntropySettings(),  # noqa: B008
 ) -> TokenLoss:
     """Compute the softmax cross-entropy of `hidden · tableᵀ`, and count the targets with the highest logit.
 
@@ -43,12 +39,10 @@ def token_loss(
     Args:
         table: The output head, a parameter with the axes `vocab embed`.
         mask: Weight of each token; 0 excludes it.
-        soft_cap: Bound of the logits, applied by a tanh (Gemma 2).
-        z_loss: Weight of the squared log-partition added to the loss (PaLM, arXiv:2204.02311, section 5).
-        label_smoothing: Fraction of each target's probability that is spread evenly over the vocabulary.
-        vocab_size: Number of real rows; later rows of the table are padding and get probability 0.
+        settings: Terms of the loss, and the number of real rows of the table; the axis that shards the
+            vocabulary is the mesh's.
     """
-    loss = _TokenLoss(soft_cap, z_loss, label_smoothing, vocab_size, _vocab_axis(), current_target())
+    loss = _TokenLoss(dataclasses.replace(settings, vocab_axis=_vocab_axis()), current_target())
     head = gather_weight_early(table, "vocab embed", hidden.dtype)
     sums: tuple[jax.Array, jax.Array] = apply_weight_op(loss, _Inputs(all_gather_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
@@ -68,22 +62,20 @@ class _Inputs(NamedTuple):
 class _TokenLoss(WeightOp):
     """The fused kernel; only the first of its sums is differentiable."""
 
-    soft_cap: float | None
-    z_loss: float
-    label_smoothing: float
-    vocab_size: int | None
-    vocab_axis: str | None
+    settings: CrossEntropySettings
     target: Target
 
     def value(self, inputs: _Inputs, *weights: GatheredWeightWithGrad) -> tuple[jax.Array, jax.Array]:
         x, targets, mask = inputs.flat
-        sums = cross_entropy_sums(x, weights[0].value, targets, mask, **vars(self))
+        sums = cross_entropy_sums(x, weights[0].value, targets, mask, self.settings, target=self.target)
         return sums.loss_sum, sums.correct_sum
 
     def forward(self, inputs: _Inputs, *weights: GatheredWeightWithGrad) -> tuple[tuple[jax.Array, jax.Array], Any]:
         x, targets, mask = inputs.flat
         (head,) = weights
-        sums, dx, dtable = cross_entropy_sums_and_gradients(x, head.value, targets, mask, **vars(self))
+        sums, dx, dtable = cross_entropy_sums_and_gradients(
+            x, head.value, targets, mask, self.settings, target=self.target
+        )
         # Reduce the head's gradient now, so that only its local shard is held until the backward pass.
         return (sums.loss_sum, sums.correct_sum), (dx.reshape(inputs.hidden.shape), head.reduce_grad(dtable))
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from ..core.layout.layout import Layout, current_layout, use_layout
 from ..core.params.logical import Role, axis_for_role
-from ..parallel.context import zigzag_inverse, zigzag_order
+from ..parallel.context import zigzag_inverse, zigzag_order, zigzag_parts
 from ..spmd.collectives import all_gather, axis_index
 from ..spmd.linear import all_gather_sum
 from ..spmd.sharding_marks import ValueState, assert_cotangent_sharding
@@ -38,15 +38,15 @@ def run_block(
         y, report = block(gathered, full_context, state)
     # A device's cotangent is nonzero only at its own positions: a partial term of the sum over devices.
     y = assert_cotangent_sharding(y, dict.fromkeys(stream, ValueState.PARTIAL))
-    if layout.sizes["context"] > 1 and layout.row_order == "zigzag":
-        y = jnp.take(y, zigzag_order(y.shape[1], layout.sizes["context"]), axis=1)
+    if (parts := zigzag_parts(layout)) > 1:
+        y = jnp.take(y, zigzag_order(y.shape[1], parts), axis=1)
     return jax.lax.dynamic_slice_in_dim(y, axis_index(stream) * length, length, axis=1), report
 
 
 def _in_order(x: jax.Array, layout: Layout) -> jax.Array:
     """Restore the row's order of positions from the order of the context axis."""
-    parts = layout.sizes["context"]
-    if parts == 1 or layout.row_order == "contiguous":
+    parts = zigzag_parts(layout)
+    if parts == 1:
         return x
     return jnp.take(x, zigzag_inverse(x.shape[1], parts), axis=1)
 

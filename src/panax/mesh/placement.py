@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 from ..core.errors import LayoutError
 from ..core.layout.layout import use_layout
 from ..core.layout.target import Target, device_target
+from ..core.layout.zero_stage import ZeroStage
 from ..core.params.axes import pair_axes
 from ..core.params.logical import Role, axis_for_role
 from ..core.protocols import Axes, RowOrder
@@ -19,7 +20,7 @@ from ..job.cpu_scheduling import processes_on_these_cores, use_batch_policy_whil
 from ..job.join import num_local_processes
 from .devices import device_grid
 from .legality import MeshRequirements, resolve_mesh
-from .rules import MESH_AXES, MeshAxes, Rules, assign
+from .rules import MESH_AXES, MeshAxes, Rules, assign, zero_stage
 from .topology import MeshShape
 
 
@@ -97,10 +98,8 @@ class Placement:
         return {**shape, **dict.fromkeys(self.local_axes, 1)}
 
     @property
-    def zero(self) -> str:
-        if self.rules.zero != "auto":
-            return self.rules.zero
-        return "1" if self.sizes["stage"] > 1 else "3"
+    def zero(self) -> ZeroStage:
+        return zero_stage(self.rules, self.sizes)
 
     @property
     def overlap(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..core.errors import LayoutError, suggest_name
+from ..core.layout.zero_stage import ZeroStage
 from ..core.params.logical import (
     COMPUTE,
     LOCAL_AXES,
@@ -28,6 +29,13 @@ from ..core.params.logical import LOGICAL_AXES as LOGICAL_AXES
 from ..core.validation import Validated
 
 Zero = Literal["auto", "1", "2", "3"]
+
+
+def zero_stage(rules: "Rules", sizes: Mapping[str, int]) -> ZeroStage:
+    """Return the ZeRO stage of a step on a mesh: "auto" is 3, or 1 in a pipeline."""
+    if rules.zero != "auto":
+        return ZeroStage(rules.zero)
+    return ZeroStage.ONE if sizes["stage"] > 1 else ZeroStage.THREE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,11 @@ from ..system import json_reader
 
 FILE = "goodput.jsonl"
 
+IDLE = "idle"
+"""Kind of the time in which no process was running, which no share counts."""
+
 KINDS: tuple[str, ...] = (
-    "training", "start", "compile", "data wait", "checkpoint wait", "evaluation", "lost work", "restart", "idle",
+    "training", "start", "compile", "data wait", "checkpoint wait", "evaluation", "lost work", "restart", IDLE,
 )  # fmt: skip
 """Kinds of time.
 
@@ -126,7 +129,7 @@ class Life:
     @property
     def goodput(self) -> float:
         """Return the share of the time spent on steps of the result; idle time is not counted."""
-        total_seconds = self.wall_seconds - self.seconds["idle"]
+        total_seconds = self.wall_seconds - self.seconds[IDLE]
         return self.seconds["training"] / total_seconds if total_seconds > 0 else 0.0
 
 
@@ -272,7 +275,7 @@ def _with_gap(session: Session, following: Session, gap: str) -> tuple[Session, 
         restart_seconds=restart if session.failed or session.rolled_back or gap == "restart" else 0.0,
         idle_seconds=0.0 if gap == "restart" else seconds,
     )
-    return found, [(gap or "idle", session.ended, following.began)] if seconds > 0 else []
+    return found, [(gap or IDLE, session.ended, following.began)] if seconds > 0 else []
 
 
 def _merged(spans: Iterable[tuple[str, float, float]]) -> Iterable[tuple[str, float, float]]:
@@ -297,7 +300,7 @@ def describe_life(life: Life) -> str:
     """
     rest = sorted(((life.seconds[kind], kind) for kind in KINDS[1:] if life.seconds[kind] >= 0.05), reverse=True)
     spent = ", ".join(f"{kind} {format_seconds(seconds)}" for seconds, kind in rest)
-    total_seconds = life.wall_seconds - life.seconds["idle"]
+    total_seconds = life.wall_seconds - life.seconds[IDLE]
     return f"goodput {life.goodput:.0%} of {format_seconds(total_seconds)}".replace("%", " %") + (
         f": {spent}" if spent else ""
     )
@@ -326,7 +329,7 @@ def life_scalars(life: Mapping[str, float]) -> dict[str, Any]:
     {'goodput/training_seconds': 3.0, 'goodput/data_wait_seconds': 1.0, 'goodput/idle_seconds': 5.0, 'goodput/fraction': 0.75}
     """
     named = {f"goodput/{kind.replace(' ', '_')}_seconds": round(seconds, 3) for kind, seconds in life.items()}
-    total_seconds = sum(life.values()) - life.get("idle", 0.0)
+    total_seconds = sum(life.values()) - life.get(IDLE, 0.0)
     return {
         **named,
         "goodput/fraction": round(life.get("training", 0.0) / total_seconds, 5) if total_seconds > 0 else 0.0,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .energy import EnergyMeter
-from .goodput import FILE, ROLLED_BACK, life_scalars, read_intervals, summarize_life
+from .goodput import FILE, IDLE, ROLLED_BACK, life_scalars, read_intervals, summarize_life
 
 MIN_WRITE_SECONDS = 1.0
 """Minimum time between two writes of a continuing interval."""
@@ -81,7 +81,7 @@ class Ledger:
         last = life.sessions[-1] if life.sessions else None
         failed = last is not None and (last.failed or goes_on)
         self._session = 1 if last is None else last.number + 1
-        self._gap = "" if last is None else "restart" if failed and attempt > 1 else "idle"
+        self._gap = "" if last is None else "restart" if failed and attempt > 1 else IDLE
         # A clock that was set back, or that of another host, must not make two sessions overlap.
         self._from = began if last is None else max(began, last.ended)
         self._gap_seconds = 0.0 if last is None else self._from - last.ended

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from panax.core.layout.layout import row_order
+from panax.core.layout.layout import Layout, row_order
 from panax.core.protocols import RowOrder
 
 
@@ -26,6 +26,11 @@ class WireBytes(NamedTuple):
 
     forward: int
     backward: int
+
+
+def zigzag_parts(layout: Layout) -> int:
+    """Return the number of devices over which a row's positions are interleaved; 1 if they are in order."""
+    return layout.sizes["context"] if layout.row_order == "zigzag" else 1
 
 
 def zigzag_order(length: int, n: int) -> np.ndarray:

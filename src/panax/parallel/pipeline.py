@@ -77,6 +77,22 @@ class PipelineOutput(NamedTuple):
     loss_measures: Any
 
 
+class _Phase(NamedTuple):
+    """Consecutive ticks of a schedule that run the same kinds of units, compiled as one scan.
+
+    Attributes:
+        rows: The schedule's rows of these ticks: (tick, stage).
+    """
+
+    goes_forward: bool
+    goes_backward: bool
+    rows: Any
+
+    def uses(self, name: str) -> bool:
+        """Return whether any stage has this work in any tick."""
+        return any(row[name] for tick_rows in self.rows for row in tick_rows)
+
+
 class _Carry(NamedTuple):
     inputs: jax.Array
     gradients: jax.Array
@@ -110,7 +126,7 @@ def run_pipeline(
     # One scan per phase: warm-up (forward only), steady state (both), cool-down (backward only).
     for goes_forward, goes_backward, ticks in schedule.phases:
         rows = schedule.rows[start : start + ticks]
-        tick = _tick(schedule, work, outer, chunks, micro_batches, rows, goes_forward, goes_backward)
+        tick = _tick(work, outer, chunks, micro_batches, schedule.chunks, _Phase(goes_forward, goes_backward, rows))
         table = {name: np.array([[row[name] for row in tick_rows] for tick_rows in rows]) for name in rows[0][0]}
         mine = {name: jnp.asarray(column, jnp.int32)[:, stage] for name, column in table.items()}
         carry, (of_layers, of_loss) = jax.lax.scan(tick, carry, mine)
@@ -123,33 +139,25 @@ def run_pipeline(
 
 
 def _tick(
-    schedule: PipelineSchedule,
-    work: PipelineWork,
-    outer: Any,
-    chunks: Any,
-    micro_batches: Any,
-    rows: Any,
-    goes_forward: bool,
-    goes_backward: bool,
+    work: PipelineWork, outer: Any, chunks: Any, micro_batches: Any, num_chunks: int, phase: _Phase
 ) -> Callable[[_Carry, Mapping[str, jax.Array]], tuple[_Carry, Any]]:
-    def some(name: str) -> bool:
-        return any(row[name] for tick_rows in rows for row in tick_rows)
+    """Return the body of a phase's scan over ticks."""
 
     def tick(carry: _Carry, row: Mapping[str, jax.Array]) -> tuple[_Carry, Any]:
         # 1. forward unit; 2. loss of the micro-batch that just finished; 3. backward unit; 4. exchange with neighbors.
         inputs, gradients, outer_sum, chunk_sum = carry
         output = returned = None
         of_layers, of_loss = {}, {}
-        if goes_forward:
+        if phase.goes_forward:
             micro_batch = _at(micro_batches, row["forward_micro_batch"])
             x = _at(inputs, row["forward_slot"])
-            if some("forward_first"):
+            if phase.uses("forward_first"):
                 x = jnp.where(row["forward_first"] == 1, work.embed(outer, micro_batch), x)
                 inputs = _put(inputs, x, row["forward_slot"])
-            weights = select_chunk(chunks, row["forward_chunk"], schedule.chunks)
+            weights = select_chunk(chunks, row["forward_chunk"], num_chunks)
             output, _, of_layers = work.layers(weights, x, micro_batch, row["forward_chunk"])
             of_layers = _counted(of_layers, row["forward"] == 1)
-            if some("loss"):
+            if phase.uses("loss"):
                 micro_batch = _at(micro_batches, row["loss_micro_batch"])
                 loss_outputs = _spread_loss(
                     work, outer, output, micro_batch, row["loss"] == 1, gradients=outer_sum is not None
@@ -159,19 +167,20 @@ def _tick(
                 if outer_sum is not None:
                     outer_sum = _added(outer_sum, d_outer, row["loss"] == 1)
                     gradients = _put(gradients, d_output, row["loss_slot"])
-        if goes_backward:
+        if phase.goes_backward:
             micro_batch = _at(micro_batches, row["backward_micro_batch"])
             chunk = row["backward_chunk"]
-            weights = select_chunk(chunks, chunk, schedule.chunks)
+            weights = select_chunk(chunks, chunk, num_chunks)
             x, gradient = _at(inputs, row["backward_slot"]), _at(gradients, row["backward_gradient_slot"])
 
             def of_weights(weights: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
                 return work.layers(weights, x, micro_batch, chunk)[:2]
 
+            # Runs the unit's forward pass again. The layers' own objective is a term of the loss: its cotangent is 1.
             (_, objective), pull = jax.vjp(of_weights, weights, x)
             d_weights, returned = pull((gradient, jnp.ones_like(objective)))
-            chunk_sum = _added_to_chunk(chunk_sum, d_weights, chunk, schedule.chunks, row["backward"] == 1)
-            if some("backward_first"):
+            chunk_sum = _added_to_chunk(chunk_sum, d_weights, chunk, num_chunks, row["backward"] == 1)
+            if phase.uses("backward_first"):
                 first = row["backward_first"] == 1
                 _, pull = jax.vjp(lambda outer: work.embed(outer, micro_batch), outer)
                 # Zeros elsewhere instead of skipping: a gradient reduce-scattered over stages has shards on all of them.

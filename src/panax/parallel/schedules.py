@@ -178,6 +178,7 @@ def _tabulated(stages: int, chunks: int, micro_batches: int, forward: Times, bac
     # Unused indices are 0, or the dump slot (`slots`, `gradient_count`), so that every tick runs the same program.
     def row(tick: int, stage: int) -> dict[str, int]:
         f, b = who["forward"].get((tick, stage)), who["backward"].get((tick, stage))
+        # Arrivals of this tick come from the ring's neighbors; at its end, a micro-batch moves to the next chunk.
         sent = who["forward"].get((tick, (stage - 1) % stages))
         returned = who["backward"].get((tick, (stage + 1) % stages))
         done = who["forward"].get((tick, stages - 1))

@@ -46,16 +46,18 @@ def scan_over_devices(
     scan = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
     state, decay = assert_sharding((scan.state, scan.decay), per_device)
     y = assert_sharding(scan.y, parts, dim=1)
-    goes_on = None
+    # Where a document ends, nothing is carried over: neither through this device (`decay`) nor into it (`before`).
+    continues = None
     if segments is not None:
         last: Array = shift_right(segments[:, -1:], axis_name)  # pyright: ignore[reportAssignmentType]
-        goes_on = (segments[:, 0] == last[:, 0]) & (segments[:, 0] != 0)
-        decay = jnp.where(goes_on[:, None], decay, 0.0)
+        continues = (segments[:, 0] == last[:, 0]) & (segments[:, 0] != 0)
+        decay = jnp.where(continues[:, None], decay, 0.0)
     states: Array = all_gather_sum(state[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
     decays: Array = all_gather_sum(decay[None], (axis_name,), 0)  # pyright: ignore[reportAssignmentType]
+    # d device, b batch, h head, p head_dim, n state
     before = jnp.einsum("dbh,dbhpn->bhpn", _weights(decays, lax.axis_index(axis_name), axis_size), states)
-    if goes_on is not None:
-        before = jnp.where(goes_on[:, None, None, None], before, 0.0)
+    if continues is not None:
+        before = jnp.where(continues[:, None, None, None], before, 0.0)
     before = assert_cotangent_sharding(before, per_device)
     carried = assert_sharding(initial_state_output(dt, a, c, before, segments), parts, dim=1)
     return (y.astype(carried.dtype) + carried).astype(y.dtype)

@@ -21,11 +21,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, get_args
 
 from .groups import group_axes, permutation_axes, read_groups
 from .hlo import Computation, Frame, HloBuffer, HloModule, Instruction, buffers, elements
 
-KINDS = (
+CollectiveKind = Literal[
     "all-gather",
     "reduce-scatter",
     "all-reduce",
@@ -33,7 +34,24 @@ KINDS = (
     "collective-permute",
     "ragged-all-to-all",
     "collective-broadcast",
-)
+]
+KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+
+
+def ring_wire_bytes(kind: CollectiveKind, whole_bytes: int, ways: int) -> int:
+    """Return the bytes that each of `ways` devices in a ring sends in one collective.
+
+    Args:
+        whole_bytes: Bytes of the whole array: the output of an all-gather, the input of a reduce-scatter, the
+            data on each device for the others.
+
+    >>> ring_wire_bytes("all-gather", 800, 8), ring_wire_bytes("all-reduce", 800, 8)
+    (700, 1400)
+    """
+    if kind in ("collective-permute", "collective-broadcast"):
+        return whole_bytes
+    passes = 2 if kind == "all-reduce" else 1
+    return passes * whole_bytes * (ways - 1) // ways
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +59,6 @@ class Collective:
     """One collective operation of a program.
 
     Attributes:
-        kind: One of `KINDS`.
         axes: The mesh axes that it runs over, in the mesh's order; `axis[4 of 8]` if groups contain only a
             part of an axis.
         dtype: Dtype of the data sent; several, as `bf16+f32`, if operations were combined.
@@ -59,7 +76,7 @@ class Collective:
         shares: Share of each dtype in the data sent, as (type, share); the shares add up to 1.
     """
 
-    kind: str
+    kind: CollectiveKind
     axes: tuple[str, ...]
     dtype: str
     buffer_bytes: int
@@ -173,10 +190,10 @@ class _Reader:
         scattered = frame.computation.name.startswith("all-reduce-scatter")
         for instruction in frame.instructions():
             opcode, inside = instruction.opcode, _where(instruction) or where
-            if opcode.removesuffix("-start") in KINDS:
+            if (kind := _KIND_OF_OPCODE.get(opcode)) is not None:
                 if self._repeats(instruction, frame.computation):
                     continue
-                collective = _collective(instruction, frame.computation, scattered, self.mesh_shape)
+                collective = _collective(instruction, kind, frame.computation, scattered, self.mesh_shape)
                 if collective is not None:
                     fields = {"times": times, "exact": exact, "where": inside, "open_ended": open_ended}
                     yield dataclasses.replace(collective, **fields)
@@ -213,11 +230,17 @@ def _starts(computation: Computation) -> bool:
     return any('custom_call_target="AsyncCollectiveStart"' in i.attributes for i in computation.instructions.values())
 
 
+_KIND_OF_OPCODE: Mapping[str, CollectiveKind] = {opcode: kind for kind in KINDS for opcode in (kind, f"{kind}-start")}
+
+
 def _collective(
-    instruction: Instruction, computation: Computation, scattered: bool, mesh_shape: Mapping[str, int]
+    instruction: Instruction,
+    kind: CollectiveKind,
+    computation: Computation,
+    scattered: bool,
+    mesh_shape: Mapping[str, int],
 ) -> Collective | None:
     """Return one execution of an operation; None if it stays on its device."""
-    kind = instruction.opcode.removesuffix("-start")
     result = _result(instruction, kind)
     groups = read_groups(instruction.attributes, math.prod(mesh_shape.values()))
     if kind == "collective-permute":
@@ -237,7 +260,7 @@ def _collective(
         axes=axes,
         dtype="+".join(dict.fromkeys(buffer.dtype for buffer in result)),
         buffer_bytes=buffer_bytes,
-        wire_bytes=_on_the_wire(kind, sent, members),
+        wire_bytes=ring_wire_bytes(kind, sent, members),
         times=1,
         exact=True,
         where="",
@@ -254,7 +277,7 @@ def _shares(result: list[HloBuffer]) -> tuple[tuple[str, float], ...]:
     return tuple((dtype, size / total) for dtype, size in sizes.items()) if total else ()
 
 
-def _result(instruction: Instruction, kind: str) -> list[HloBuffer]:
+def _result(instruction: Instruction, kind: CollectiveKind) -> list[HloBuffer]:
     """Return the result arrays of a collective. Most starts return (operands, results, ...); that of an
     all-reduce only results."""
     if instruction.opcode == kind or kind == "all-reduce":
@@ -266,13 +289,6 @@ def _sizes(computation: Computation, name: str) -> int:
     """Return the bytes of an instruction's result; 0 if unknown."""
     source = computation.instructions.get(name)
     return 0 if source is None else sum(buffer.size_bytes for buffer in buffers(source.shape))
-
-
-def _on_the_wire(kind: str, whole: int, members: int) -> int:
-    """Return the bytes that each device of a ring sends, for an array of `whole` bytes."""
-    if kind in ("collective-permute", "collective-broadcast"):
-        return whole
-    return (2 if kind == "all-reduce" else 1) * whole * (members - 1) // members
 
 
 _NOISE = re.compile(

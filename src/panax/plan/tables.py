@@ -16,6 +16,7 @@ from ..parallel.row_exchange import SPARE
 from ..parallel.row_placement import TablePlacement
 from ..spmd.collectives import token_axes
 from ..train import CompiledStep
+from .collectives import CollectiveKind, ring_wire_bytes
 from .report import size
 
 FLOAT32 = INT32 = 4
@@ -66,16 +67,15 @@ class TableCost:
         """Return True if all rows have gradients: no more than would be gathered."""
         return not self.placement.rows and self.rows <= self.ids * self._size(self.placement.reduce_axes)
 
-    def sent_bytes(self) -> dict[tuple[str, MeshAxes], int]:
+    def sent_bytes(self) -> dict[tuple[CollectiveKind, MeshAxes], int]:
         """Return the bytes that a device sends in a step in which one round delivers everything, by kind and
         mesh axes."""
-        ledger: dict[tuple[str, MeshAxes], int] = {}
+        ledger: dict[tuple[CollectiveKind, MeshAxes], int] = {}
 
-        def add(kind: str, axes: MeshAxes, size: int) -> None:
+        def add(kind: CollectiveKind, axes: MeshAxes, size: int) -> None:
             ways = self._size(axes)
             if ways > 1:
-                each = size * (ways - 1) * (2 if kind == "all-reduce" else 1) // ways
-                ledger[kind, axes] = ledger.get((kind, axes), 0) + each
+                ledger[kind, axes] = ledger.get((kind, axes), 0) + ring_wire_bytes(kind, size, ways)
 
         lies, columns = self.placement, self._size(self.placement.columns)
         row_bytes = FLOAT32 * self.width // columns

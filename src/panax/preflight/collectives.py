@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..job.agreement import gather_ints
 from ..mesh.rules import MeshAxes
+from ..plan.collectives import CollectiveKind, ring_wire_bytes
 from ..plan.walk.traffic import Traffic
 from .devices import time_executions
 
@@ -25,10 +26,13 @@ _LARGEST_ELSEWHERE = 2**28
 SECONDS = 0.15
 """Maximum seconds of one execution of a large collective, estimated from the first one."""
 
-DEFAULT_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
+DEFAULT_KINDS: tuple[CollectiveKind, ...] = ("all-gather", "reduce-scatter", "all-reduce")
 """Collectives to measure if no recipe defines them."""
 
-_MEASURED_AS = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "all-gather"}
+_MEASURED_AS: Mapping[CollectiveKind, CollectiveKind] = {
+    "ragged-all-to-all": "all-to-all",
+    "collective-broadcast": "all-gather",
+}
 """Kinds that don't run everywhere, with the kind that takes the same way through the network."""
 
 
@@ -37,11 +41,10 @@ class CollectiveUse:
     """A kind of collective over some mesh axes that a run will use.
 
     Attributes:
-        kind: A kind of `plan.collectives.KINDS`.
         sent_bytes: Approximate bytes sent by each device in one execution.
     """
 
-    kind: str
+    kind: CollectiveKind
     axes: MeshAxes
     sent_bytes: int
 
@@ -56,7 +59,7 @@ class CollectiveFigures:
         large_seconds: The fastest large one.
     """
 
-    kind: str
+    kind: CollectiveKind
     axes: MeshAxes
     ways: int
     sent_bytes: int
@@ -67,7 +70,7 @@ class CollectiveFigures:
 def summarize_uses(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
     """Return the collectives of a step, by kind and axes; the size is that of the messages that carry most of
     the bytes."""
-    found: dict[tuple[str, MeshAxes], list[Traffic]] = {}
+    found: dict[tuple[CollectiveKind, MeshAxes], list[Traffic]] = {}
     for one in traffic:
         found.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
     return [
@@ -127,7 +130,7 @@ def filled_array(mesh: Mesh, elements: int) -> jax.Array:
     return jax.make_array_from_callback((mesh.size * elements,), sharding, lambda _: part)
 
 
-def _collective(kind: str, axes: MeshAxes, ways: int, x: jax.Array) -> jax.Array:
+def _collective(kind: CollectiveKind, axes: MeshAxes, ways: int, x: jax.Array) -> jax.Array:
     if kind == "all-gather":
         return lax.all_gather(x, axes, axis=0, tiled=True)
     if kind == "reduce-scatter":
@@ -140,7 +143,7 @@ def _collective(kind: str, axes: MeshAxes, ways: int, x: jax.Array) -> jax.Array
     return lax.ppermute(x, axes, [(i, (i + 1) % ways) for i in range(ways)])
 
 
-def _elements(kind: str, ways: int, sent: int) -> int:
+def _elements(kind: CollectiveKind, ways: int, sent: int) -> int:
     """Return the number of 4-byte elements on each device for `sent` sent bytes; a multiple of `ways` if they
     are divided."""
     if kind == "collective-permute":
@@ -151,13 +154,9 @@ def _elements(kind: str, ways: int, sent: int) -> int:
     return max(1, whole // (4 * ways)) * ways
 
 
-def _sent(kind: str, ways: int, block_bytes: int) -> int:
-    """Return the bytes that a device sends of a block, counted for a ring: see `plan.traffic`."""
-    if kind == "collective-permute":
-        return block_bytes
-    if kind == "all-gather":
-        return block_bytes * (ways - 1)
-    return (2 if kind == "all-reduce" else 1) * block_bytes * (ways - 1) // ways
+def _sent(kind: CollectiveKind, ways: int, block_bytes: int) -> int:
+    """Return the bytes that a device sends of a block, counted for a ring."""
+    return ring_wire_bytes(kind, block_bytes * ways if kind == "all-gather" else block_bytes, ways)
 
 
 def slowest_figures(figures: Sequence[Sequence[Any]]) -> list[CollectiveFigures]:

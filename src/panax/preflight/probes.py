@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from ..plan.collectives import CollectiveKind
 from ..plan.search.profile import HardwareProfile
 from .collectives import DEFAULT_KINDS, CollectiveUse, collective_program
 from .devices import BenchmarkSize, select_devices
@@ -64,25 +65,25 @@ class AxisUse:
     """The measurement of a mesh axis.
 
     Attributes:
-        kind: Kind of the collective.
         expected_seconds: Expected time from a hardware profile; None without one.
     """
 
     axis: str
-    kind: str
+    kind: CollectiveKind
     expected_seconds: float | None = None
 
 
 def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
     """Return the measurement of each axis that crosses processes, of the kind that a profile knows best."""
     sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
-    found = []
+    uses = []
     for axis in axes_across_processes(mesh):
         known = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
-        kind = next((kind for kind in DEFAULT_KINDS if kind in known), DEFAULT_KINDS[0])
+        measured: list[CollectiveKind] = [kind for kind in DEFAULT_KINDS if known.get(kind) is not None]
+        kind = measured[0] if measured else DEFAULT_KINDS[0]
         rates = known.get(kind)
-        found.append(AxisUse(axis, kind, None if rates is None else rates.latency_seconds + sent / rates.bandwidth))
-    return found
+        uses.append(AxisUse(axis, kind, None if rates is None else rates.latency_seconds + sent / rates.bandwidth))
+    return uses
 
 
 def axes_across_processes(mesh: Mesh) -> list[str]:

@@ -9,7 +9,7 @@ from .loop import Run
 from .plain_step import PlainStep, compile_step
 from .preparation import prepare
 from .reporting.evaluation import evaluate
-from .reporting.generation import generate_text
+from .reporting.generation import TextModel, generate_text
 from .result import Result
 from .tools.batch_search import BatchSearch, find_batch
 from .tools.check import check
@@ -18,6 +18,6 @@ from .tools.sweep import Sweep, sweep
 
 __all__ = [
     "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "RateSearch", "Result",
-    "RollbackConfig", "Run", "Sweep", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
+    "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
     "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

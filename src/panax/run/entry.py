@@ -26,7 +26,7 @@ from ..system.platform_check import check_platform
 from ..train.memory_check import check_memory
 from .blank_data import find_missing_data
 from .experiment import Experiment
-from .loop import Run
+from .loop import Run, RunRecovery
 from .preparation import LogFn, prepare
 from .recovery.checkpointing import CheckpointSchedule
 from .recovery.interrupt import SignalHandler
@@ -169,14 +169,15 @@ def open_run(
                 island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
                 start = island.begin(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
             checkpointer.prepare(start.state)
-            keeper = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
+            checkpoints = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
             run_id = checkpointer.run_name()
             with contextlib.closing(
                 RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
             ) as report:
-                rollback = RollbackController(prepared, start, checkpointer, memory, keeper, report, said)
-                verifying = SdcVerifier(prepared, report, rollback, said)
-                run = Run(prepared, start, keeper, report, rollback, verifying, interrupt, said, island)
+                rollback = RollbackController(prepared, start, checkpointer, memory, checkpoints, report, said)
+                verifier = SdcVerifier(prepared, report, rollback, said)
+                recovery = RunRecovery(checkpoints, rollback, verifier, interrupt, island)
+                run = Run(prepared, start, recovery, report, said)
                 heartbeat().phase("compile")
                 yield run
                 heartbeat().phase("end")

@@ -1,6 +1,7 @@
 """`Run`: the training loop. Short on purpose: everything it calls is a value, or a module of its own."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
 from .recovery.rollback import RollbackController
 from .recovery.verification import SdcVerifier
-from .reporting.generation import generate_text
+from .reporting.generation import TextModel, generate_text
 from .reporting.histograms import weight_histograms
 from .reporting.hook_runner import HookRequests, HookRunner
 from .reporting.report import RunReporter
@@ -33,6 +34,17 @@ from .start import RunStart
 
 RESERVED_NAMES = frozenset({"step", "run"})
 """Names that every line of a log has already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecovery:
+    """Parts of a run that save its state, and let it survive errors, signals and lost islands."""
+
+    checkpoints: CheckpointSchedule
+    rollback: RollbackController
+    verifier: SdcVerifier
+    interrupt: SignalHandler
+    island: Island | None = None
 
 
 class Run:
@@ -53,24 +65,21 @@ class Run:
         self,
         prepared: PreparedRun,
         start: RunStart,
-        keeper: CheckpointSchedule,
+        recovery: RunRecovery,
         report: RunReporter,
-        rollback: RollbackController,
-        verifying: SdcVerifier,
-        interrupt: SignalHandler,
         say: LogFn,
-        island: Island | None = None,
     ):
         self.prepared = prepared
         self.batch: dict[str, jax.Array] = {}
         self.result: Result | None = None
         self.say = say
-        self._keeper, self._report, self._rollback, self._interrupt = keeper, report, rollback, interrupt
-        self._verifying, self._island = verifying, island
+        self._report, self._recovery = report, recovery
+        self._checkpoints, self._rollback = recovery.checkpoints, recovery.rollback
+        self._interrupt, self._island = recovery.interrupt, recovery.island
         self._probing = HardwareProbe(prepared, report)
         self._stopped, self._failed = "", False
         self._hooked = HookRunner(self.experiment.hooks)
-        keeper.hook_state = lambda: self._hooked.collect_state(self)
+        self._checkpoints.hook_state = lambda: self._hooked.collect_state(self)
         self._begin(start)
 
     @property
@@ -84,7 +93,7 @@ class Run:
         self._number = start.progress.drawn
         self._evaluation: Mapping[str, float] = {}
         self._goes_back = False
-        self._keeper.begin(start.best)
+        self._checkpoints.begin(start.best)
         self._hooked.begin(self, start.hooks)
         if self._hooked:
             self._take_wishes(self._hooked.wishes.all_reduce())
@@ -154,7 +163,7 @@ class Run:
             if (
                 jax.process_count() == 1
                 and self.step > 0
-                and self._keeper.stored_step != self.step
+                and self._checkpoints.stored_step != self.step
                 and not self._goes_back
             ):
                 self._save_before(error, what)
@@ -164,7 +173,7 @@ class Run:
         try:
             self._report.flush()
             if self._rollback.wait_for_devices():
-                saved = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
+                saved = self._checkpoints.at_end(self.state, self.step, self._position, self._evaluation)
                 self.say(f"{what} raised {type(error).__name__}; step {self.step} is saved: {saved}")
         except Exception as further:
             # The first error is the one to show.
@@ -175,7 +184,7 @@ class Run:
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
         """Take the experiment's own step; return its scalars before the devices are done."""
         with self._report.clock.measure("dispatch"):
-            self.state, scalars = self._verifying.run_step(self.state, batch, self.step + 1)
+            self.state, scalars = self._recovery.verifier.run_step(self.state, batch, self.step + 1)
         self._report.record_compilation()
         return scalars
 
@@ -206,12 +215,16 @@ class Run:
             with self._saved_first("the evaluation"):
                 wishes.save |= self._judge().save
             # Before another step overwrites the parameters that were evaluated.
-            wishes.save |= self._keeper.record_evaluation(self.step, self._evaluation)
-        if not self._ended and self._keeper.is_due(self.step, asked=wishes.save) and self._rollback.wait_for_devices():
+            wishes.save |= self._checkpoints.record_evaluation(self.step, self._evaluation)
+        if (
+            not self._ended
+            and self._checkpoints.is_due(self.step, asked=wishes.save)
+            and self._rollback.wait_for_devices()
+        ):
             # Only a sound state is saved: the step's scalars are read and checked first.
             self._report.flush()
             with self._report.clock.measure("save"), self._report.ledger.measure("checkpoint wait"):
-                self._keeper.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
+                self._checkpoints.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
             self._report.ledger.record_step(self.step, saved=True)
 
     def finish(self) -> Result:
@@ -223,12 +236,12 @@ class Run:
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
             self._judge_at_end()
-        self._keeper.record_evaluation(self.step, self._evaluation)
+        self._checkpoints.record_evaluation(self.step, self._evaluation)
         ledger = self._report.ledger
         ledger.record_step(self.step)
         with ledger.measure("checkpoint wait"):
-            checkpoint = self._keeper.at_end(self.state, self.step, self._position, self._evaluation)
-        if (line := self._keeper.describe_lost_best()) is not None:
+            checkpoint = self._checkpoints.at_end(self.state, self.step, self._position, self._evaluation)
+        if (line := self._checkpoints.describe_lost_best()) is not None:
             self.say(line)
         ledger.switch("start")
         self._hooked.call("at_end", self)
@@ -256,10 +269,10 @@ class Run:
             self.state,
             self.step,
             self._position,
-            self._keeper.stored_step,
+            self._checkpoints.stored_step,
             self._hooked.collect_state(self),
             self._rollback.drawn,
-            best=self._keeper.best,
+            best=self._checkpoints.best,
         )
         start = self._island.catch_up(self.state, here, self._rollback.skipped_batches)
         self._rollback.drawn = start.progress
@@ -304,7 +317,7 @@ class Run:
         except Exception as error:
             # With many processes another one may not have failed, and would not enter the save's collectives.
             if jax.process_count() == 1 or isinstance(error, LayoutError):
-                saved = self._keeper.at_end(self.state, self.step, self._position, {})
+                saved = self._checkpoints.at_end(self.state, self.step, self._position, {})
                 self.say(f"the last evaluation failed; step {self.step} is saved: {saved}")
             raise
 
@@ -349,7 +362,8 @@ class Run:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         state, tokenizer = self.state, self.prepared.data.tokenizer
-        return generate_text(self.prepared.task, state.eval_params, state.model_state, tokenizer, prompt, **settings)
+        model = TextModel(self.prepared.task, state.eval_params, state.model_state, tokenizer)
+        return generate_text(model, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:
         return weight_histograms(self.prepared.step, self.state, self.batch)

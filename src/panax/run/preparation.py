@@ -24,6 +24,7 @@ from ..job.heartbeat import heartbeat
 from ..kernels import choose_by_timing
 from ..mesh import Placement
 from ..optim import Schedule
+from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
 from ..system import files
 from ..system.platform_check import check_platform
@@ -203,7 +204,13 @@ def prepare(
     source = data.train
     experiment = scale_learning_rate(experiment, lambda: batch_shapes(experiment, source), say)
     experiment, task = resolve_auto_mesh(
-        experiment, task, make_program, lambda: batch_shapes(experiment, source), source.axes, devices, say
+        experiment,
+        task,
+        make_program,
+        lambda: batch_shapes(experiment, source),
+        source.axes,
+        lambda: DeviceGroup.of(devices),
+        say,
     )
     data = _shared(_with_ramp(data, experiment.batch_ramp, say), experiment.comms.islands)
     check_rows_together(task, experiment.step, experiment.comms)

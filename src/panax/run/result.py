@@ -9,7 +9,7 @@ from ..core.errors import RecipeError, suggest_name
 from ..metrics.page.lines import Chart, Line, line_chart
 from .preparation import PreparedRun
 from .reporting.evaluation import evaluate_result
-from .reporting.generation import generate_text
+from .reporting.generation import TextModel, generate_text
 from .reporting.history import read_history, to_dataframe
 
 
@@ -69,9 +69,8 @@ class Result:
             RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
         """
         state, data = self.state, self.prepared.data
-        return generate_text(
-            self.prepared.task, state.eval_params, state.model_state, data.tokenizer, prompt, **settings
-        )
+        model = TextModel(self.prepared.task, state.eval_params, state.model_state, data.tokenizer)
+        return generate_text(model, prompt, **settings)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Evaluate the trained model on its held-out data, or on other data; see `panax.evaluate`."""

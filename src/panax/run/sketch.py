@@ -11,6 +11,7 @@ from ..core.layout.target import device_target
 from ..data import BytePairTokenizer, TextData
 from ..data.text.token_source import TEXT_AXES
 from ..mesh import Placement
+from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
 from ..train.compiled_step import CompiledStep, mesh_requirements
 from ..train.precision import with_compute_dtype
@@ -75,7 +76,13 @@ def sketch_step(
     task = with_compute_dtype(task, device_target(devices[0]), say)
     experiment = scale_learning_rate(experiment, lambda: text_batch(data), say)
     experiment, task = resolve_auto_mesh(
-        experiment, task, make_program, lambda: text_batch(data), TEXT_AXES, devices, say, memory_bytes, fast_domain
+        experiment,
+        task,
+        make_program,
+        lambda: text_batch(data),
+        TEXT_AXES,
+        lambda: DeviceGroup.of(devices, memory_bytes, fast_domain),
+        say,
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))

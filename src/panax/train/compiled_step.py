@@ -23,7 +23,7 @@ from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import MeshRequirements, check, fit_rules, list_remarks
 from ..mesh.topology import data_parallel_size
-from ..parallel.context import zigzag_order
+from ..parallel.context import zigzag_order, zigzag_parts
 from ..spmd.checking import check_program
 from ..system.allocator import prepare_allocator
 from .background_compile import BackgroundBuilder
@@ -219,8 +219,8 @@ class CompiledStep:
 
     def _as_held(self, leaf: np.ndarray, axes: Axes) -> np.ndarray:
         """Permute positions to the order of the context axis."""
-        parts = self.placement.sizes["context"]
-        if parts == 1 or self.placement.row_order == "contiguous" or axis_for_role(Role.POSITIONS) not in axes:
+        parts = zigzag_parts(self.placement)
+        if parts == 1 or axis_for_role(Role.POSITIONS) not in axes:
             return leaf
         dim = axes.index(axis_for_role(Role.POSITIONS))
         return np.take(leaf, zigzag_order(leaf.shape[dim], parts), axis=dim)

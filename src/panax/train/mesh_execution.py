@@ -51,84 +51,107 @@ class ReducedGradients(NamedTuple):
     delayed: Terms | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientRule:
+    """How the gradients of a global batch are computed.
+
+    Attributes:
+        trainable: A tree of bools with the structure of the parameters.
+        micro_batches: Number of parts in which the batch is processed sequentially.
+        comms: How gradients are summed over the slow network, if compressed or delayed; None for plain sums.
+        tables: The tables among the parameters, with row gradients; None if there are none.
+    """
+
+    task: Task
+    trainable: Any
+    micro_batches: int = 1
+    comms: Comms | None = None
+    tables: TableUpdates | None = None
+
+    @property
+    def dense_mask(self) -> Any:
+        """Tree of bools with the structure of the parameters: True for trained parameters that are not
+        tables."""
+        return self.trainable if self.tables is None else self.tables.dense_mask(self.trainable)
+
+
+class GradientInputs(NamedTuple):
+    """Arrays from which gradients are computed, global or as one device's shards.
+
+    Attributes:
+        loss_scale: Factor of the loss during differentiation, divided out of the gradients; None for none.
+        residuals: Residuals of compressed sums.
+        step: Step number, the seed of stochastic rounding; with `comms` only.
+        delayed: The previous batch's terms, with delayed gradients.
+    """
+
+    params: Any
+    model_state: Any
+    batch: Batch
+    key: jax.Array
+    loss_scale: jax.Array | None = None
+    residuals: Residuals = None
+    step: jax.Array | None = None
+    delayed: Terms | None = None
+
+
 def compute_mesh_gradients(
-    task: Task,
-    params: Any,
-    model_state: Any,
-    batch: Batch,
-    key: jax.Array,
-    trainable: Any,
-    parts: int,
-    axes: BatchAxes,
-    scale: jax.Array | None = None,
-    comms: Comms | None = None,
-    owed: Residuals = None,
-    count: jax.Array | None = None,
-    late: Terms | None = None,
-    tables: TableUpdates | None = None,
+    rule: GradientRule, inputs: GradientInputs, axes: BatchAxes
 ) -> tuple[Gradients, Residuals, Terms | None]:
-    """Compute `task.gradients` over all `parts` micro-batches of a global batch, merged over devices, in the
-    storage sharding.
+    """Compute `task.gradients` over all micro-batches of a global batch, merged over devices, in the storage
+    sharding.
 
     Args:
-        scale: Factor of the loss during differentiation, divided out of the gradients; None for none.
-        comms: How gradients are summed over the slow network.
-        owed: Residuals of compressed sums.
-        count: Step counter; with `comms` only.
-        late: The previous batch's terms, with delayed gradients.
-        tables: The tables among the parameters.
+        axes: The logical axes of each leaf of the batch.
 
     Returns:
         The gradients, the new residuals, and, with delayed gradients, this batch's terms.
     """
-    layout = current_layout()
+    layout, task, tables = current_layout(), rule.task, rule.tables
     if layout is None or not task.names_axes:
-        with use_global_arrays(), use_loss_scale(scale):
-            opened = None if tables is None else tables.gather_rows(task, params, batch)
-            gathered = params if opened is None else opened.params
-            gradients = compute_grads(task, gathered, model_state, split_rows(batch, parts), key, trainable)
-            gradients = _with_rows(gradients, opened, scale)
-        return gradients._replace(gradients=unscale_gradients(gradients.gradients, scale)), None, None
-    parameter_axes = task.parameter_axes(params)
+        with use_global_arrays(), use_loss_scale(inputs.loss_scale):
+            rows = None if tables is None else tables.gather_rows(task, inputs.params, inputs.batch)
+            gradients = _compute_terms(rule, inputs, inputs.params if rows is None else rows.params, rows)
+        gradients = gradients._replace(gradients=unscale_gradients(gradients.gradients, inputs.loss_scale))
+        return gradients, None, None
+    parameter_axes = task.parameter_axes(inputs.params)
 
-    def local(
-        params: Any,
-        model_state: Any,
-        batch: Batch,
-        key: jax.Array,
-        scale: jax.Array | None,
-        owed: Residuals,
-        count: jax.Array | None,
-        late: Terms | None,
-    ) -> tuple[Gradients, Residuals, Terms | None]:
-        read = None if tables is None else tables.gather_rows(task, params, batch)
-        opened = _gathered_once(task, layout, params if read is None else read.params, parameter_axes)
-        early = None if comms is None else early_sums(params, parameter_axes, comms, owed, layout)
-        with use_loss_scale(scale), overlap_grad_reduce(early):
-            result = compute_grads(task, opened, model_state, split_rows(batch, parts), key, trainable)
-            result = _with_rows(result, read, scale)
-        shares = reduce_grads(result.gradients, parameter_axes)
-        sums = _summed(layout, unscale_gradients(shares, scale), parameter_axes, comms, owed, count, late, early)
+    def local(shards: GradientInputs) -> tuple[Gradients, Residuals, Terms | None]:
+        comms = rule.comms
+        rows = None if tables is None else tables.gather_rows(task, shards.params, shards.batch)
+        gathered = _gathered_once(task, layout, shards.params if rows is None else rows.params, parameter_axes)
+        early = None if comms is None else early_sums(shards.params, parameter_axes, comms, shards.residuals, layout)
+        with use_loss_scale(shards.loss_scale), overlap_grad_reduce(early):
+            result = _compute_terms(rule, shards, gathered, rows)
+        terms = unscale_gradients(reduce_grads(result.gradients, parameter_axes), shards.loss_scale)
+        sums = _reduce_once(layout, terms, parameter_axes, comms, shards, early)
         merged = _merged(result.losses, result.state, result.metrics)
         return Gradients(sums.sums, *merged, result.rows), sums.residuals, sums.delayed
 
-    specs = _specs(layout, task, params, model_state, batch, axes)
-    dense, rows = trainable, None
-    if tables is not None:
-        dense, rows = tables.dense_mask(trainable), tables.gradient_specs(layout)
-    free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], dense, is_leaf=_is_spec)
-    out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), rows)  # pyright: ignore[reportArgumentType]
-    named = {name: leaf_axes for name, _, leaf_axes in pair_axes(params, parameter_axes)}
+    specs = _specs(layout, task, inputs.params, inputs.model_state, inputs.batch, axes)
+    row_specs = None if tables is None else tables.gradient_specs(layout)
+    free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], rule.dense_mask, is_leaf=_is_spec)
+    out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), row_specs)  # pyright: ignore[reportArgumentType]
+    named = {name: leaf_axes for name, _, leaf_axes in pair_axes(inputs.params, parameter_axes)}
 
     def of_replicas(kept: Mapping[str, Any] | None) -> Any:
-        if kept is None or comms is None:
+        # Each replica holds its own value: one more dimension, over the axes of the slow network.
+        if kept is None or rule.comms is None:
             return None
-        return {name: PartitionSpec(*comms.over, *partition_entries(layout.storage(named[name]))) for name in kept}
+        over = rule.comms.over
+        return {name: PartitionSpec(*over, *partition_entries(layout.storage(named[name]))) for name in kept}
 
-    lies = of_replicas(owed), of_replicas(late)
-    specs = (*specs, PartitionSpec(), lies[0], PartitionSpec(), lies[1])
-    arguments = (params, model_state, dict(batch), key, scale, owed, count, late)
-    return map_over_shards(local, layout, specs, (out, *lies))(*arguments)
+    residuals, delayed = of_replicas(inputs.residuals), of_replicas(inputs.delayed)
+    shardings = GradientInputs(*specs, PartitionSpec(), residuals, PartitionSpec(), delayed)  # pyright: ignore[reportArgumentType]
+    arrays = inputs._replace(batch=dict(inputs.batch))
+    return map_over_shards(local, layout, (shardings,), (out, residuals, delayed))(arrays)
+
+
+def _compute_terms(rule: GradientRule, inputs: GradientInputs, gathered: Any, rows: GatheredTables | None) -> Gradients:
+    """Compute the gradients with respect to gathered parameters, before any reduction over devices."""
+    parts = split_rows(inputs.batch, rule.micro_batches)
+    result = compute_grads(rule.task, gathered, inputs.model_state, parts, inputs.key, rule.trainable)
+    return _with_rows(result, rows, inputs.loss_scale)
 
 
 def _with_rows(found: Gradients, opened: GatheredTables | None, scale: jax.Array | None) -> Gradients:
@@ -176,7 +199,9 @@ def split_rows(batch: Batch, parts: int) -> dict[str, Any]:
     return {name: one(leaf) for name, leaf in batch.items()}
 
 
-def _specs(layout: Layout, task: Task, params: Any, model_state: Any, batch: Batch, axes: BatchAxes) -> tuple:
+def _specs(
+    layout: Layout, task: Task, params: Any, model_state: Any, batch: Batch, axes: BatchAxes
+) -> tuple[Any, Any, Any, Any]:
     def stored(tree: Any, tree_axes: Any) -> Any:
         return map_axes(lambda _, a: PartitionSpec(*partition_entries(layout.storage(a))), tree, tree_axes)
 
@@ -191,23 +216,22 @@ def _specs(layout: Layout, task: Task, params: Any, model_state: Any, batch: Bat
 
 def _gathered_once(task: Task, layout: Layout, params: Any, axes: Any) -> Any:
     # A pipeline moves its layers to their stages first, and gathers them itself.
-    if layout.zero == "3" or layout.sizes["stage"] > 1:
+    if not layout.zero.gathers_per_step or layout.sizes["stage"] > 1:
         return params
-    return gather_params_per_step(params, axes, task.weight_dtype, scattered=layout.zero == "2")
+    return gather_params_per_step(params, axes, task.weight_dtype, scattered=not layout.zero.scatters_per_step)
 
 
-def _summed(
+def _reduce_once(
     layout: Layout,
     gradients: Any,
     axes: Any,
     comms: Comms | None,
-    owed: Residuals,
-    count: jax.Array | None,
-    late: Terms | None,
+    inputs: GradientInputs,
     early: GradReduceOverlap | None,
 ) -> ReducedGradients:
     """Reduce gradients once per step, over all mesh axes that do not shard a parameter, unless already
     reduced in the backward pass."""
+    residuals, late = inputs.residuals, inputs.delayed
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
     named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
     sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
@@ -230,21 +254,25 @@ def _summed(
                 before = late[name].reshape(partial_sum.shape)
                 rest[name] = tuple(axis for axis in slow if axis in comms.over)
                 sums[name] = assert_sharding(before, dict.fromkeys(rest[name], ValueState.PARTIAL))
-        if comms is not None and comms.compress and count is not None:
+        if comms is not None and comms.compress and inputs.step is not None:
             ways = compressed_views({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
             for name in ways:
                 # Reduce over the fast network first, so that the slow one carries each sum once.
                 sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
-            left = None if owed is None else {name: owed[name] for name in ways}
-            reduced, left = reduce_compressed({name: sums[name] for name in ways}, ways, left, comms, layout, count)
-            if owed is not None and left is not None:
-                owed = {name: left[name] if name in left else early_residuals(early, name, owed[name]) for name in owed}
+            left = None if residuals is None else {name: residuals[name] for name in ways}
+            terms_to_send = {name: sums[name] for name in ways}
+            reduced, left = reduce_compressed(terms_to_send, ways, left, comms, layout, inputs.step)
+            if residuals is not None and left is not None:
+                residuals = {
+                    name: left[name] if name in left else early_residuals(early, name, before)
+                    for name, before in residuals.items()
+                }
             sums, rest = {**sums, **reduced}, {name: axes for name, axes in rest.items() if name not in ways}
         sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
     if terms is not None:
         # Tie both together: the sums travel while this batch is processed, and are used only after it, in place.
         sums, terms = jax.lax.optimization_barrier((sums, terms))
-    return ReducedGradients(treedef.unflatten([sums[name] for name in named]), owed, terms)
+    return ReducedGradients(treedef.unflatten([sums[name] for name in named]), residuals, terms)
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:

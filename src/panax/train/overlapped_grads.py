@@ -41,7 +41,7 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
         raise RecipeError(
             f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
         )
-    if layout.zero == "1":
+    if layout.zero.scatters_per_step:
         raise RecipeError(
             f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
         )

@@ -1,8 +1,7 @@
 """`Program`: all components of a training step, as values."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -22,11 +21,12 @@ from ..optim import Optimizer, RowOptimizer, Transformation
 from .collecting_step import check_plain, first_batch, take_collecting_step
 from .frozen_params import Rows, freeze, mask_frozen_layers
 from .loss_scaling import FIRST, check_effect
+from .mesh_execution import GradientRule
 from .mup import WidthFactors, width_factors
 from .replicas import average_params, initial_replicas, place_program, take_local_step
 from .table_growth import GrowingTables
 from .tables import TableUpdates
-from .update import Scalars, StepConfig, evaluation_step, gradient_step, train_step
+from .update import Scalars, StepConfig, UpdateRule, evaluation_step, gradient_step, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Program:
                 f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
             )
         # 3. The abstract state and its logical axes.
-        guard = partial(StepGuard.create, (config.loss_scale or FIRST) if task.scales_loss else None)
-        create = partial(_initial_state, task, transformation, dense, averages, guard, widths, tables)
-        abstract = jax.eval_shape(create, jax.random.key(0))
+        scale = (config.loss_scale or FIRST) if task.scales_loss else None
+        initializer = _StateInitializer(task, transformation, dense, averages, scale, widths, tables)
+        abstract = jax.eval_shape(initializer.create, jax.random.key(0))
         lies = transformation.axes(abstract.optimizer_state, free)
         axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, dense, tables)
         program = cls(
@@ -168,18 +168,10 @@ class Program:
         Must be jitted, since eager initialization rounds differently.
         """
         scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
-        guard = partial(StepGuard.create, scale)
-        state = _initial_state(
-            self.task,
-            self.transformation,
-            self.dense,
-            self.has_average,
-            guard,
-            self.widths,
-            self.tables,
-            key,
-            initial_values,
+        initializer = _StateInitializer(
+            self.task, self.transformation, self.dense, self.has_average, scale, self.widths, self.tables
         )
+        state = initializer.create(key, initial_values)
         return initial_replicas(self, state)
 
     @property
@@ -216,25 +208,29 @@ class Program:
         if self.growing is not None:
             assignment = self.growing.assign_rows(state, batch, batch_axes or batch_row_axes(batch))
             state, batch, batch_axes = assignment.state, assignment.batch, assignment.axes
-        after, scalars = train_step(
-            state,
-            batch,
-            task=self.task,
-            trainable=self.trainable,
+        rule = UpdateRule(
+            gradients=self._gradient_rule(self.comms if self.has_custom_reduction and current_layout() else None),
             transformation=self.transformation,
             learning_rate=self.optimizer.reported_rate(self.num_steps * self.task.updates_per_step),
             config=self.config,
-            batch_axes=batch_axes,
-            resting=self.frozen_rows,
-            comms=self.comms if self.has_custom_reduction and current_layout() else None,
-            tables=self.tables,
-            measures=measures,
+            frozen_rows=self.frozen_rows,
         )
+        after, scalars = train_step(state, batch, rule, batch_axes, measures=measures)
         if self.growing is None or assignment is None:
             return after, scalars
         skipped = after.guard.skipped > state.guard.skipped
         counts = {name: jnp.where(skipped, 0, count) for name, count in assignment.counts.items()}
         return self.growing.roll_back(after, assignment.before, skipped), {**scalars, **counts}
+
+    def _gradient_rule(self, comms: Comms | None) -> GradientRule:
+        """Return how gradients are computed, summed according to `comms`; None for plain sums."""
+        return GradientRule(
+            task=self.task,
+            trainable=self.trainable,
+            micro_batches=self.config.micro_batches,
+            comms=comms,
+            tables=self.tables,
+        )
 
     @property
     def has_custom_reduction(self) -> bool:
@@ -282,15 +278,7 @@ class Program:
             state, batch = first_batch(self, state, batch)
             batch_axes = None
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
-        result, *_ = gradient_step(
-            state,
-            batch,
-            task=self.task,
-            trainable=self.trainable,
-            config=self.config,
-            batch_axes=batch_axes,
-            tables=self.tables,
-        )
+        result, *_ = gradient_step(state, batch, self._gradient_rule(None), batch_axes)
         return mask_frozen_layers(result.gradients, self.frozen_rows)
 
     def evaluate(
@@ -360,32 +348,42 @@ def _state_axes(
     return jax.tree.structure(abstract).unflatten(leaves)
 
 
-def _initial_state(
-    task: Task,
-    transformation: Transformation,
-    dense: Any,
-    averages: bool,
-    guard: Callable[[], StepGuard],
-    widths: WidthFactors | None,
-    tables: TableUpdates | None,
-    key: jax.Array,
-    initial_values: tuple[Any, Any] | None = None,
-) -> TrainState:
-    init_key, run_key = jax.random.split(key)
-    params, model_state = task.init(init_key) if initial_values is None else initial_values
-    if widths is not None and initial_values is None:
-        params = widths.scale_params(params)
-    free = jax.tree.map(lambda p, keep: p if keep else None, params, dense)
-    return TrainState(
-        step=jnp.int32(0),
-        params=params,
-        model_state=model_state,
-        optimizer_state=transformation.init(free),
-        key=run_key,
-        guard=guard(),
-        averaged=init_averages(free) if averages else None,
-        tables=None if tables is None else tables.init_state(params),
-    )
+@dataclasses.dataclass(frozen=True)
+class _StateInitializer:
+    """Creates the state in which training begins.
+
+    Attributes:
+        dense: Tree of bools with the structure of the parameters: True for trained parameters that are not
+            tables.
+        averages: True if an average of the parameters is kept.
+        loss_scale: The first loss scale; None for a task that does not scale its loss.
+    """
+
+    task: Task
+    transformation: Transformation
+    dense: Any
+    averages: bool
+    loss_scale: float | None
+    widths: WidthFactors | None
+    tables: TableUpdates | None
+
+    def create(self, key: jax.Array, initial_values: tuple[Any, Any] | None = None) -> TrainState:
+        """Create the state, with the parameters and model state in `initial_values` if there are any."""
+        init_key, run_key = jax.random.split(key)
+        params, model_state = self.task.init(init_key) if initial_values is None else initial_values
+        if self.widths is not None and initial_values is None:
+            params = self.widths.scale_params(params)
+        free = jax.tree.map(lambda p, keep: p if keep else None, params, self.dense)
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            model_state=model_state,
+            optimizer_state=self.transformation.init(free),
+            key=run_key,
+            guard=StepGuard.create(self.loss_scale),
+            averaged=init_averages(free) if self.averages else None,
+            tables=None if self.tables is None else self.tables.init_state(params),
+        )
 
 
 def check_update_count(num_steps: int, updates_per_step: int) -> None:

@@ -12,7 +12,7 @@ from ..comms.delayed_gradients import DelayedGradient, delayed_state_spec
 from ..comms.fragments import OuterSync
 from ..comms.local import (
     REPLICA,
-    OuterUpdate,
+    OuterState,
     Replicas,
     add_replica_axis,
     check_local_steps,
@@ -154,16 +154,14 @@ def average_params(program: "Program", state: TrainState, meeting: OuterSync) ->
     """Synchronize the replicas, and return the resulting state."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
-    update: OuterUpdate = sync_replicas(
-        program.comms,
-        state.params,
-        program.axes.params,
-        program.trainable,
-        state.replicas,
-        state.owed,
+    update = sync_replicas(
+        OuterState(state.params, state.replicas, state.owed),
         state.step,
-        layout,
         meeting,
+        comms=program.comms,
+        axes=program.axes.params,
+        trainable=program.trainable,
+        layout=layout,
     )
     return dataclasses.replace(state, params=update.params, replicas=update.replicas, owed=update.owed)
 

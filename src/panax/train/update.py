@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..comms import Comms
 from ..comms.delayed_gradients import Terms
 from ..comms.reduction import Residuals
 from ..core import (
@@ -36,9 +35,7 @@ from ..optim.clipping import clip_by_layer
 from ..optim.transformation import Transformation, apply_updates
 from .frozen_params import Rows, mask_frozen_layers
 from .loss_scaling import check_settings, next_scale, should_skip_update
-from .mesh_execution import BatchAxes
-from .mesh_execution import compute_mesh_gradients as gradients_on_mesh
-from .mesh_execution import evaluate_on_mesh as evaluation_on_mesh
+from .mesh_execution import BatchAxes, GradientInputs, GradientRule, compute_mesh_gradients, evaluate_on_mesh
 from .precision import use_matmul_precision
 from .tables import TableUpdates, replace_tables, scale_rows, table_norm
 
@@ -105,15 +102,7 @@ class StepConfig(Validated):
 
 
 def gradient_step(
-    state: TrainState,
-    batch: Batch,
-    *,
-    task: Task,
-    trainable: Any,
-    config: StepConfig,
-    batch_axes: BatchAxes | None = None,
-    comms: Comms | None = None,
-    tables: TableUpdates | None = None,
+    state: TrainState, batch: Batch, rule: GradientRule, batch_axes: BatchAxes | None = None
 ) -> tuple[Gradients, Residuals, Terms | None]:
     """Compute the gradients of one global batch; arguments as in `train_step`.
 
@@ -121,27 +110,41 @@ def gradient_step(
         The gradients; the residuals of compressed sums; and, with delayed gradients, this batch's terms. The
         gradients are then those of the previous batch.
     """
-    prepared = prepare_batch(task, batch, batch_axes)
-    batch, axes = prepared.batch, prepared.axes
-    late = state.delayed if comms is not None else None
-    with use_matmul_precision(task, current_target()):
-        gradients, left, terms = gradients_on_mesh(
-            task,
-            state.params if late is None else late.extrapolate(state.params, trainable),
-            state.model_state,
-            batch,
-            state.step_key,
-            trainable,
-            config.micro_batches,
-            axes,
-            state.guard.scale,
-            comms,
-            state.owed,
-            None if comms is None else state.step,
-            None if late is None else late.terms,
-            tables,
-        )
+    prepared = prepare_batch(rule.task, batch, batch_axes)
+    late = state.delayed if rule.comms is not None else None
+    inputs = GradientInputs(
+        params=state.params if late is None else late.extrapolate(state.params, rule.trainable),
+        model_state=state.model_state,
+        batch=prepared.batch,
+        key=state.step_key,
+        loss_scale=state.guard.scale,
+        residuals=state.owed,
+        step=None if rule.comms is None else state.step,
+        delayed=None if late is None else late.terms,
+    )
+    with use_matmul_precision(rule.task, current_target()):
+        gradients, left, terms = compute_mesh_gradients(rule, inputs, prepared.axes)
     return gradients._replace(metrics={**gradients.metrics, **prepared.faults}), left, terms
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """How one global batch updates the state.
+
+    Attributes:
+        gradients: How its gradients are computed.
+        transformation: The optimizer for the trained parameters that are not tables.
+        learning_rate: Function from step to the learning rate to report; None if the optimizer does not
+            expose it.
+        config: Clipping, the guard against updates that are not finite, and the average of the parameters.
+        frozen_rows: For stacked parameters, the frozen layers: they are excluded from norms and not updated.
+    """
+
+    gradients: GradientRule
+    transformation: Transformation
+    learning_rate: optax.Schedule | None
+    config: StepConfig
+    frozen_rows: Rows | None = None
 
 
 PARAMETER_NORM = "parameter_norm"
@@ -156,16 +159,9 @@ NORM_DECAY = 0.98
 def train_step(
     state: TrainState,
     batch: Batch,
-    *,
-    task: Task,
-    trainable: Any,
-    transformation: Transformation,
-    learning_rate: optax.Schedule | None,
-    config: StepConfig,
+    rule: UpdateRule,
     batch_axes: BatchAxes | None = None,
-    resting: Rows | None = None,
-    comms: Comms | None = None,
-    tables: TableUpdates | None = None,
+    *,
     measures: bool = False,
 ) -> tuple[TrainState, Scalars]:
     """Take one training step.
@@ -175,13 +171,7 @@ def train_step(
 
     Args:
         batch: The global batch; the leaf `row` is added to it.
-        trainable: A tree of bools with the structure of the parameters.
-        learning_rate: Function from step to the learning rate to report; None if the optimizer does not
-            expose it.
         batch_axes: The logical axes of each leaf of the batch; by default only rows are sharded.
-        resting: For stacked parameters, the frozen layers: they are excluded from norms and not updated.
-        comms: How gradients are summed over the slow network, if compressed.
-        tables: The tables among the parameters, with row gradients and a separate update.
         measures: True to also return the losses and metrics as sums, under `MEASURES`, for merging with those
             of other steps.
 
@@ -190,12 +180,11 @@ def train_step(
             (of the trained parameters without tables, after the update), `learning_rate`, `skipped`,
             `loss_scale` if there is one; and results of data checks (`DataChecks`), if the task has any.
     """
-    result, owed, terms = gradient_step(
-        state, batch, task=task, trainable=trainable, config=config, batch_axes=batch_axes, comms=comms, tables=tables
-    )
+    task, tables, transformation, config = rule.gradients.task, rule.gradients.tables, rule.transformation, rule.config
+    result, owed, terms = gradient_step(state, batch, rule.gradients, batch_axes)
     # 1. Decide whether the update is applied: finite, not a spike, and with something to learn from.
     late = state.delayed
-    result = result._replace(gradients=mask_frozen_layers(result.gradients, resting))
+    result = result._replace(gradients=mask_frozen_layers(result.gradients, rule.frozen_rows))
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     norm = table_norm(norm, result.rows)
@@ -204,7 +193,7 @@ def train_step(
     finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
     applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
     behind = 0 if late is None else late.begun.astype(jnp.int32)
-    rate = None if learning_rate is None else _scheduled(learning_rate, state.step - state.guard.skipped - behind)
+    rate = _scheduled(rule.learning_rate, state.step - state.guard.skipped - behind)
     if rate is not None:
         applied &= jnp.isfinite(rate)
     guard = _next_guard(state.guard, applied, finite, norm, config)
@@ -222,7 +211,7 @@ def train_step(
     if guard.scale is not None:
         scalars["loss_scale"] = guard.scale
     scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
-    free, frozen = eqx.partition(state.params, trainable if tables is None else tables.dense_mask(trainable))
+    free, frozen = eqx.partition(state.params, rule.gradients.dense_mask)
 
     # 2. The update of dense parameters; a branch of `lax.cond` on targets with cheap branches.
     def updated() -> _Guarded:
@@ -239,12 +228,12 @@ def train_step(
             gradients = clip_by_layer(gradients, free, axes, *limits, meanings)
         more = {"value": loss} if transformation.takes_loss else {}
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free, **more)
-        params = apply_updates(free, mask_frozen_layers(updates, resting))
+        params = apply_updates(free, mask_frozen_layers(updates, rule.frozen_rows))
         averaged = None
         if config.ema_decay is not None:
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
         elif transformation.average is not None:
-            averaged = mask_frozen_layers(transformation.average(params, optimizer_state), resting, params)
+            averaged = mask_frozen_layers(transformation.average(params, optimizer_state), rule.frozen_rows, params)
         return _Guarded(params, result.state, optimizer_state, averaged, owed)
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
@@ -392,7 +381,9 @@ def _averaged(averaged: Any, params: Any, most: float, guard: StepGuard, step: j
     return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p.astype(a.dtype) - a), averaged, params)
 
 
-def _scheduled(learning_rate: optax.Schedule, count: jax.Array) -> jax.Array:
+def _scheduled(learning_rate: optax.Schedule | None, count: jax.Array) -> jax.Array | None:
+    if learning_rate is None:
+        return None
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(learning_rate(count), jnp.float32)
 
@@ -411,7 +402,7 @@ def evaluation_step(
     """
     prepared = prepare_batch(task, batch, batch_axes)
     with use_matmul_precision(task, current_target()):
-        result = evaluation_on_mesh(
+        result = evaluate_on_mesh(
             task, state.eval_params, state.model_state, prepared.batch, state.key, prepared.axes, tables
         )
     check_names(result.metrics)

@@ -10,6 +10,7 @@ from ..formats import format_percent, format_rate, format_ratio, format_seconds,
 from ..questions import answer_questions
 from ..results import Comparison
 from ..verdict import ColumnFigures, comparison_peak, compute_rows, describe_verdict, loss_tolerances
+from ..workload.precision import Precision
 from ..workload.settings import PRECISIONS
 from ..workload.sources import count_column_lines, read_source
 from .plots import ColumnBar, bars, lines
@@ -238,7 +239,7 @@ def _equality(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block,
         "Panax's step also computes the norm of the gradient and skips an update that is not finite; the others don't.",
         "torch.compile compiles the forward and backward pass; the update is PyTorch's fused one in both PyTorch columns.",
     ]
-    if settings["precision"] == "bf16-mixed":
+    if Precision(settings["precision"]).is_mixed:
         unequal.append(
             "torch.autocast keeps the residual stream in float32 where Panax, plain JAX and Flax keep it in bfloat16."
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from panax.metrics.page import bars as page_bars
-from panax.metrics.page.lines import Line, line_chart
+from panax.metrics.page.lines import ChartStyle, Line, line_chart
 
 WIDTH = 560
 """Of a chart in pixels: a phone shows it at two thirds of its size."""
@@ -56,4 +56,4 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], axis: str, *, logar
         color = "currentColor" if limit else COLORS.get(name, OTHER)
         dashes = "2 5" if limit else "9 4" if row % 2 else ""
         drawn.append(Line(title, range(1, len(found) + 1), found, color, dashes, marked=not limit))
-    return line_chart(drawn, axis, logarithmic=logarithmic, width=WIDTH, titles_above=True).svg
+    return line_chart(drawn, axis, ChartStyle(logarithmic=logarithmic, width=WIDTH, titles_above=True)).svg

@@ -9,6 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from .compared_work import CONFIG, WEIGHTS, Batch, ComparedWork, OptimizerNumbers, save_batches
+from .precision import Precision
 from .settings import DEFAULT_SIZES, Settings
 
 MLPERF_ROWS = (
@@ -67,7 +68,7 @@ def make_clicks(settings: Settings, folder: Path, numbers: OptimizerNumbers) -> 
         flops_per_step=6.0 * settings.batch_size * (dense + vectors**2 * width),
         parameters=parameters,
         optimizer=numbers,
-        precision=settings.precision,
+        precision=Precision(settings.precision),
         attention=settings.attention,
         seed=settings.seed,
     )

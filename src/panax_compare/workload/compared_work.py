@@ -11,6 +11,9 @@ from safetensors.numpy import load_file, save_file
 from panax.core.errors import DataError
 from panax.system import json_reader
 
+from .precision import Precision
+from .settings import OptimizerName
+
 Family = Literal["vit", "llama", "mixtral", "dlrm"]
 Batch = dict[str, np.ndarray]
 
@@ -27,7 +30,7 @@ WORK, CONFIG, WEIGHTS, BATCHES, NUDGED = (
 class OptimizerNumbers:
     """One set of numbers, for optax and for torch."""
 
-    name: str
+    name: OptimizerName
     learning_rate: float
     weight_decay: float
     b1: float = 0.9
@@ -57,7 +60,7 @@ class ComparedWork:
     flops_per_step: float
     parameters: int
     optimizer: OptimizerNumbers
-    precision: str
+    precision: Precision
     attention: str
     seed: int = 0
     recipe: str = ""
@@ -106,7 +109,8 @@ def read_work(folder: str | Path) -> ComparedWork:
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} holds no work to compare: {error}; run `panax compare` again") from error
     numbers = OptimizerNumbers(**raw.pop("optimizer"))
-    return ComparedWork(**{**raw, "optimizer": numbers, "flaws": tuple(raw["flaws"]), "folder": str(folder)})
+    typed = {"optimizer": numbers, "precision": Precision(raw["precision"]), "flaws": tuple(raw["flaws"])}
+    return ComparedWork(**{**raw, **typed, "folder": str(folder)})
 
 
 def save_batches(folder: Path, batches: list[Batch]) -> None:
@@ -117,17 +121,13 @@ def save_batches(folder: Path, batches: list[Batch]) -> None:
     save_file(named, folder / BATCHES)
 
 
-ROUNDING = {"f32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-9, "bf16-mixed": 2.0**-9}
-"""The largest relative error of rounding to the precision of matmuls."""
-
-
 def save_nudged(work: ComparedWork) -> None:
     """Write the same work again, with each weight moved by one rounding of its precision, up or down at
     random."""
     folder = Path(work.folder)
     (folder / NUDGED).mkdir(exist_ok=True)
     random = np.random.default_rng(work.seed + 1)
-    step = np.float32(2 * ROUNDING[work.precision])
+    step = np.float32(2 * work.precision.rounding)
     moved = {
         name: array * (1 + step * (random.integers(0, 2, array.shape, dtype=np.int8) * 2 - 1).astype(np.float32))
         for name, array in work.tensors().items()

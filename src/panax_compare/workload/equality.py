@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from panax.core.finite_stats import max_finite
 
-from .compared_work import ROUNDING
+from .precision import Precision
 
 ROUNDINGS = {"f32": 16, "tf32": 4, "bf16": 4, "bf16-mixed": 4}
 """Roundings of one step; more in float32, since libraries' exponentials and error functions themselves differ
@@ -43,7 +43,7 @@ def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, preci
     Args:
         nudged: The reference's losses from nudged weights; None if they are unknown.
     """
-    one_step = ROUNDINGS[precision] * ROUNDING[precision]
+    one_step = ROUNDINGS[precision] * Precision(precision).rounding
     found, moved = [], 0.0
     for step, loss in enumerate(reference):
         if nudged is not None and step < len(nudged):

@@ -25,6 +25,7 @@ from panax.system import json_reader
 from ..measure.stream import TRAIN, Stream, make_stream
 from .click_data import make_clicks
 from .compared_work import Batch, ComparedWork, Family, OptimizerNumbers, save_batches, save_nudged
+from .precision import Precision
 from .settings import Settings
 from .shapes import decoder_shape, vit_shape
 
@@ -137,7 +138,7 @@ def _of_decoder(settings: Settings, folder: Path, config: DecoderConfig, length:
         flops_per_step=training_flops_per_token(config, length) * tokens,
         parameters=parameters,
         optimizer=optimizer_numbers(settings),
-        precision=settings.precision,
+        precision=Precision(settings.precision),
         attention=settings.attention,
         seed=settings.seed,
         recipe=recipe,
@@ -163,7 +164,7 @@ def _of_vit(settings: Settings, folder: Path, config: VitConfig, recipe: str = "
         flops_per_step=training_flops_per_image(config) * settings.batch_size,
         parameters=parameters,
         optimizer=optimizer_numbers(settings),
-        precision=settings.precision,
+        precision=Precision(settings.precision),
         attention=settings.attention,
         seed=settings.seed,
         recipe=recipe,

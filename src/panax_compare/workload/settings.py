@@ -2,21 +2,28 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from panax.core.errors import RecipeError, suggest_name
 
-PRECISIONS: dict[str, str] = {
-    "f32": "parameters, products and their sums in float32 (no TF32 anywhere)",
-    "tf32": "parameters in float32, products of TF32 on a GPU",
-    "bf16": "parameters, activations and products in bfloat16, the loss in float32",
-    "bf16-mixed": "parameters in float32, products in bfloat16 (torch.autocast; compute_dtype of Panax)",
+from .precision import Precision
+
+PRECISIONS: dict[Precision, str] = {
+    Precision.F32: "parameters, products and their sums in float32 (no TF32 anywhere)",
+    Precision.TF32: "parameters in float32, products of TF32 on a GPU",
+    Precision.BF16: "parameters, activations and products in bfloat16, the loss in float32",
+    Precision.MIXED: "parameters in float32, products in bfloat16 (torch.autocast; compute_dtype of Panax)",
 }
 
 ATTENTIONS = ("eager", "fused")
-OPTIMIZERS = ("adamw", "sgd", "adagrad")
+OptimizerName = Literal["adamw", "sgd", "adagrad"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 TABLE_OPTIMIZERS = ("sgd", "adagrad")
 """The optimizers of `dlrm`: PyTorch has no AdamW of sparse gradients."""
+
+WorkKind = Literal["vit", "decoder", "moe", "dlrm", "recipe"]
+WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
 
 SIZES: dict[str, tuple[str, ...]] = {
     "vit": ("tiny", "Ti", "S", "B", "L", "H"),
@@ -60,7 +67,7 @@ class Settings:
     work: str
     size: str = ""
     batch_size: int = 8
-    precision: str = "f32"
+    precision: str = Precision.F32.value
     attention: str = "fused"
     columns: tuple[str, ...] = ()
     steps: int = 2
@@ -71,7 +78,7 @@ class Settings:
     image_size: int = 0
     patch_size: int = 0
     classes: int = 0
-    optimizer: str = "adamw"
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 0.0
     weight_decay: float = 0.1
     seed: int = 0
@@ -79,11 +86,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         kind = self.kind
-        if kind not in (*SIZES, "recipe"):
-            raise RecipeError(
-                f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe "
-                "is recipe:NAME"
-            )
         _one_of("precision", self.precision, tuple(PRECISIONS))
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -121,7 +123,7 @@ class Settings:
             raise RecipeError(
                 f"optimizer={self.optimizer!r}; tables are updated by {' or '.join(TABLE_OPTIMIZERS)} here"
             )
-        if self.precision != "f32":
+        if self.precision != Precision.F32:
             raise RecipeError(f"precision={self.precision!r}; tables and their products are compared in f32")
         if self.attention != Settings.attention:
             raise RecipeError(f"attention={self.attention!r} has no effect with 'dlrm', which does not attend")
@@ -129,9 +131,19 @@ class Settings:
         self._refuse(shape, "of a table's shape; use --size and --batch-size")
 
     @property
-    def kind(self) -> str:
-        """Return the part before the colon: "vit", "decoder", "moe", "dlrm" or "recipe"."""
-        return self.work.partition(":")[0]
+    def kind(self) -> WorkKind:
+        """Return the part before the colon.
+
+        Raises:
+            RecipeError: It is unknown.
+        """
+        for kind in WORK_KINDS:
+            if kind == self.work.partition(":")[0]:
+                return kind
+        raise RecipeError(
+            f"work={self.work!r} can't be compared; {suggest_name(self.work, [*SIZES, 'recipe:NAME'])}. A recipe "
+            "is recipe:NAME"
+        )
 
     @property
     def name(self) -> str:
@@ -165,7 +177,7 @@ class Settings:
 
 def check_hardware(precision: str, has_gpu: bool) -> None:
     """Raise a RecipeError for a precision that this machine does not support."""
-    if precision == "tf32" and not has_gpu:
+    if precision == Precision.TF32 and not has_gpu:
         raise RecipeError(
             "precision='tf32' is how NVIDIA's GPUs multiply float32 numbers, and no GPU is attached here; use --precision f32 "
             "on a CPU, or bf16 and bf16-mixed"

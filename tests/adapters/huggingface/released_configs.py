@@ -342,4 +342,4 @@ RELEASED = {
         "vocab_size": 128256,
     },
 }
-"""The parts of each release's config.json that say what is computed; Mamba-2's as `transformers` has them."""
+"""The parts of each release's config.json that determine the computation; Mamba-2's as `transformers` has them."""

@@ -1,4 +1,4 @@
-"""A folder whose parts contradict each other: `transformers` is followed, or the folder is rejected with the reason."""
+"""A folder with parts that contradict each other: `transformers` is followed, or the folder is rejected with the reason."""
 
 import dataclasses
 import json

@@ -192,7 +192,7 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
 
 
 def test_the_examples_put_every_part_to_work(example: Example) -> None:
-    """What an example does not depend on, its parity says nothing about."""
+    """Parity proves nothing about tensors that an example does not depend on."""
     check_every_part(example)
 
 

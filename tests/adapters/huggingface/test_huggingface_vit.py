@@ -164,7 +164,7 @@ def in_files(model: Any) -> dict[str, np.ndarray]:
 
 
 def test_the_example_puts_every_part_to_work(example):
-    """What an example does not depend on, its parity says nothing about."""
+    """Parity proves nothing about tensors that an example does not depend on."""
     leaves = jax.tree.leaves(example.params)
     image = jnp.asarray(images()["image"])
     logits = jax.jit(lambda params: params(image, dtype=jnp.float32))

@@ -252,7 +252,7 @@ class Normed(lightning.LightningModule):
 
 
 def test_accumulation_is_lightnings_where_the_rows_alternate(tmp_path):
-    """Row r of a batch goes to micro-batch r % micro_batches, as docs/models/lightning.md says."""
+    """Row r of a batch goes to micro-batch r % micro_batches, as in docs/models/lightning.md."""
     data = batches()
     theirs, module = Normed(), Normed()
     with warnings.catch_warnings():

@@ -82,7 +82,7 @@ def test_a_state_is_not_taken_for_amplified_rounding(file):
 
 
 def test_what_the_trace_calls_unused_is_compared(monkeypatch):
-    """Where a trace would lose a parameter, PyTorch's gradient of it says so."""
+    """If a trace would lose a parameter, PyTorch's gradient of it shows that."""
 
     class Hidden(nn.Module):
         def __init__(self):
@@ -129,7 +129,7 @@ def test_regions_of_a_profiler_compute_nothing():
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("kind", ["lstm", "projected", "gru", "rnn", "under two names"])
 def test_recurrent_layers_are_adapted(kind):
-    """They list their weights anew when those are others, as stand-ins are."""
+    """They list their weights again when these have changed, as stand-ins are."""
 
     class Recurrent(nn.Module):
         def __init__(self):

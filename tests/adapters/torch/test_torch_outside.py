@@ -1,4 +1,4 @@
-"""What a trace can't see of a module's tensors, by memory, by objects that hold them, or past the graph, is refused or "
+"""Tensors of a module that a trace can't see, by memory, by objects that hold them, or past the graph, is refused or "
 "followed."""
 
 import argparse
@@ -28,7 +28,7 @@ def cross_entropy(module, batch):
 
 
 class Net(nn.Module):
-    """A linear layer whose output goes through `forward`, after `setup` has changed the module."""
+    """A linear layer with an output that goes through `forward`, after `setup` has changed the module."""
 
     def __init__(self, forward=lambda self, h, x: h, setup=None):
         super().__init__()
@@ -255,7 +255,7 @@ def test_hooks_on_activations_and_cleared_gradients_are_fine():
 
 
 def test_a_buffer_of_a_criterion_that_moves_is_named():
-    class Centred(nn.Module):
+    class Centered(nn.Module):
         def __init__(self):
             super().__init__()
             self.register_buffer("center", torch.zeros(3))
@@ -265,7 +265,7 @@ def test_a_buffer_of_a_criterion_that_moves_is_named():
             self.center.lerp_(outputs.detach().mean(0), 0.1)
             return loss
 
-    criterion = Centred()
+    criterion = Centered()
     message = refused(nn.Linear(6, 3), lambda m, b: criterion(m(b["x"]), b["y"]))
     assert "'criterion.center' in each forward, a buffer of a module that is not" in message
     assert "module.criterion = criterion" in message

@@ -1,4 +1,4 @@
-"""What can't be right is refused when it is adapted, and a wrong call gets one message that says what to do."""
+"""What can't be right is refused when it is adapted, and a wrong call gets one message with the fix."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ BATCH = {"x": torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)}
 
 
 class Within(nn.Module):
-    """A module whose inner part runs `function(part, h)`."""
+    """A module with an inner part that runs `function(part, h)`."""
 
     def __init__(self, function):
         super().__init__()
@@ -280,7 +280,7 @@ class Kinked(nn.Module):
 
 
 def test_a_unit_that_rounding_flips_is_no_disagreement(monkeypatch):
-    """A right model is taken; what is off by more than rounding, or has a wrong derivative elsewhere, is not."""
+    """A right model is accepted; one that is off by more than rounding, or has a wrong derivative elsewhere, is not."""
     from panax.adapters.torch.lowering import LOWERINGS
 
     addmm, slope = torch.ops.aten.addmm.default, torch.ops.aten.threshold_backward.default
@@ -300,7 +300,7 @@ def test_a_unit_that_rounding_flips_is_no_disagreement(monkeypatch):
         task(Kinked(), mean, BATCH)
 
     class Unseen(Kinked):
-        """What the trace does not see is found beside a flip, too."""
+        """A value that the trace does not see is found beside a flip, too."""
 
         def forward(self, x):
             scale = 1.0 if torch.compiler.is_compiling() or type(x) is not torch.Tensor else 1.01

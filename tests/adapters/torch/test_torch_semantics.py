@@ -1,4 +1,4 @@
-"""What a trace of PyTorch gets silently wrong if nobody looks: each of these is right, or the module is refused."""
+"""Errors of a PyTorch trace that are silent without a check: each of these is right, or the module is refused."""
 
 import warnings
 
@@ -303,7 +303,7 @@ def test_modules_on_the_meta_device_are_read_slice_by_slice(tmp_path, monkeypatc
     assert filled is hollow and torch.equal(filled.lm_head.weight, module.lm_head.weight)
 
 
-def test_a_hollow_modules_own_initialisation_is_drawn_in_shards():
+def test_a_hollow_modules_initialization_is_drawn_in_shards():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()

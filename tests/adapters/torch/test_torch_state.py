@@ -26,7 +26,7 @@ def mean(module, batch):
 
 
 class Part(nn.Module):
-    """A linear layer whose output goes through a function, with what that function needs."""
+    """A linear layer with an output that goes through a function, with what that function needs."""
 
     def __init__(self, function, **attributes):
         super().__init__()

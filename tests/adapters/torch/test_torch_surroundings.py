@@ -207,7 +207,7 @@ def test_an_iterator_in_whose_place_nothing_can_be_put_is_compared(make, take):
 
 
 def test_what_a_distribution_computes_once_is_not_kept():
-    """`Categorical` makes its logits where they are first asked for, and keeps them."""
+    """`Categorical` makes its logits when they are first read, and keeps them."""
     prior = torch.distributions.Categorical(probs=torch.tensor([0.1, 0.2, 0.3, 0.4]), validate_args=False)
     module = Part(lambda self, h: h * self.kept.logits, prior)
     adapted = task(module, mean, BATCH)

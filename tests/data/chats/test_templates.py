@@ -21,7 +21,7 @@ def make(source: str) -> ChatTemplate:
 
 
 def check_equal(name: str, count: int, monkeypatch) -> None:
-    """Compare texts and marked answers on random conversations; where one refuses, the other does."""
+    """Compare texts and marked answers on random conversations; if one refuses, the other does."""
     import datetime
 
     from transformers.utils import chat_template_utils

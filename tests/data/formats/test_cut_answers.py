@@ -1,4 +1,4 @@
-"""What rows cut away is counted and said; where nothing is left to learn, a run is refused, and an evaluation is no judgement."""
+"""Truncated tokens are counted and reported; if nothing is left to learn, a run is refused, and an evaluation raises."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""An archive in which something is wrong is no archive, whatever Python's reader raises of it."""
+"""A damaged archive is refused, whatever Python's reader raises."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that announce what is not there are refused at once: nothing is taken for granted that a header says."""
+"""Files that announce more than they hold are refused at once: nothing is taken for granted that a header says."""
 
 import json
 import tarfile

@@ -1,4 +1,4 @@
-"""Files whose sizes or content lie: refused before memory is taken for them, naming the file, the record and the setting."""
+"""Files with false sizes or content: refused before memory is taken for them, naming the file, the record and the setting."""
 
 import bz2
 import csv

@@ -1,4 +1,4 @@
-"""From a folder of PNGs to a trained classifier: it learns, and goes on bitwise after it was interrupted."""
+"""From a folder of PNGs to a trained classifier: it learns, and continues bitwise after an interruption."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Classifier(panax.Task):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    """300 handwritten digits, 8 by 8 pixels, in folders by class, and one file that is no image."""
+    """300 handwritten digits, 8 by 8 pixels, in folders by class, and one file that is not an image."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("digits")

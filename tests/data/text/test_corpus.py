@@ -1,4 +1,4 @@
-"""Each kind of corpus reads what it should, and says clearly what is wrong with what it can't."""
+"""Each kind of corpus reads its files, and names the fault in those that it can't read."""
 
 import dataclasses
 import gzip
@@ -42,7 +42,7 @@ def write_dataset(path: Path, records=RECORDS, splits=()) -> str:
 
 
 def usable(corpus: Corpus) -> list[Document]:
-    """The documents, where a bad record is an error, as it is by default."""
+    """The documents; a bad record is an error, as by default."""
     return list(UsableDocuments(corpus).documents())
 
 

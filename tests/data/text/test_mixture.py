@@ -34,7 +34,7 @@ NAMES = ("code", "web", "books")
 
 @pytest.fixture
 def documents(make_store) -> dict[str, Documents]:
-    """Three corpora whose tokens tell which they are of: 0 to 299, 300 to 599, 600 to 899."""
+    """Three corpora with tokens that tell them apart: 0 to 299, 300 to 599, 600 to 899."""
     found = {}
     for part, name in enumerate(NAMES):
         draw = np.random.default_rng(part)
@@ -64,7 +64,7 @@ def take(source, count, position=None):
 
 
 def parts_of(batch) -> np.ndarray:
-    """Which part each row is of, told by its tokens."""
+    """Return the part of each row, by its tokens."""
     ids = np.where((batch["segment"] > 0) & (batch["tokens"] < 900), batch["tokens"], -1).max(axis=1)
     return ids // 300
 

@@ -1,4 +1,4 @@
-"""`make_corpus`: which corpus reads a path, and what is said where none does."""
+"""`make_corpus`: which corpus reads a path, and the message if none does."""
 
 import json
 

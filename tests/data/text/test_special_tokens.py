@@ -39,7 +39,7 @@ def llama3() -> tokenizers.Tokenizer:
 
 
 def llama2() -> tokenizers.Tokenizer:
-    """Words that begin with a mark, bytes where a character is unknown, a bare template."""
+    """Words that begin with a mark, bytes for unknown characters, a bare template."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(Regex(" "), "▁")])
     return trained(made, processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]))

@@ -1,4 +1,4 @@
-"""From a recipe's words to batches: tokenised once, split by document, and refused clearly where it can't be."""
+"""From a recipe's words to batches: tokenised once, split by document, and refused clearly otherwise."""
 
 import collections
 import dataclasses
@@ -77,7 +77,7 @@ def test_opening_again_reads_no_text(data, monkeypatch):
     np.testing.assert_array_equal(a.batch["tokens"], b.batch["tokens"])
 
 
-def test_a_changed_corpus_or_tokenizer_is_tokenised_anew(data, tmp_path):
+def test_a_changed_corpus_or_tokenizer_is_tokenized_again(data, tmp_path):
     before = data.open()
     (tmp_path / "texts" / "new.txt").write_text("wholly new")
     after = data.open()

@@ -1,4 +1,4 @@
-"""Token files come back as written; what is damaged or doesn't fit is refused."""
+"""Token files come back as written; damaged or unfitting ones are refused."""
 
 import json
 from pathlib import Path

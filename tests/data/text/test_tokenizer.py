@@ -136,7 +136,7 @@ def test_a_corpus_that_fails_fails_training(tmp_path):
 
 
 def test_a_full_cache_is_named(tokenizer, tmp_path):
-    """The library would say "No space left on device (os error 28)" and no path, in an error that is no OSError."""
+    """The library would say "No space left on device (os error 28)" and no path, in an error that is not an OSError."""
 
     def build(folder):
         (folder / "tokenizer.json").symlink_to("/dev/full")

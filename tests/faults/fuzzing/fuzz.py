@@ -5,7 +5,7 @@ python tests/faults/fuzzing/fuzz.py --format arrow --seed 3 --count 50    one fo
 python tests/faults/fuzzing/fuzz.py --format arrow --seed 3 --case 17     one change again, in this process, with its traceback
 python tests/faults/fuzzing/fuzz.py --binary --count 20000                formats with binary headers: half an hour
 
-One process for each format reads case after case under a limit on its memory; after a death, or where a case takes too long, it
+One process for each format reads case after case under a limit on its memory; after a death, or if a case takes too long, it
 is started again with the next case. The files that nobody changed are read first. Half of the changes are made below the
 outer checksum, or the checksum is made again, so that what lies behind it is reached.
 """
@@ -30,12 +30,12 @@ from typing import NamedTuple
 from panax.system.signals import signal_name
 
 BINARY = ("parquet", "mds", "webdataset", "safetensors", "array_record", "npz")
-"""Formats whose headers announce sizes and counts; most changes of them are made by the formats' own rules."""
+"""Formats with headers that announce sizes and counts; most changes of them are made by the formats' own rules."""
 
 CASE_SECONDS = 5.0
 START_SECONDS = 120.0
 CASE_BYTES = 100 * 2**20
-"""What reading may take at most, beside what the process has when it begins."""
+"""Maximum memory of reading, in addition to that of the process at its start."""
 
 _BACKSTOP_BYTES = 2**30
 """What the system gives a reader at most, so that a bomb is an error of its own and not the end of other processes."""
@@ -113,7 +113,7 @@ def _reader(format: str, seed: int):
 
 
 def _answer(reader: subprocess.Popen, seconds: float) -> tuple[str, int]:
-    """The next line that a reader says, how it died where it says none; and the bytes that the case took."""
+    """The next line that a reader says, how it died if there is none; and the bytes that the case took."""
     assert reader.stdout is not None
     line = b""
     with selectors.DefaultSelector() as selector:
@@ -134,7 +134,7 @@ def _answer(reader: subprocess.Popen, seconds: float) -> tuple[str, int]:
 
 
 def _child(format: str, seed: int) -> None:
-    """Read cases as their numbers come in, and say what came of each."""
+    """Read cases as their numbers come in, and report the outcome of each."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
 
@@ -180,7 +180,7 @@ def _resident_bytes(what: str) -> int:
 
 
 def run_case(format: str, seed: int, case: int, folder: Path) -> str:
-    """Change the files in a folder and read them; what the PanaxError says, where one is raised."""
+    """Change the files in a folder and read them; return the message of the PanaxError, if one is raised."""
     from fuzz_formats import FORMATS
 
     from panax.core.errors import PanaxError

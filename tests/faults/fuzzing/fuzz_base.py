@@ -20,9 +20,9 @@ class Format(NamedTuple):
 
     Attributes:
         make: Writes files into an empty folder.
-        load: Reads all of them; raises a PanaxError where they can't be used.
+        load: Reads all of them; raises a PanaxError if they can't be used.
         change: Changes one of them; below its outer checksum, or with that made again, where the last argument is true.
-        structure: Changes fields of the format itself, and keeps what is around them well-formed; every second case.
+        structure: Changes fields of the format itself, and keeps the rest well-formed; every second case.
     """
 
     make: Callable[[Path], None]
@@ -40,7 +40,7 @@ def any_file(folder: Path, rng: random.Random, inner: bool) -> None:
 
 
 def within(unpack: Callable[[bytes], bytes], repack: Callable[[bytes], bytes], how: Change = any_file) -> Change:
-    """Change what a file holds when it is decompressed, or the file itself."""
+    """Change the decompressed content of a file, or the file itself."""
 
     def change(folder: Path, rng: random.Random, inner: bool) -> None:
         if not inner:

@@ -1,4 +1,4 @@
-"""Changes to bytes and to JSON, drawn from a generator: what a disk, a network or an attacker might have done to a file."""
+"""Changes to bytes and to JSON, drawn from a generator: damage by a disk, a network or an attacker."""
 
 import copy
 import json
@@ -95,7 +95,7 @@ def _insert(data: bytearray, rng: random.Random) -> None:
 
 
 def _integer(data: bytearray, rng: random.Random) -> None:
-    """Put an extreme number where a field may be."""
+    """Put an extreme number at the place of a possible field."""
     width, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "little", "big"))
     at = _place(data, rng)
     at -= at % rng.choice((1, 2, 4, 8))

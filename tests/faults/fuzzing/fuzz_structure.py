@@ -1,6 +1,6 @@
 """Changes to the fields of binary formats: a number in a header becomes another one, and all around it stays well-formed.
 
-Flipped bits rarely pass a format's own checks. What is written here does: each file is taken apart by its format's rules, one or
+Flipped bits rarely pass a format's own checks. These changes do: each file is taken apart by its format's rules, one or
 two of its fields are changed, and the file is put together again, with sizes and checksums that fit.
 
 Sources: Thrift's compact protocol and parquet.thrift; POSIX ustar and pax; NumPy's format 1.0; the layouts at the top of
@@ -131,7 +131,7 @@ def _value_bytes(kind: int, value: Any) -> bytes:
 
 
 def _thrift_places(fields: list[list[Any]]) -> list[list[Any]]:
-    """Every field of a struct and of what is in it; lists as fields of their own."""
+    """Every field of a struct and of its parts; lists as fields of their own."""
     found, waiting = [], [fields]
     while waiting:
         for field in waiting.pop():
@@ -290,7 +290,7 @@ def change_chunk(data: bytearray, rng: random.Random) -> None:
 
 
 def change_array(member: bytes, rng: random.Random) -> bytes:
-    """Change what the header of an .npy file says."""
+    """Change the header of an .npy file."""
     size = int.from_bytes(member[8:10], "little")
     descr, order, shape, version = "<f8", "False", "(50,)", b"\x01\x00"
     match rng.randrange(5):

@@ -1,4 +1,4 @@
-"""What the fuzzer found, one small case of each kind."""
+"""Findings of the fuzzer, one small case of each kind."""
 
 import dataclasses
 import json

@@ -1,8 +1,8 @@
-"""Each kind of fault in each phase of a run of four processes: what the table in docs/reliability/fault-matrix.md is made by.
+"""Each kind of fault in each phase of a run of four processes: the source of the table in docs/reliability/fault-matrix.md.
 
     python tests/faults/matrix [--seed S] [--sample] [--nodes N] [--only KIND] [--phase PHASE] [--out FILE]
 
-About an hour on two cores that do nothing else. The exit code is 1 where a cell does not end as `expected.py` beside this says.
+About an hour on two cores that do nothing else. The exit code is 1 if a cell does not end as `expected.py` states.
 Faults of the network take root, for namespaces: who may not make them is told which cells are left out.
 """  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""One cell of the fault matrix: a run to which a fault comes, and whether it ends as the table says."""
+"""One cell of the fault matrix: a run to which a fault comes, and whether it ends as in the table."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ SIGNALS = {kind: signal.Signals[kind] for kind in ("SIGKILL", "SIGSTOP", "SIGTER
 
 
 class Wrong(Exception):
-    """A cell that does not end as the table says."""
+    """A cell that does not end as in the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Row:
     """What came of a cell.
 
     Attributes:
-        wrong: What was not as the table says; empty where all was.
+        wrong: Differences from the table; empty if there are none.
         seconds: From the fault to the job's end.
     """
 
@@ -114,7 +114,7 @@ class Matrix:
         }
 
     def run(self, kind: str, phase: str) -> Row:
-        """Whether a cell ends as the table says."""
+        """Return whether a cell ends as in the table."""
         end = expected()[kind, phase]
         rng = random.Random(f"{self.seed} {kind} {phase}")
         node, call = rng.randrange(self.nodes), rng.randint(2, 6)
@@ -166,7 +166,7 @@ class Matrix:
         return self._digests[STEPS, self.nodes]
 
     def planned(self, step: int, layout: Sequence[str], nodes: int) -> str:
-        """The digest of a run that was told to go on with fewer nodes from a step."""
+        """The digest of a run that was made to continue with fewer nodes from a step."""
         if step == STEPS:
             return self.reference()
         if (step, nodes) not in self._digests:

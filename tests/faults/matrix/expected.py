@@ -19,8 +19,8 @@ class End:
     """How a cell ends.
 
     Attributes:
-        outcome: same: the run goes on at the same layout to its end, bitwise as an undisturbed one. shrunk: it goes on with three
-            nodes, bitwise as one that was told to change there. saved: all processes save at one step and the job ends; the same
+        outcome: same: the run continues in the same layout to its end, bitwise as an undisturbed one. shrunk: with three nodes,
+            bitwise as one that was made to change there. saved: all processes save at one step and the job ends; the same
             command again ends as `same`. stopped: the job ends within 60 seconds with this cause, the worker's last lines and
             what to do.
         cause: Of the incident, or of the end; empty where nothing is booked.

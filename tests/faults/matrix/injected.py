@@ -1,4 +1,4 @@
-"""In a worker that is to fail: reaches a phase, says so, and fails there, or waits for a fault from outside.
+"""In a worker that is to fail: reaches a phase, reports it, and fails there, or waits for a fault from outside.
 
 Production code knows nothing of this: its functions are replaced by ones that do the same and then this.
 """
@@ -26,10 +26,10 @@ from panax.models.decoder.model import Decoder
 from panax.stores.local import LocalStore
 
 LONG = "PANAX_TEST_LONG_SAVE"
-"""Seconds for which one file is written, where a save is to be long."""
+"""Seconds for which one file is written, for a long save."""
 
 FAULT = "PANAX_TEST_FAULT"
-"""The file that says which fault, of which process."""
+"""The file with the fault and its process."""
 
 OUTSIDE_SECONDS = 30.0
 """For whoever injects a fault from outside."""
@@ -47,7 +47,7 @@ class Fault:
 
     Attributes:
         kind, phase: As in the matrix.
-        process: Whose.
+        process: Index of the process.
         call: In which step, counted from the process's start; or which batch.
         announce: Exists as soon as the phase was reached, and holds the process's number: a fault comes once.
         go: Made by whoever injects a fault from outside, when that is done.
@@ -187,7 +187,7 @@ def _call(place: str, values: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldTask(DecoderTask):
-    """A decoder whose embedded tokens go through hold.c, before anything of the step is sent but the weights."""
+    """A decoder with embedded tokens that go through hold.c, before anything of the step is sent but the weights."""
 
     def enter(self, params: Decoder, batch: Any, context: Any) -> jax.Array:
         return hold_forward(super().enter(params, batch, context))

@@ -1,6 +1,6 @@
-"""A supervisor whose nodes are hosts of their own network namespaces: `python launched.py JSON`, with the fields of `Asked`.
+"""A supervisor with nodes in separate network namespaces: `python launched.py JSON`, with the fields of `Asked`.
 
-A node that is lost does not come back here, as one whose machine is broken.
+A node that is lost does not come back here, as on a broken machine.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from panax.core.errors import LaunchError
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is launched.
+    """Result of a launch.
 
     Attributes:
         prefixes: What runs a command on each host.

@@ -1,4 +1,4 @@
-"""The run of the fault matrix: a small decoder on real text, which fails where `PANAX_TEST_FAULT` says."""
+"""The run of the fault matrix: a small decoder on real text, which fails at the place in `PANAX_TEST_FAULT`."""
 
 import dataclasses
 import os

@@ -74,7 +74,7 @@ def behind(folder: str, second: bool, said: list[str]) -> int:
 
 
 def unread(folder: str, second: bool, said: list[str]) -> str:
-    """What is raised where the second process alone can't read the store."""
+    """The error if the second process alone can't read the store."""
     saves = Checkpointer(folder, say=said.append)
     if second:
         saves.store.folders = refused  # type: ignore[method-assign]
@@ -85,7 +85,7 @@ def unread(folder: str, second: bool, said: list[str]) -> str:
 
 
 def other(folder: str, second: bool, said: list[str]) -> str:
-    """What is raised where the processes would restore different checkpoints."""
+    """The error if the processes would restore different checkpoints."""
     like = state(0)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), like)
     checkpoint = Checkpointer(folder, say=said.append).open(4 if second else 5)

@@ -61,7 +61,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All that can happen: a body can flip only where there is one."""
+    """All that can happen: a bit can flip only in a body."""
     found = []
     for (during, place), (method, _) in PLACES.items():
         for stays, kinds in ((False, PASSING), (True, STAYING)):
@@ -94,7 +94,7 @@ def restored(checkpoint) -> dict[str, jax.Array]:
 
 
 def go_on(checkpointer: Checkpointer) -> tuple[int, dict[str, jax.Array]]:
-    """The newest state that is whole, as a run finds it, and its step; 0 where there is none."""
+    """The newest state that is whole, as a run finds it, and its step; 0 if there is none."""
     for checkpoint in checkpointer.newest_first():
         try:
             return checkpoint.manifest.step, restored(checkpoint)
@@ -104,7 +104,7 @@ def go_on(checkpointer: Checkpointer) -> tuple[int, dict[str, jax.Array]]:
 
 
 def save(checkpointer: Checkpointer, step: int) -> PanaxError | None:
-    """Save the state of a step; what it failed with."""
+    """Save the state of a step; return its error, if any."""
     checkpointer.save(state(step), step, {"data": {"at": step}})
     try:
         checkpointer.finish()

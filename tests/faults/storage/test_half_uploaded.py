@@ -1,4 +1,4 @@
-"""What a save leaves that did not come to its end is never selected; what was committed and then lost a file is never loaded."""
+"""The files of an incomplete save are never selected; what was committed and then lost a file is never loaded."""
 
 import dataclasses
 import re
@@ -248,7 +248,7 @@ def two(tmp_path_factory):
 
 
 def test_a_process_without_a_part_holds_up_one_checkpoint_alone(two):
-    """The run goes on, the next ones are whole."""
+    """The run continues, the next ones are whole."""
     folder, (first, _) = two
     without, failed, *more = first["said"]
     assert re.search(
@@ -268,7 +268,7 @@ def test_a_process_without_a_part_holds_up_one_checkpoint_alone(two):
 
 
 def test_what_one_process_meets_alone_is_met_by_all(two):
-    """Otherwise one would go on from another step than the others."""
+    """Otherwise one would continue from another step than the others."""
     _, found = two
     for each in found:
         passed_over, behind, unread, other, remembered = each["alone"]

@@ -1,4 +1,4 @@
-"""A run that resumes under another JAX says so in one line; under the same one it says nothing of it."""
+"""A run that resumes under another JAX reports it in one line; under the same one there is no line."""
 
 import dataclasses
 

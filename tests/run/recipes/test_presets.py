@@ -1,4 +1,4 @@
-"""Published models by name: experiments, their tokenizers, and what is said without data."""
+"""Published models by name: experiments, their tokenizers, and the message without data."""
 
 import dataclasses
 import json

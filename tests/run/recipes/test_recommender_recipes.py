@@ -1,4 +1,4 @@
-"""The recipes of recommenders: that they run and resume, and (slowly) that they are as good as they say."""
+"""The recipes of recommenders: that they run and resume, and (slowly) that they reach their stated quality."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The recipes that learn from a replay buffer, and Breakout's, reach what their pages say."""
+"""The recipes that learn from a replay buffer, and Breakout's, reach the figures of their pages."""
 
 import sys
 

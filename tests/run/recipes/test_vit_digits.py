@@ -1,4 +1,4 @@
-"""The recipe of the digits: that it runs, and (slowly) that it is as good as it says."""
+"""The recipe of the digits: that it runs, and (slowly) that it reaches its stated quality."""
 
 import dataclasses
 import json

@@ -43,7 +43,7 @@ def experiment(folder, index=0, count=COUNT, *, hooks=(), **comms):
 
 
 def trained(*experiments):
-    """Each in a thread of its own, on devices of its own; what each gave and said."""
+    """Each in a thread of its own, on devices of its own; the result and messages of each."""
     found, said = [None] * len(experiments), [[] for _ in experiments]
 
     def run(number, one):

@@ -1,4 +1,4 @@
-"""While processes of a launched job are missing, what one replica or one device can't do pauses, and is said."""
+"""While processes of a launched job are missing, what one replica or one device can't do pauses, with a message."""
 
 import dataclasses
 

@@ -88,7 +88,7 @@ class Finite(Points):
 
 @dataclasses.dataclass(frozen=True)
 class Counting(Points):
-    """Tells which batches were drawn."""
+    """Records which batches were drawn."""
 
     drawn: list = dataclasses.field(default_factory=list, metadata={"saved": False})
 
@@ -127,7 +127,7 @@ def steps_of(folder) -> list[int]:
 
 
 def ran(folder, tmp_path, *, left_out, devices=1, **settings):
-    """A run to its end, which is that of one that has to leave these batches out; what was said, and its rollbacks."""
+    """A run to its end, which is that of one that has to leave these batches out; the messages, and its rollbacks."""
     lines: list[str] = []
     result = fit(experiment(folder, **settings), say=lines.append, devices=devices)
     told = fit(experiment(tmp_path / "told", **settings, skip_batches=left_out), quiet=True, devices=devices)

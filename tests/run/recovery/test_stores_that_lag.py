@@ -1,4 +1,4 @@
-"""A store that takes nothing for a while, and one whose lists are an hour old: a run goes on, and resumes from what is there."""
+"""A store that takes nothing for a while, and one with lists an hour old: a run continues, and resumes from what exists."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""Steps checked on other devices: what is corrupted is found, the device is named, and the run ends as an undisturbed one."""
+"""Steps checked on other devices: a corrupted one is found, the device is named, and the run ends as an undisturbed one."""
 
 import itertools
 from pathlib import Path

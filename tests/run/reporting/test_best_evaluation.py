@@ -1,4 +1,4 @@
-"""The best evaluation is saved, whatever the intervals; what a run's settings can't do together is said before it begins."""
+"""The best evaluation is saved, whatever the intervals; settings that exclude each other are refused before it begins."""
 
 import dataclasses
 import json

@@ -35,7 +35,7 @@ from panax.train import StepConfig
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A run of five steps with averaged parameters, whose last checkpoint is not its best."""
+    """A run of five steps with averaged parameters; its last checkpoint is not its best."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("evaluated")
         patch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Hooks: they are called where they should be, may ask, are resumed, and never cost a run its checkpoint."""
+"""Hooks: they are called at the right steps, may request work, are resumed, and never cost a run its checkpoint."""
 
 import dataclasses
 import json
@@ -247,7 +247,7 @@ def test_a_metric_that_does_not_exist_or_is_never_measured_is_refused(short):
 
 
 class Kept(Tracker):
-    """Keeps what it is given."""
+    """Records its calls."""
 
     def __init__(self):
         self.texts, self.histograms, self.records, self.facts = {}, {}, [], None

@@ -1,4 +1,4 @@
-"""What a run shows in Python: lines with losses, one line that changes in a notebook, nothing by choice."""
+"""Output of a run in Python: lines with losses, one line that changes in a notebook, nothing by choice."""
 
 import dataclasses
 import io

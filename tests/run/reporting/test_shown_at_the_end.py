@@ -1,4 +1,4 @@
-"""What a command shows of a run that is done and saved never decides whether it succeeded."""
+"""The output of a run that is done and saved never decides whether it succeeded."""
 
 import io
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A run of a mixture tells how its experts are loaded: in the log, in TensorBoard, on the console."""
+"""A run of a mixture reports how its experts are loaded: in the log, in TensorBoard, on the console."""
 
 import dataclasses
 import io
@@ -48,7 +48,7 @@ def mixture(cache, folder):
 
 @pytest.fixture(scope="module")
 def watched(cache, tmp_path_factory):
-    """(experiment, lines said, the console's text) of a run in two halves."""
+    """(experiment, messages, the console's text) of a run in two halves."""
     experiment = mixture(cache, tmp_path_factory.mktemp("mixture"))
     said: list[str] = []
     text = io.StringIO()

@@ -8,7 +8,7 @@ import tiny
 
 from panax.core import Evaluation, RecipeError, Task
 from panax.data.text.tokenizer import EncodedText, Tokenizer
-from panax.run.reporting.generation import generate_text
+from panax.run.reporting.generation import TextModel, generate_text
 
 
 class Counting(Task):
@@ -53,21 +53,21 @@ PARAMS = {"by": jnp.int32(1)}
 
 
 def test_a_task_of_ones_own_continues_a_text():
-    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=3) == "cde"
+    assert generate_text(TextModel(Counting(), PARAMS, {}, Letters()), "ab", tokens=3) == "cde"
     # As far as the end of the document.
-    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=30) == "cdefg"
+    assert generate_text(TextModel(Counting(), PARAMS, {}, Letters()), "ab", tokens=30) == "cdefg"
 
 
 def test_a_chat_continues_the_rendered_prompt():
-    assert generate_text(Counting(), PARAMS, {}, Letters(), "ab", tokens=2, chat=True) == "de"
+    assert generate_text(TextModel(Counting(), PARAMS, {}, Letters()), "ab", tokens=2, chat=True) == "de"
     with pytest.raises(RecipeError, match="the tokenizer has no chat template, which chat=True applies"):
         without = Letters()
         without.chat_templates = {}
-        generate_text(Counting(), PARAMS, {}, without, "ab", chat=True)
+        generate_text(TextModel(Counting(), PARAMS, {}, without), "ab", chat=True)
     with pytest.raises(RecipeError, match="the chat template fails on the prompt: no"):
         failing = Letters()
         failing.chat_templates = {"default": "{{ raise_exception('no') }}"}
-        generate_text(Counting(), PARAMS, {}, failing, "ab", chat=True)
+        generate_text(TextModel(Counting(), PARAMS, {}, failing), "ab", chat=True)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_chat_continues_the_rendered_prompt():
 )
 def test_what_can_not_be_continued_is_an_error(task, tokenizer, prompt, settings, message):
     with pytest.raises(RecipeError, match=message):
-        generate_text(task, PARAMS, {}, tokenizer, prompt, **settings)
+        generate_text(TextModel(task, PARAMS, {}, tokenizer), prompt, **settings)
 
 
 def test_a_task_that_does_not_generate_says_so():
@@ -90,7 +90,7 @@ def test_a_task_that_does_not_generate_says_so():
         generate = Task.generate
 
     with pytest.raises(RecipeError, match="Silent does not generate; a text model"):
-        generate_text(Silent(), PARAMS, {}, Letters(), "a")
+        generate_text(TextModel(Silent(), PARAMS, {}, Letters()), "a")
     with pytest.raises(RecipeError, match="Silent does not generate; a task that does sets `generates`"):
         Silent().generate(PARAMS, {}, jnp.ones((1, 1), jnp.int32), 1, jax.random.key(0))
     assert tiny.task().generates

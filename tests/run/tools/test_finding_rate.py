@@ -1,4 +1,4 @@
-"""A range test: what it recommends of curves that are known, what it refuses, and that it leaves no run behind."""
+"""A range test: its recommendation for known curves, its refusals, and no run left behind."""
 
 import dataclasses
 import math

@@ -15,6 +15,7 @@ import jax.extend.backend
 
 from ..protocols import Axes, RowOrder
 from .target import Target, device_target
+from .zero_stage import ZeroStage
 
 MeshAxes = tuple[str, ...]
 
@@ -37,9 +38,8 @@ class Layout(Protocol):
         ...
 
     @property
-    def zero(self) -> str:
-        """Return the ZeRO stage, "1", "2" or "3", which determines the sharded parts of a step; see
-        `mesh.Rules`."""
+    def zero(self) -> ZeroStage:
+        """Return the ZeRO stage, which determines the sharded parts of a step."""
         ...
 
     @property

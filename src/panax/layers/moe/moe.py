@@ -104,7 +104,7 @@ def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tu
     """
     summed = RouterTerms(*(sum_over_sequence(term) for term in terms))
     losses: dict[str, Loss] = {}
-    if moe.balance > 0.0 and moe.choice != "expert":
+    if moe.balance > 0.0 and not moe.experts_choose:
         load = all_reduce(jax.lax.stop_gradient(terms.load), _scope_axes(moe))
         share = moe.experts * load / jax.numpy.maximum(load.sum(axis=-1, keepdims=True), 1.0)
         losses["balance"] = Loss((share * summed.probability).sum(), tokens, moe.balance)
@@ -122,7 +122,7 @@ def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tu
 
 def router_weights(moe: MoE, tokens: Float[Array, ""]) -> dict[str, jax.Array]:
     """Return the denominator of each loss."""
-    balanced = moe.balance > 0.0 and moe.choice != "expert"
+    balanced = moe.balance > 0.0 and not moe.experts_choose
     return ({"balance": tokens} if balanced else {}) | ({"router_z": tokens} if moe.z_loss > 0.0 else {})
 
 

@@ -144,12 +144,17 @@ class MoE(Validated):
         choices = ("token", "expert", *ROUTERS)
         require(self.choice in choices, f"choice={self.choice!r}; {suggest_name(self.choice, choices)}")
         require(1.0 <= self.buffer < math.inf, f"buffer={self.buffer}; expected 1 or more")
-        if self.choice == "expert":
+        if self.experts_choose:
             for name, needed in (("groups", 1), ("selection_bias", False), ("capacity", None)):
                 require(
                     getattr(self, name) == needed,
                     f"{name}={getattr(self, name)!r} is for tokens that choose; with choice='expert' leave it {needed!r}",
                 )
+
+    @property
+    def experts_choose(self) -> bool:
+        """True if each expert takes its best tokens, instead of each token its best experts."""
+        return self.choice == "expert"
 
     def is_mixture(self, layer: int) -> bool:
         """Return whether a decoder's layer is a mixture instead of dense.
@@ -162,5 +167,5 @@ class MoE(Validated):
     def row_capacity(self, length: int) -> int:
         """Return the maximum number of tokens that one expert takes from a row of `length`; `length` if none
         are dropped."""
-        factor = 1.0 if self.choice == "expert" else self.capacity
+        factor = 1.0 if self.experts_choose else self.capacity
         return length if factor is None else min(length, math.ceil(factor * self.active * length / self.experts))

@@ -103,7 +103,7 @@ class Router(Module):
             scores = jax.nn.sigmoid(logits)
             probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
         # load: [batch, router], counted before any token is dropped.
-        if moe.choice == "expert":
+        if moe.experts_choose:
             assigned, load, dropped = _by_expert(moe, scores, tokens)
         else:
             chosen = _best(moe, scores, tokens) if moe.choice == "token" else _by_own_router(moe, logits, tokens)

@@ -1,7 +1,7 @@
 """Execution of a staged task in a pipeline: the work of one stage. `stage_layers.py` determines which layers
 a stage holds and moves them there."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,13 +21,23 @@ if TYPE_CHECKING:
     from .staged_task import StagedTask
 
 
+class _Inputs(NamedTuple):
+    """Arrays that a pass through the pipeline reads; every leaf of a batch has a leading axis of
+    micro-batches."""
+
+    params: Any
+    state: Any
+    micro_batches: Batch
+    key: jax.Array
+
+
 def compute_pipeline_grads(
     task: "StagedTask", params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
 ) -> Gradients:
     """Compute gradients through the pipeline, as `Task.gradients` does, in the storage sharding."""
     weights = psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
     layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
-    outcome, outer_axes = _run(task, params, state, layers, micro_batches, key, weights, train=True)
+    outcome, outer_axes = _run(task, _Inputs(params, state, micro_batches, key), layers, weights, train=True)
     outer = reduce_grads(outcome.outer, outer_axes)
     found = task.with_stacks(outer, layers.restore_grads(slot_gradients(outcome.chunks)))
     kept = jax.tree.map(lambda gradient, keep: gradient if keep else None, found, trainable)
@@ -44,7 +54,7 @@ def evaluate_pipeline(
     parts = max(n for n in range(1, stages + 1) if rows % n == 0)
     micro_batches = {name: leaf.reshape(parts, rows // parts, *leaf.shape[1:]) for name, leaf in batch.items()}
     layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
-    outcome, _ = _run(task, params, state, layers, micro_batches, key, None, train=train)
+    outcome, _ = _run(task, _Inputs(params, state, micro_batches, key), layers, None, train=train)
     losses, metrics = _all_measures(outcome)
     return Evaluation(losses, state, metrics)
 
@@ -55,23 +65,24 @@ def _all_measures(outcome: PipelineOutput) -> tuple[Losses, Metrics]:
 
 
 def _run(
-    task: "StagedTask",
-    params: Any,
-    state: Any,
-    layers: StageLayers,
-    micro_batches: Batch,
-    key: jax.Array,
-    weights: Any,
-    *,
-    train: bool,
+    task: "StagedTask", inputs: _Inputs, layers: StageLayers, weights: Any, *, train: bool
 ) -> tuple[PipelineOutput, Any]:
+    """Run the pipeline.
+
+    Args:
+        weights: Weight of each loss in the objective to differentiate; None to run forward only.
+
+    Returns:
+        Its output, and the logical axes of the parameters outside of the stages.
+    """
+    params, state, micro_batches, key = inputs
     layout = current_layout()
     assert layout is not None
     # `outer` holds the parameters outside of the stages (embeddings, head), gathered once per step below ZeRO-3.
     outer = task.with_stacks(params, ())
     axes = logical_axes(outer)
-    if layout.zero != "3":
-        outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=layout.zero == "2")
+    if layout.zero.gathers_per_step:
+        outer = gather_params_per_step(outer, axes, task.weight_dtype, scattered=not layout.zero.scatters_per_step)
     # "free" is differentiated (gradient slots of gathered weights, other parameters); "fixed" holds gathered values.
     free, fixed = split_slots(outer)
     free_layers, fixed_layers = split_slots(layers.weights)

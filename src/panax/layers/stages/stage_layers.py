@@ -156,6 +156,7 @@ class StageRun:
         assert layout is not None
         period, numbers = len(units[0].reports), sorted({unit.stack for unit in units})
         stacks = [model_stacks[n] for n in numbers]
+        # Units of equal structure share a branch of the program; a unit's kind is the index of its structure.
         treedefs: list[Any] = []
         kinds: list[int] = []
         for stack in stacks:
@@ -212,6 +213,7 @@ class StageRun:
             def branch(treedef: Any) -> Any:
                 return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, state)
 
+            # All stages run one program, so units of different structure are branches, chosen by the unit's kind.
             branches = [branch(treedef) for treedef in self.treedefs]
 
             def chosen(x: jax.Array, leaves: list[Any]) -> tuple[jax.Array, Any]:
@@ -239,6 +241,7 @@ class StageRun:
         x, reports = scan_layers(
             lambda x, scanned: one(x, *scanned), x, (weights, mine, kinds, first, rows), may_unroll=False
         )
+        # Reports of empty slots are placeholders; row -1 marks them.
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
         return x, [(filled[:, place], terms) for place, terms in enumerate(reports)]
 
@@ -246,7 +249,7 @@ class StageRun:
         """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
         chunks, slots = self.order.shape[1:]
         dim = self._split_dim(axes)
-        once = self.layout.zero != "3"
+        once = self.layout.zero.gathers_per_step
         gathers = self._gathers(axes)
         # Cast before communication if the weight is gathered or moved once per step.
         early = once and (any(gathers) or (dim is not None and not self.is_stored_in_place))
@@ -264,7 +267,7 @@ class StageRun:
 
         if value.dtype == leaf.dtype and not (once and any(gathers)):
             return by_chunk(value)
-        scattered = self.layout.zero == "2"
+        scattered = once and not self.layout.zero.scatters_per_step
         gathered = gather_weight_as(value, axes, gathers, value.dtype) if once else value
         slot = jnp.zeros(value.shape if scattered else gathered.shape, leaf.dtype)
         return StepWeight(by_chunk(gathered), by_chunk(slot), scattered)
@@ -272,7 +275,7 @@ class StageRun:
     def return_grad(self, gradient: jax.Array, axes: Axes) -> jax.Array:
         """Convert a gradient with the layout of `brought` to the storage layout of all units."""
         gradient = gradient.reshape(-1, *gradient.shape[2:])
-        if self.layout.zero == "1":
+        if self.layout.zero.scatters_per_step:
             gradient = scatter_dims(gradient, self._gathers(axes))
         if self.is_stored_in_place:
             return gradient

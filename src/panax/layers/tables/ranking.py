@@ -52,6 +52,7 @@ def target_ranks(
         scores = jnp.einsum("be,ve->bv", queries, part, preferred_element_type=jnp.float32)
         return scores, first + place, (place >= start) & (first + place < num_items)
 
+    # Two passes over the chunks: a target's score is known only after the first, and compared in the second.
     def own_score(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
         scores, items, counted = scored(start)
         mine = counted[None] & (items[None] == targets[:, None])

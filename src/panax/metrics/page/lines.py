@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 760, 300
 MARK_PIXELS = 19
 """Width in pixels per point from which a line has circles on its points."""
 
-MOST_POINTS = 800
+MAX_POINTS = 800
 """Number of points from which a line is thinned out: of each stretch its minimum and its maximum are
 drawn."""
 
@@ -95,40 +95,47 @@ class _Plane:
         return self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
 
 
-def line_chart(
-    lines: Sequence[Line],
-    x_label: str,
-    *,
-    logarithmic: bool = False,
-    logarithmic_x: bool = False,
-    width: int = WIDTH,
-    height: int = HEIGHT,
-    titles_above: bool = False,
-    marks: Sequence[Annotation] = (),
-    readable: bool = False,
-    most_points: int = MOST_POINTS,
-) -> Chart:
-    """Draw lines with their titles next to them.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChartStyle:
+    """How a line chart is drawn.
 
-    Args:
+    Attributes:
         logarithmic: Logarithmic y axis; values not above 0 leave a gap.
         logarithmic_x: Logarithmic x axis; all of its values must be above 0.
         titles_above: Put the titles above the lines, and omit a single one. Titles for which half the width is not
             enough are above in any case.
-        marks: Positions on the x axis, drawn as vertical lines.
         readable: Include the values, which a page shows at the pointer.
-        most_points: Maximum number of points of a line; a longer one is thinned out.
+        max_points: Maximum number of points of a line; a longer one is thinned out.
     """
-    kept = [thin_points(_points(line, logarithmic), most_points) for line in lines]
+
+    logarithmic: bool = False
+    logarithmic_x: bool = False
+    width: int = WIDTH
+    height: int = HEIGHT
+    titles_above: bool = False
+    readable: bool = False
+    max_points: int = MAX_POINTS
+
+
+def line_chart(
+    lines: Sequence[Line], x_label: str, style: ChartStyle = ChartStyle(), *, marks: Sequence[Annotation] = ()
+) -> Chart:
+    """Draw lines with their titles next to them.
+
+    Args:
+        marks: Positions on the x axis, drawn as vertical lines.
+    """
+    width, height, logarithmic = style.width, style.height, style.logarithmic
+    kept = [thin_points(_points(line, logarithmic), style.max_points) for line in lines]
     finite = [points[np.isfinite(points[:, 1])] for points in kept]
     together = np.concatenate(finite) if finite else np.zeros((0, 2))
     if not len(together):
         return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
     beside = max(170, 48 + CHARACTER_WIDTH * max(len(line.title) for line in lines))
-    titles_above = titles_above or beside > width / 2
+    titles_above = style.titles_above or beside > width / 2
     head = _titles_above(lines, width) if titles_above else []
     left, right = (52, width - 26) if titles_above else (70, width - beside)
-    plane = _plane(together, logarithmic, logarithmic_x, left, right, 14 + 20 * len(head), height - 48)
+    plane = _plane(together, logarithmic, style.logarithmic_x, left, right, 14 + 20 * len(head), height - 48)
     labels = max((len(number(value)) for value in _levels(plane)), default=0)
     plane = dataclasses.replace(plane, left=max(left, 12 + CHARACTER_WIDTH * labels))
     parts = [*_grid(plane, x_label, height)]
@@ -137,11 +144,11 @@ def line_chart(
     for mark in marks:
         parts.append(_mark(plane, mark))
     for row, (line, points) in enumerate(zip(lines, kept)):
-        parts.append(_line(plane, line, points, row, readable))
+        parts.append(_line(plane, line, points, row, style.readable))
         if not titles_above:
             parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row, len(finite[row])))
     total_height = height if titles_above else max(height, int(plane.top) + 20 * len(lines) + 12)
-    return Chart(svg(total_height, parts, width, _scale(plane) if readable else ""))
+    return Chart(svg(total_height, parts, width, _scale(plane) if style.readable else ""))
 
 
 def thin_points(points: Points, max_points: int) -> Float64[np.ndarray, "kept 2"]:

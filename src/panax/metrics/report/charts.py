@@ -7,8 +7,9 @@ import numpy as np
 
 from panax.core.finite_stats import max_finite
 
+from ..goodput import IDLE
 from ..page.blocks import Annotation, Picture, Strip, StripSegment
-from ..page.lines import Line, line_chart
+from ..page.lines import ChartStyle, Line, line_chart
 from ..page.svg import number, ticks
 from .figures import HELD_OUT, LOSS, MEMORY, MFU, RunFigures, speed_curves
 from .formats import format_duration, format_percent, format_time
@@ -24,7 +25,7 @@ KINDS = {
     "evaluation": 3,
     "lost work": 1,
     "restart": 6,
-    "idle": -1,
+    IDLE: -1,
 }
 """Kinds of a run's time, in the order of the bar, each with the index of its color."""
 
@@ -121,17 +122,15 @@ def curve_picture(
             dashes = ("", "9 4", "2 4")[row // 8 % 3]
             lines.append(Line(figures.run.name if several else word or chart.title, x, y, dashes=dashes))
     marks = [] if several else _marks(all_figures[0], by_time, divisor)
-    picture = line_chart(
-        lines,
-        unit,
+    style = ChartStyle(
         logarithmic=_logarithmic(lines, chart.logarithmic_beyond),
         width=WIDTH,
         height=HEIGHT,
         titles_above=True,
-        marks=marks,
         readable=True,
-        most_points=max(points // max(len(lines), 1), 120),
+        max_points=max(points // max(len(lines), 1), 120),
     )
+    picture = line_chart(lines, unit, style, marks=marks)
     return Picture(chart.title, picture.svg, title=chart.title)
 
 
@@ -191,7 +190,7 @@ def goodput_strip(figures: RunFigures, title: str, longest: float | int | None =
     life = figures.run.life
     if life is None:
         return None
-    kinds = [kind for kind in list_kinds(figures) if kind != "idle"]
+    kinds = [kind for kind in list_kinds(figures) if kind != IDLE]
     total_seconds = sum(life.seconds[kind] for kind in kinds)
     if total_seconds <= 0:
         return None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from panax.core.finite_stats import max_finite
 
+from ..goodput import IDLE
 from ..page.blocks import Block, Fold, Grid, Paragraph, Section, Strip, Strips, Tabs, TextTable
 from ..page.svg import number as short
 from .charts import KINDS, curve_picture, goodput_strip, kind_color, list_kinds, other_charts, select_charts, timeline
@@ -98,7 +99,7 @@ def _bars(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
 
 def _without_idle(figures: RunFigures) -> float | int:
     life = figures.run.life
-    return 0.0 if life is None else sum(seconds for kind, seconds in life.seconds.items() if kind != "idle")
+    return 0.0 if life is None else sum(seconds for kind, seconds in life.seconds.items() if kind != IDLE)
 
 
 def _curves(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...core.errors import RecipeError
+from ..goodput import IDLE
 from .formats import format_money
 from .run_files import RunFiles
 
@@ -75,7 +76,7 @@ def compute_device_hours(run: RunFiles) -> DeviceHours | None:
     hours_by_kind: dict[str, float | int] = {}
     begins = [session.began for session in sessions]
     for kind, begin, end in run.life.spans:
-        if kind == "idle":
+        if kind == IDLE:
             continue
         # A span may cover several sessions: time between two of them belongs to the former.
         n = max(bisect.bisect_right(begins, begin) - 1, 0)

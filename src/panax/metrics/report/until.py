@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...core.errors import RecipeError
 from ...core.finite_stats import min_finite
+from ..goodput import IDLE
 from .costs import compute_device_hours
 from .figures import HELD_OUT, speed_curves
 from .formats import format_duration, format_hours, format_loss, format_money
@@ -129,7 +130,7 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
     spans = tuple((kind, begin, min(end, until)) for kind, begin, end in run.life.spans if begin < until)
     cut = dataclasses.replace(run, life=dataclasses.replace(run.life, spans=spans))
     spent = compute_device_hours(cut)
-    seconds = sum(end - begin for kind, begin, end in spans if kind != "idle")
+    seconds = sum(end - begin for kind, begin, end in spans if kind != IDLE)
     return seconds, None if spent is None else float(spent.total)
 
 

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +52,8 @@ def sample(
         )
     # The length is rounded up, so that fewer programs are compiled.
     length = min(-(-total // 64) * 64, model.config.max_length)
-    drawn = _sample(
-        model, prompt, jnp.int32(num_tokens), key, jnp.float32(temperature), min(top_k, model.config.vocab_size),
-        jnp.dtype(dtype).name, length, state or {},
-    )  # fmt: skip
+    program = _SamplingProgram(min(top_k, model.config.vocab_size), jnp.dtype(dtype).name, length)
+    drawn = _sample(model, prompt, jnp.int32(num_tokens), key, jnp.float32(temperature), program, state or {})
     return drawn[:, :num_tokens]
 
 
@@ -82,18 +80,29 @@ def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6, 7))
+class _SamplingProgram(NamedTuple):
+    """Settings that one compiled program is for; all others are its arguments.
+
+    Attributes:
+        length: Positions of the caches.
+    """
+
+    top_k: int
+    dtype: str
+    length: int
+
+
+@functools.partial(jax.jit, static_argnums=5)
 def _sample(
     model: Decoder,
     prompt: jax.Array,
     num_tokens: jax.Array,
     key: jax.Array,
     temperature: jax.Array,
-    top_k: int,
-    dtype: str,
-    length: int,
+    program: _SamplingProgram,
     state: Mapping[str, Any],
 ) -> jax.Array:
+    top_k, dtype, length = program
     caches = tuple(stack.empty_caches(prompt.shape[0], length, dtype) for stack in model.stacks)
 
     def forward(tokens: jax.Array, caches: Any, start: jax.Array) -> tuple[jax.Array, Any]:

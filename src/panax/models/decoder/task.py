@@ -16,6 +16,7 @@ from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
+from ...kernels import CrossEntropySettings
 from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights, token_loss
 from ...layers.stages.staged_task import ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
@@ -176,16 +177,13 @@ class DecoderTask(Validated, StagedTask):
         train: bool,
     ) -> tuple[Losses, Metrics]:
         model, mask = self.model, targets["loss_mask"]
-        sums = token_loss(
-            params.normalize(items),
-            params.output_table,
-            targets["targets"],
-            mask,
+        settings = CrossEntropySettings(
             soft_cap=model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
             label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
+        sums = token_loss(params.normalize(items), params.output_table, targets["targets"], mask, settings)
         weight = mask.sum()
         losses = {"cross_entropy": Loss(sums.loss, weight)}
         metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}

@@ -17,6 +17,7 @@ from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
+from ...kernels import CrossEntropySettings
 from ...layers import Context, StagedTask, run_stacks, token_loss
 from ...layers.stages.staged_task import ComputeType, FloatType
 from ...layers.tables.ranking import ranking_metrics, target_ranks
@@ -168,10 +169,11 @@ class SequenceTask(Validated, StagedTask):
         if "negatives" in targets:
             loss = self._sampled(params, hidden, targets)
         else:
-            loss = token_loss(
-                hidden, params.output_table, jnp.maximum(following, 0), weights,
-                vocab_size=None if self.model.vocab_size == self.model.vocab_rows else self.model.vocab_size,
-            ).loss  # fmt: skip
+            model = self.model
+            settings = CrossEntropySettings(
+                vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size
+            )
+            loss = token_loss(hidden, params.output_table, jnp.maximum(following, 0), weights, settings).loss
         if not train:
             last = jnp.where(weights > 0, jnp.arange(following.shape[1])[None], -1).max(axis=1)
             rows, at = jnp.arange(following.shape[0]), jnp.maximum(last, 0)

@@ -121,7 +121,7 @@ class Vit(Module):
             "class": config.num_classes,
             "position": config.num_tokens,
         }
-        absent: dict[str, Any] = {} if config.pooling == "class_token" else {"class_token": None}
+        absent: dict[str, Any] = {} if config.has_class_token else {"class_token": None}
         return cls.create(
             own_key,
             sizes,

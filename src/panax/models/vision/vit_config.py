@@ -135,6 +135,11 @@ class VitConfig(Validated):
         return (self.image_size // self.patch) ** 2
 
     @property
+    def has_class_token(self) -> bool:
+        """True if a learned token is pooled, instead of the mean over the patches."""
+        return self.pooling == "class_token"
+
+    @property
     def num_tokens(self) -> int:
         """Number of positions in the encoder: the patches, plus the class token if pooled from it."""
-        return self.num_patches + (self.pooling == "class_token")
+        return self.num_patches + self.has_class_token

@@ -193,6 +193,7 @@ class ShardedOptimizer(Optimizer):
         layers: LayerParameters = MappingProxyType({}),
         meanings: Mapping[str, Axes] | None = None,
     ) -> Transformation:
+        # `axes` determine shardings; `kinds` are what an array's dimensions mean, which distinguishes matrices from norms.
         kinds = axes if meanings is None else meanings
         self.check(kinds)
         if not self.epsilon_may_be_zero:
@@ -227,6 +228,7 @@ class ShardedOptimizer(Optimizer):
         def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
             parameters = described(params)
             count = state[COUNT]
+            # A user's schedule may mix dtypes, which strict promotion rejects.
             with jax.numpy_dtype_promotion("standard"):
                 rate = jnp.asarray(learning_rate(count))
             arrays = _Arrays(
@@ -248,6 +250,7 @@ class ShardedOptimizer(Optimizer):
             arrays = {kind: kept for kind, kept in state.items() if kind != COUNT}
             return {COUNT: state[COUNT], **self._renewed_on_mesh(described(params), arrays, state[COUNT])}
 
+        # Only an optimizer that overrides `renew` has state to renew; for others, nothing is compiled.
         renewal = (
             None
             if type(self).renew is ShardedOptimizer.renew

@@ -22,7 +22,7 @@ from ...metrics.page.blocks import (
     Tile,
 )
 from ...metrics.page.html import page
-from ...metrics.page.lines import Line, line_chart
+from ...metrics.page.lines import ChartStyle, Line, line_chart
 from ...metrics.report.charts import HEIGHT, WIDTH, kind_color
 from ...metrics.report.formats import format_duration, format_percent
 from .fleet import SECONDS_PER_DAY
@@ -180,7 +180,9 @@ def _by_devices(simulation: Simulation) -> Picture:
 
 
 def _picture(title: str, lines: list[Line], below: str) -> Picture:
-    drawn = line_chart(lines, below, logarithmic_x=True, width=WIDTH, height=HEIGHT, titles_above=True, readable=True)
+    drawn = line_chart(
+        lines, below, ChartStyle(logarithmic_x=True, width=WIDTH, height=HEIGHT, titles_above=True, readable=True)
+    )
     return Picture(title, drawn.svg, title=title)
 
 

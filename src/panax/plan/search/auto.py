@@ -19,15 +19,19 @@ check has a margin.
 
 import dataclasses
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from ...core import Axes, Task, pair_axes
 from ...core.errors import LayoutError
+from ...core.layout.target import device_target
 from ...mesh import MeshShape, Placement, Rules
 from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, fit_rules
-from ...mesh.rules import MESH_AXES, assign, divisors
+from ...mesh.rules import MESH_AXES, assign, divisors, zero_stage
 from ...mesh.topology import data_parallel_size
 from ...train import CompiledStep, Program
 from ...train.compiled_step import mesh_requirements
@@ -85,25 +89,58 @@ class LayoutChoice:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class DeviceGroup:
+    """Devices to run on, with their limits on a mesh.
+
+    Attributes:
+        devices: The devices; those of a target that is not attached are sufficient.
+        memory_bytes: Memory of each device.
+        fast_domain: Number of devices joined by the fast network.
+    """
+
+    devices: Sequence[Any]
+    memory_bytes: int
+    fast_domain: int = 8
+
+    @classmethod
+    def of(
+        cls, devices: Sequence[Any] | None = None, memory_bytes: int | None = None, fast_domain: int | None = None
+    ) -> "DeviceGroup":
+        """Return devices with their limits, by default as they report them.
+
+        Args:
+            devices: By default all attached devices.
+            memory_bytes: Memory of each device, if the devices can't report it.
+            fast_domain: Number of devices joined by the fast network; by default from the target's traits.
+        """
+        devices = jax.devices() if devices is None else list(devices)
+        memory = _device_memory(devices) if memory_bytes is None else memory_bytes
+        return cls(devices, memory, fast_domain or device_target(devices[0]).traits.fast_domain or len(devices))
+
+
+def _device_memory(devices: Sequence[Any]) -> int:
+    """Return the memory of each device, in bytes; simulated devices share the host's."""
+    if device_target(devices[0]).traits.own_memory:
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+        if limit:
+            return limit
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
+
+
 def choose_mesh(
     program_of: Callable[[Task, int], Program],
     task: Task,
-    devices: Sequence[Any],
+    group: DeviceGroup,
     batch: Mapping[str, Any],
     batch_axes: Mapping[str, Axes],
-    *,
-    memory_bytes: int,
-    fast_domain: int = 8,
     rules: Rules | None = None,
 ) -> LayoutChoice:
     """Choose a legal layout that fits and sends little.
 
     Args:
         program_of: (task, micro-batches) to the program of a step.
-        devices: The devices to run on; those of a target that is not attached are sufficient.
         batch: The shapes of a global batch.
-        memory_bytes: Memory of each device.
-        fast_domain: Number of devices joined by the fast network.
 
     Raises:
         LayoutError: Nothing fits, or XLA partitions the task's program, so its communication is unknown
@@ -115,14 +152,15 @@ def choose_mesh(
             "set the mesh's "
             f"sizes, for example mesh.fsdp=-1, and look at them with `panax inspect`, which compiles the step"
         )
-    search = _Search(program_of, task, devices, batch, batch_axes, memory_bytes, fast_domain, rules or Rules())
+    search = _Search(program_of, task, group, batch, batch_axes, rules or Rules())
     for beside in ("nothing", "experts", "wide experts", "context"):
         choice = search.best([mesh for mesh in search.legal if search.kind(mesh) == beside])
         if choice is not None:
             return choice
     rows = next(iter(batch.values())).shape[0]
+    count = len(group.devices)
     raise LayoutError(
-        f"no layout of {len(devices)} device{'s' if len(devices) > 1 else ''} with {memory_bytes / 2**30:.0f} GiB each holds a "
+        f"no layout of {count} device{'s' if count > 1 else ''} with {group.memory_bytes / 2**30:.0f} GiB each holds a "
         f"step of {rows} rows; use more devices, smaller batches, or shorter rows"
     )
 
@@ -132,16 +170,13 @@ class _Search:
         self,
         program_of: Callable[[Task, int], Program],
         task: Task,
-        devices: Sequence[Any],
+        group: DeviceGroup,
         batch: Mapping[str, Any],
         batch_axes: Mapping[str, Axes],
-        memory_bytes: int,
-        fast_domain: int,
         rules: Rules,
     ):
-        self.program_of, self.task, self.devices = program_of, task, devices
+        self.program_of, self.task, self.group, self.rules = program_of, task, group, rules
         self.batch, self.batch_axes = batch, task.leaf_axes(batch_axes)
-        self.memory_bytes, self.fast_domain, self.rules = memory_bytes, fast_domain, rules
         self.program = program_of(task, 1)
         self.programs: dict[tuple[str | None, int], Program] = {}
         leaves = tuple((f"batch leaf {name!r}", self.batch_axes[name], leaf.shape) for name, leaf in batch.items())
@@ -150,7 +185,7 @@ class _Search:
         self.computed = {
             axis for _, axes, _ in self.needs.arrays for name in axes for axis in self.rules.compute.get(name or "", ())
         }
-        self.legal = [mesh for mesh in enumerate_meshes(len(devices)) if self._is_candidate(mesh)]
+        self.legal = [mesh for mesh in enumerate_meshes(len(group.devices)) if self._is_candidate(mesh)]
         self.walked = 0
         # Bytes over an axis for activations, for each index along it except the first.
         self.rates: dict[str, float] = {}
@@ -163,10 +198,10 @@ class _Search:
         """Return which axes share the fast network with `tensor`; None if `tensor` would exceed it."""
         expert, context, tensor = mesh["expert"], mesh["context"], mesh["tensor"]
         if context > 1:
-            return "context" if expert == 1 and tensor * context <= self.fast_domain else None
-        if expert > self.fast_domain and tensor <= self.fast_domain:
+            return "context" if expert == 1 and tensor * context <= self.group.fast_domain else None
+        if expert > self.group.fast_domain and tensor <= self.group.fast_domain:
             return "wide experts"
-        if tensor * expert > self.fast_domain:
+        if tensor * expert > self.group.fast_domain:
             return None
         return "nothing" if "expert" not in self.computed else "experts"
 
@@ -182,7 +217,7 @@ class _Search:
         waiting = {
             tuple(mesh.values()): mesh
             for mesh in candidates
-            if self.state_bytes(mesh) * MEMORY_MARGIN < self.memory_bytes
+            if self.state_bytes(mesh) * MEMORY_MARGIN < self.group.memory_bytes
         }
         choices: list[LayoutChoice] = []
         while waiting and self.walked < MAX_WALKS:
@@ -218,10 +253,10 @@ class _Search:
         place = 0
         while place < len(counts) and self.walked < MAX_WALKS:
             cost = self.walk(mesh, counts[place], remat)
-            if cost.memory * MEMORY_MARGIN <= self.memory_bytes:
+            if cost.memory * MEMORY_MARGIN <= self.group.memory_bytes:
                 return LayoutChoice(to_mesh_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
             # As many more micro-batches as needed if all temporaries were activations.
-            over = cost.temporaries / max(self.memory_bytes / MEMORY_MARGIN - cost.arguments, 1)
+            over = cost.temporaries / max(self.group.memory_bytes / MEMORY_MARGIN - cost.arguments, 1)
             wanted = counts[place] * max(over, 1.0)
             place = max(place + 1, next((i for i, count in enumerate(counts) if count >= wanted), len(counts) - 1))
         return None
@@ -233,7 +268,7 @@ class _Search:
             self.programs[remat, count] = self.program_of(task, count)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            placement = Placement.create(to_mesh_shape(mesh), self.rules, self.devices)
+            placement = Placement.create(to_mesh_shape(mesh), self.rules, self.group.devices)
         cost = walk_step(CompiledStep(self.programs[remat, count], placement, self.batch_axes), dict(self.batch))
         activations = max(_wire_bytes(cost) - self.weight_bytes(mesh, count), 0)
         for axis in ("tensor", "expert", "context", "stage"):
@@ -256,7 +291,7 @@ class _Search:
         """Return the bytes that a device sends for weights and their gradients, from their axes alone;
         scattered gradients in float32."""
         rules, total = fit_rules(self.rules, self.needs, mesh), 0.0
-        once = self.rules.zero == "1" or (self.rules.zero == "auto" and mesh["stage"] > 1)
+        once = zero_stage(self.rules, mesh).scatters_per_step
         turns = 1 if once else count
         width = self.task.weight_dtype.itemsize
         for name, leaf, axes in pair_axes(self.program.abstract.params, self.program.axes.params):

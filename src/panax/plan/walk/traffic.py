@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from ...core.jax_primitives import collective_axes
 from ...core.layout.declarations import find_comm_tag
 from ...mesh.rules import MESH_AXES, MeshAxes
+from ..collectives import CollectiveKind, ring_wire_bytes
 from .program import Operation, OperationBlock
 from .trip_counts import ExecutionCount, count_executions
 
-_KINDS = {
+_KINDS: Mapping[str, CollectiveKind] = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "psum": "all-reduce",
@@ -28,7 +29,7 @@ _KINDS = {
     "ragged_all_to_all": "ragged-all-to-all",
     "pbroadcast": "collective-broadcast",
 }
-"""Names of primitives in `collectives.KINDS`."""
+"""Name of a primitive to its kind of collective."""
 
 _PART = re.compile(r"[\w.*:]+")
 _WRAPPERS = frozenset({"transpose", "jvp", "vmap", "checkpoint", "rematted_computation", "remat", "panax_wall"})
@@ -39,14 +40,13 @@ class Traffic:
     """One collective of a step.
 
     Attributes:
-        kind: One of `collectives.KINDS`.
         axes: Its mesh axes of size above 1, in the mesh's order.
         sent: Bytes that a device sends in one execution.
         times: Executions in one step.
         scope: Its named scope in the program.
     """
 
-    kind: str
+    kind: CollectiveKind
     axes: MeshAxes
     sent: int
     times: ExecutionCount
@@ -80,9 +80,9 @@ def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traff
     return found
 
 
-def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[str, MeshAxes], int]:
+def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[CollectiveKind, MeshAxes], int]:
     """Sum the bytes by kind and mesh axes."""
-    totals: dict[tuple[str, MeshAxes], int] = {}
+    totals: dict[tuple[CollectiveKind, MeshAxes], int] = {}
     for one in traffic:
         totals[one.kind, one.axes] = totals.get((one.kind, one.axes), 0) + one.wire_bytes
     return totals
@@ -93,13 +93,12 @@ def _axes(operation: Operation, mesh: Mapping[str, int]) -> MeshAxes:
     return tuple(axis for axis in MESH_AXES if axis in names and mesh.get(axis, 1) > 1)
 
 
-def _sent(kind: str, operation: Operation, ways: int) -> int:
+def _sent(kind: CollectiveKind, operation: Operation, ways: int) -> int:
     input_bytes = sum(value.bytes for value in operation.arrays)
     output_bytes = sum(value.bytes for value in operation.outputs)
-    if kind == "collective-permute":
-        return output_bytes
     if kind == "ragged-all-to-all":
         # Operand and result; then offsets and sizes. At equal loads the data fills the smaller one.
-        return min(operation.arrays[0].bytes, operation.outputs[0].bytes) * (ways - 1) // ways
-    full_bytes = output_bytes if kind == "all-gather" else input_bytes
-    return (2 if kind == "all-reduce" else 1) * full_bytes * (ways - 1) // ways
+        whole_bytes = min(operation.arrays[0].bytes, operation.outputs[0].bytes)
+    else:
+        whole_bytes = output_bytes if kind in ("all-gather", "collective-permute") else input_bytes
+    return ring_wire_bytes(kind, whole_bytes, ways)

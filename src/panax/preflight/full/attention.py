@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,12 +68,12 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     def attend(options: Options) -> Callable[..., Any]:
         return lambda q, k, v, segments: run(q, k, v, segments=segments, **options.static)
 
-    return _compared(kernel, dtype, sizes, [case(each) for each in VARIANTS], VARIANTS, attend, {})
+    return _compared(kernel, dtype, sizes, {each: case(each) for each in VARIANTS}, attend, {})
 
 
 def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """Check a kernel for "partial attention", in `blockwise_attention`."""
-    cases = [MatmulCase(dtype=dtype, large=True, local=True)] * len(VARIANTS)
+    cases = dict.fromkeys(VARIANTS, MatmulCase(dtype=dtype, large=True, local=True))
 
     def attend(options: Options) -> Callable[..., Any]:
         return functools.partial(
@@ -84,12 +84,12 @@ def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
             target=local_target(),
         )
 
-    return _compared(kernel, dtype, sizes, cases, VARIANTS, attend, {kernel.work: kernel.name})
+    return _compared(kernel, dtype, sizes, cases, attend, {kernel.work: kernel.name})
 
 
 def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """Check a kernel for "adapted attention": its halves, one after the other."""
-    from ...adapters.torch.lowering.attention import AdaptedCase
+    from ...adapters.torch.lowering.attention import AdaptedCase, SavedAttention
 
     variants = (PLAIN, Options(causal=False))
     case = AdaptedCase(MatmulCase(dtype=dtype, large=True, local=True), masked=False)
@@ -98,13 +98,14 @@ def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
         q, k, v, d_out = (x.swapaxes(1, 2) for x in (q, k, v, d_out))
         scale = _scale(sizes)
         out, normalizer = kernel.run.forward(q, k, v, options.causal, None, scale)
-        gradients = kernel.run.backward(d_out, q, k, v, out, normalizer, options.causal, None, scale)
+        saved = SavedAttention(q, k, v, out, normalizer)
+        gradients = kernel.run.backward(d_out, saved, options.causal, None, scale)
         return tuple(x.swapaxes(1, 2) for x in (out, *gradients))
 
     def whole(options: Options) -> Callable[..., Any]:
         return lambda q, k, v, d_out, segments: halves(options, q, k, v, d_out)
 
-    return _compared(kernel, dtype, sizes, [case] * len(variants), variants, whole, {}, with_gradients=False)
+    return _compared(kernel, dtype, sizes, dict.fromkeys(variants, case), whole, {}, with_gradients=False)
 
 
 def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
@@ -158,8 +159,7 @@ def _compared(
     kernel: Kernel,
     dtype: str,
     sizes: Sizes,
-    cases: Sequence[Any],
-    variants: Sequence[Options],
+    cases: Mapping[Options, Any],
     attend: Callable[[Options], Callable[..., Any]],
     named: dict[str, str],
     *,
@@ -168,11 +168,13 @@ def _compared(
     """Compare each variant that the kernel supports with its definition.
 
     Args:
+        cases: The variants, each with the case by which a kernel is chosen for it.
         attend: Returns a function of q, k, v and segments; without `with_gradients` also of the cotangent,
             before the segments, and it returns the gradients too.
         named: As for `made_by`.
     """
-    able = select_supported(kernel, cases, local_target())
+    variants = list(cases)
+    able = select_supported(kernel, list(cases.values()), local_target())
     worst, figures = 0.0, {}
     for number in able:
         options = variants[number]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...kernels import Kernel, linear_cross_entropy
+from ...kernels import CrossEntropySettings, Kernel, linear_cross_entropy
 from ...kernels.state_space.reference import reference_state_space_scan
 from ...kernels.state_space.state_space import state_space_scan
 from .attention import BATCH, documents
@@ -43,8 +43,8 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
     mask = (generator.random(sizes.rows) < 0.8).astype(np.float32)
 
     def chunked(x: Any, head: Any, targets: Any, mask: Any) -> Any:
-        options = {"target": local_target(), "chunk_tokens": sizes.rows // 4, "z_loss": 1e-3}
-        return linear_cross_entropy(x, head, targets, mask, **options).loss_sum
+        options = {"target": local_target(), "chunk_tokens": sizes.rows // 4}
+        return linear_cross_entropy(x, head, targets, mask, CrossEntropySettings(z_loss=1e-3), **options).loss_sum
 
     def whole(x: Any, head: Any, targets: Any, mask: Any) -> Any:
         logits = jnp.einsum("te,ve->tv", x, head)

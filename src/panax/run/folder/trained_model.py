@@ -18,7 +18,7 @@ from ...kernels import choose_by_timing
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..preparation import LogFn
-from ..reporting.generation import generate_text
+from ..reporting.generation import TextModel, generate_text
 from ..start import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
@@ -65,7 +65,7 @@ class LoadedModel:
         Raises:
             RecipeError: It is not a text model with its tokenizer, or a setting is out of range.
         """
-        return generate_text(self.task, self.params, self.state, self.tokenizer, prompt, **settings)
+        return generate_text(TextModel(self.task, self.params, self.state, self.tokenizer), prompt, **settings)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""

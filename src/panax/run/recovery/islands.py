@@ -140,9 +140,7 @@ class Island:
                 moved = {
                     name: old.astype(np.float32) - local_params[name].astype(np.float32) for name, old in like.items()
                 }
-                chance = (
-                    number * self._islands.count + self._islands.index if self._comms.rounding == "stochastic" else None
-                )
+                chance = number * self._islands.count + self._islands.index if self._comms.rounds_at_random else None
                 self._place.contribute(number, base, encode_update(moved, self._wire, chance))
             return self._place.decide(number, base, lambda arrays: update_norm(decode_update(arrays, self._wire, like)))
         except CheckpointError as error:

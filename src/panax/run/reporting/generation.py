@@ -1,7 +1,7 @@
 """Text generation with a trained model: any task that generates, with its tokenizer."""
 
 import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,22 @@ def _whole(leaf: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
 
+class TextModel(NamedTuple):
+    """A task with the values that it generates text with.
+
+    Attributes:
+        state: The task's model state.
+        tokenizer: None for a task without one, which is refused.
+    """
+
+    task: Task
+    params: Any
+    state: Any
+    tokenizer: Tokenizer | None
+
+
 def generate_text(
-    task: Task,
-    params: Any,
-    state: Any,
-    tokenizer: Tokenizer | None,
+    model: TextModel,
     prompt: str,
     *,
     tokens: int = 128,
@@ -37,7 +48,6 @@ def generate_text(
     """Generate a model's continuation of `prompt`, up to the end of the document, or of an answer.
 
     Args:
-        state: The task's model state.
         tokens: Maximum number of tokens to add.
         temperature: 0 takes the likeliest token.
         top_k: Sample from this many likeliest tokens; 0: from all.
@@ -48,6 +58,7 @@ def generate_text(
         RecipeError: The task does not generate, or there is no tokenizer or chat template; the prompt is empty or
             too long; a setting is out of range.
     """
+    task, params, state, tokenizer = model
     if not task.generates or tokenizer is None:
         lacks = "has no tokenizer" if task.generates else "does not generate"
         raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")

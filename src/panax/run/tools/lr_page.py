@@ -9,7 +9,7 @@ from ...core.errors import DataError
 from ...core.finite_stats import max_finite, min_finite
 from ...metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
 from ...metrics.page.html import page
-from ...metrics.page.lines import Line, line_chart
+from ...metrics.page.lines import ChartStyle, Line, line_chart
 from .lr_search import RATE_DIVISOR, RateSearch
 
 ROWS, COLUMNS = 14, 66
@@ -84,7 +84,9 @@ def _sections(search: RateSearch) -> list[Section]:
         if search.recommended is None
         else [Annotation(search.recommended, "recommended", f"recommended: {search.recommended:.2g}")]
     )
-    drawn = line_chart(lines, "learning rate", logarithmic_x=True, titles_above=True, readable=True, marks=marks)
+    drawn = line_chart(
+        lines, "learning rate", ChartStyle(logarithmic_x=True, titles_above=True, readable=True), marks=marks
+    )
     tiles = FigureTiles(
         (
             Tile("Recommended", _short(search.recommended), "a tenth of the rate of the lowest smoothed loss"),

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.errors import PanaxError, RecipeError, describe_type, suggest_name
 from ...core.finite_stats import min_finite, sort_finite_first
 from ...metrics.console import open_console
-from ...metrics.page.lines import Chart, Line, line_chart
+from ...metrics.page.lines import Chart, ChartStyle, Line, line_chart
 from ...stores import join_url
 from ..entry import fit
 from ..experiment import Experiment
@@ -153,7 +153,7 @@ class Sweep:
         values = [value for value, _ in points]
         wide = values[0] > 0 and values[-1] > 5 * values[0]
         line = Line("loss at the end", values, [loss for _, loss in points])
-        return line_chart([line], varied[0], logarithmic_x=wide)
+        return line_chart([line], varied[0], ChartStyle(logarithmic_x=wide))
 
     def write(self) -> None:
         """Write the table and the charts into the sweep's folder."""

@@ -87,6 +87,8 @@ def contract_states(equation: Any, states: States, summed: Any, batch: Any, rank
         return combine_states((left, right))
     if UNKNOWN in (left, right):
         return UNKNOWN
+    # The result's dimensions are the batch's, then the left operand's others, then the right's. If a sharded
+    # dimension is contracted, the result is a term of a sum over its devices.
     parts: set[Part] = set()
     over = False
     free = len(batch[0])

@@ -15,8 +15,7 @@ from .optax_optimizer import make_optimizer
 def prepare(work: ComparedWork) -> RunningColumn:
     """Prepare a step that computes gradients and updates a module in place."""
     set_precision(work.precision)
-    compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32
-    stored = jnp.bfloat16 if work.precision == "bf16" else jnp.float32
+    compute, stored = jnp.dtype(work.precision.computed), jnp.dtype(work.precision.stored)
     if work.family == "vit":
         from .flax_vit import build, names
     else:

@@ -12,16 +12,17 @@ import numpy as np
 from panax.metrics.throughput import measure_loop
 
 from ...workload.compared_work import Batch, ComparedWork
+from ...workload.precision import Precision
 from .. import RunningColumn
 
 PRODUCT = 2048
 """Number of rows and columns of the matmul that is timed."""
 
-PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32"}
+PRODUCTS = {Precision.F32: "highest", Precision.TF32: "tensorfloat32"}
 """Value of `jax_default_matmul_precision`; bfloat16 needs none."""
 
 
-def set_precision(precision: str) -> None:
+def set_precision(precision: Precision) -> None:
     """Set the work's precision of float32 matmuls; must be called before tracing."""
     if precision in PRODUCTS and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", PRODUCTS[precision])
@@ -49,21 +50,16 @@ def make_running_column(
         device=device.device_kind,
         peak_bytes=peak,
         product=lambda: measure_matmul_rate(work.precision),
-        registers=lambda: measure_loop(matmul_dtype(work.precision)) if device.platform == "cpu" else None,
+        registers=lambda: measure_loop(work.precision.computed) if device.platform == "cpu" else None,
         tracing_seconds=tracing_seconds,
         notes=notes,
     )
 
 
-def matmul_dtype(precision: str) -> str:
-    """Return the dtype of matmuls."""
-    return "bfloat16" if precision.startswith("bf16") else "float32"
-
-
-def measure_matmul_rate(precision: str) -> float:
+def measure_matmul_rate(precision: Precision) -> float:
     """Measure the FLOP/s of the fastest of a few square matmuls."""
     a = jax.device_put(np.random.default_rng(0).standard_normal((PRODUCT, PRODUCT), np.float32))
-    a = a.astype(matmul_dtype(precision))
+    a = a.astype(precision.computed)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     jax.block_until_ready(product(a))
     seconds = []

@@ -16,8 +16,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
     set_precision(work.precision)
     model = plain_vit if work.family == "vit" else plain_decoder
     config = work.config()
-    compute = jnp.bfloat16 if work.precision.startswith("bf16") else jnp.float32
-    stored = jnp.bfloat16 if work.precision == "bf16" else jnp.float32
+    compute, stored = jnp.dtype(work.precision.computed), jnp.dtype(work.precision.stored)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, stored), model.load(work.tensors(), config))
     optimizer = make_optimizer(work.optimizer, model.decay_mask)
     moments = optimizer.init(params)

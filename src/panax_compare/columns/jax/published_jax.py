@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from ...workload.compared_work import ComparedWork
+from ...workload.precision import Precision
 from . import plain_vit
 from .jax_device import set_precision
 
 
 def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -> dict[str, list[float]]:
     """Train, and measure time as the script does; see `published_torch`."""
-    set_precision("tf32" if "tf32" in flaws else "f32")
+    set_precision(Precision.TF32 if "tf32" in flaws else Precision.F32)
     config = work.config()
     params = jax.tree.map(jnp.asarray, plain_vit.load(work.tensors(), config))
     if "scales" in flaws:

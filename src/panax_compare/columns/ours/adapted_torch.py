@@ -3,7 +3,6 @@
 import time
 
 import jax
-import torch
 
 import panax
 from panax.adapters.torch import task
@@ -13,6 +12,7 @@ from panax.train import StepConfig
 from ...workload.compared_work import ComparedWork
 from .. import RunningColumn
 from ..jax.jax_device import make_running_column, set_precision
+from ..torch.torch_device import torch_dtype
 from ..torch.torch_eager import build, compute_loss, to_tensors
 from .panax_own import optimizer_of
 
@@ -21,8 +21,8 @@ def prepare(work: ComparedWork) -> RunningColumn:
     """Adapt the module and its loss to a task, which Panax's step trains."""
     set_precision(work.precision)
     start = time.perf_counter()
-    mixed = "bfloat16" if work.precision == "bf16-mixed" else "float32"
-    dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+    mixed = "bfloat16" if work.precision.is_mixed else "float32"
+    dtype = torch_dtype(work.precision.stored)
 
     def loss(module, batch):
         # Batches of bfloat16 have no NumPy arrays that PyTorch supports: images arrive in float32.

@@ -18,6 +18,7 @@ from panax.run import PlainStep
 from panax.train import StepConfig
 
 from ...workload.compared_work import Batch, ComparedWork
+from ...workload.precision import Precision
 from .. import RunningColumn
 from ..jax.jax_device import make_running_column, set_precision
 
@@ -36,7 +37,7 @@ def prepare(work: ComparedWork) -> RunningColumn:
 def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tuple[RunningColumn, PlainStep]:
     """Prepare a step: a task from the folder's config.json, `compile_step`, the folder's weights."""
     set_precision(work.precision)
-    task = store_in_bfloat16(task_of(work)) if work.precision == "bf16" else task_of(work)
+    task = store_in_bfloat16(task_of(work)) if work.precision is Precision.BF16 else task_of(work)
     stepper = panax.compile_step(
         task,
         add_token_mask(work, work.batches()[0]),
@@ -68,7 +69,7 @@ def train(work: ComparedWork, mesh: MeshShape | None, devices: list[Any]) -> tup
 
 def task_of(work: ComparedWork) -> DecoderTask | VitTask:
     """Return the task, without the losses that other frameworks' models don't have."""
-    compute = "bfloat16" if work.precision.startswith("bf16") else "float32"
+    compute = work.precision.computed
     config = config_from(work.folder)
     if isinstance(config, VitConfig):
         return VitTask(model=config, compute_dtype=compute)

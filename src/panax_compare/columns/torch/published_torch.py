@@ -6,6 +6,7 @@ import torch
 
 from ...measure.cores import usable_cores
 from ...workload.compared_work import ComparedWork
+from ...workload.precision import Precision
 from .torch_device import set_precision
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
@@ -17,7 +18,7 @@ def train(work: ComparedWork, flaws: tuple[str, ...], steps: int, rounds: int) -
         `seconds` of a step, by the script's clock, for each round; and `losses` of the steps before the clock
         starts.
     """
-    set_precision("f32")
+    set_precision(Precision.F32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(usable_cores())
     module = build(work).to(device)

@@ -9,6 +9,7 @@ import torch
 
 from ...measure.cores import usable_cores
 from ...workload.compared_work import Batch, ComparedWork
+from ...workload.precision import Precision
 from .. import RunningColumn
 
 PRODUCT = 2048
@@ -58,17 +59,20 @@ def make_running_column(
     )
 
 
-def set_precision(precision: str) -> None:
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of this name."""
+    return getattr(torch, name)
+
+
+def set_precision(precision: Precision) -> None:
     """Allow TF32 only if it is the requested precision."""
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
+    torch.backends.cudnn.allow_tf32 = precision is Precision.TF32
 
 
-def measure_matmul_rate(precision: str, device: str) -> float:
+def measure_matmul_rate(precision: Precision, device: str) -> float:
     """Measure the FLOP/s of the fastest of a few square matmuls."""
-    a = torch.randn(PRODUCT, PRODUCT, device=device).to(
-        torch.bfloat16 if precision.startswith("bf16") else torch.float32
-    )
+    a = torch.randn(PRODUCT, PRODUCT, device=device).to(torch_dtype(precision.computed))
     seconds = []
     for _ in range(5):
         start = time.perf_counter()

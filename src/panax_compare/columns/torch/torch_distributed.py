@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...measure.job import ColumnJob
 from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
-from .torch_device import make_running_column
+from .torch_device import make_running_column, torch_dtype
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 COLUMN_PARALLEL_LAYERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
@@ -84,14 +84,14 @@ def prepare(work: ComparedWork, layout: str) -> RunningColumn:
     )
     if device == "cuda":
         torch.cuda.set_device(job.rank)
-    mixed = work.precision == "bf16-mixed"
+    mixed = work.precision.is_mixed
     mesh = init_device_mesh(device, (job.processes,))
     module = LAYOUTS[layout](build(work).to(device), mesh, mixed)
     optimizer = split_parameter_groups(make_optimizer(work, module))
     autocast = mixed and layout != "fsdp"
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
-        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        dtype = torch_dtype(work.precision.stored)
         rows = batch if layout == "tensor" else {name: job.local_rows(leaf) for name, leaf in batch.items()}
         return {
             name: leaf.to(device, dtype if name == "image" else leaf.dtype) for name, leaf in to_tensors(rows).items()

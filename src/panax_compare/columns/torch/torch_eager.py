@@ -6,7 +6,7 @@ from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassi
 
 from ...workload.compared_work import Batch, ComparedWork, use_weight_decay
 from .. import RunningColumn
-from .torch_device import make_running_column
+from .torch_device import make_running_column, torch_dtype
 
 MODELS = {"vit": ViTForImageClassification, "llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM}
 ATTENTION = {"eager": "eager", "fused": "sdpa"}
@@ -14,7 +14,7 @@ ATTENTION = {"eager": "eager", "fused": "sdpa"}
 
 def build(work: ComparedWork) -> torch.nn.Module:
     """Build the model with the work's weights."""
-    dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+    dtype = torch_dtype(work.precision.stored)
     model = MODELS[work.family].from_pretrained(
         work.folder, attn_implementation=ATTENTION[work.attention], dtype=dtype, local_files_only=True
     )
@@ -65,10 +65,10 @@ def prepare(work: ComparedWork, compile: bool = False) -> RunningColumn:
     module = build(work).to(device)
     optimizer = make_optimizer(work, module)
     compute = torch.compile(compute_loss) if compile else compute_loss
-    mixed = work.precision == "bf16-mixed"
+    mixed = work.precision.is_mixed
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
-        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        dtype = torch_dtype(work.precision.stored)
         leaves = to_tensors(batch)
         return {name: leaf.to(device, dtype if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 

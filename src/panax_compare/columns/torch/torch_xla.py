@@ -4,7 +4,7 @@ import torch
 
 from ...workload.compared_work import Batch, ComparedWork
 from .. import RunningColumn
-from .torch_device import make_running_column
+from .torch_device import make_running_column, torch_dtype
 from .torch_eager import build, compute_loss, make_optimizer, to_tensors
 
 
@@ -17,12 +17,12 @@ def prepare(work: ComparedWork) -> RunningColumn:
     optimizer = make_optimizer(work, module)
 
     def put(batch: Batch) -> dict[str, torch.Tensor]:
-        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
+        dtype = torch_dtype(work.precision.stored)
         leaves = to_tensors(batch)
         return {name: leaf.to(device, dtype if name == "image" else leaf.dtype) for name, leaf in leaves.items()}
 
     def loss_in_precision(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision == "bf16-mixed"):
+        with torch.autocast("xla", dtype=torch.bfloat16, enabled=work.precision.is_mixed):
             return compute_loss(module, batch)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,7 @@ pass are whole.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,16 @@ class AdaptedCase:
 
     matmul: MatmulCase
     masked: bool
+
+
+class SavedAttention(NamedTuple):
+    """Results of a forward pass that its backward pass reads, as PyTorch saves them."""
+
+    q: Any
+    k: Any
+    v: Any
+    output: Any
+    normalizer: Any
 
 
 def _halves(q: Any, k: Any, v: Any, mask: Any) -> AttentionPasses:
@@ -63,7 +73,7 @@ def _attention_backward(
     attn_mask: Any = None, scale: Any = None,
 ) -> Any:  # fmt: skip
     backward = _halves(q, k, v, attn_mask).backward
-    return backward(gradient, q, k, v, output, normalizer, causal, attn_mask, _scale(q, scale))
+    return backward(gradient, SavedAttention(q, k, v, output, normalizer), causal, attn_mask, _scale(q, scale))
 
 
 def _scale(q: Any, scale: Any) -> float:
@@ -93,9 +103,8 @@ def _whole_forward(q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: float
     return jnp.einsum("bhqk,bhkd->bhqd", weights, v, preferred_element_type=jnp.float32), normalizer
 
 
-def _whole_backward(
-    gradient: Any, q: Any, k: Any, v: Any, output: Any, normalizer: Any, causal: bool, mask: Any, scale: float
-) -> Any:
+def _whole_backward(gradient: Any, saved: SavedAttention, causal: bool, mask: Any, scale: float) -> Any:
+    q, k, v, output, normalizer = saved
     kv_heads = k.shape[1]
     k, v = (_for_each_query_head(part, q) for part in (k, v))
     weights = _weights(_whole_scores(q, k, causal, mask, scale), normalizer)
@@ -115,17 +124,9 @@ def _partial_forward(kernel: Kernel, q: Any, k: Any, v: Any, causal: bool, mask:
 
 
 def _partial_backward(
-    kernel: Kernel,
-    gradient: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    output: Any,
-    normalizer: Any,
-    causal: bool,
-    mask: None,
-    scale: float,
+    kernel: Kernel, gradient: Any, saved: SavedAttention, causal: bool, mask: None, scale: float
 ) -> Any:
+    q, k, v, output, normalizer = saved
     gradient, output = gradient.astype(q.dtype), output.astype(q.dtype)
     share = (upcast(gradient) * upcast(output)).sum(-1).swapaxes(1, 2)
     q, k, v, gradient = map(_by_position, (q, k, v, gradient))

@@ -1,7 +1,7 @@
 """Layer, group and batch normalization, forward and backward, with the statistics in float32."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,10 +99,18 @@ def _channels(value: Any, ndim: int) -> Any:
     return upcast(value).reshape(1, -1, *(1,) * (ndim - 2))
 
 
-def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: Any, eps: Any
-) -> Any:
+class _ChannelArrays(NamedTuple):
+    """Arrays with one element per channel: scale and shift, running mean and variance; each may be None."""
+
+    weight: Any
+    bias: Any
+    mean: Any
+    variance: Any
+
+
+def _batch_norm(x: Any, channels: _ChannelArrays, training: bool, momentum: Any, eps: Any) -> Any:
     """Return the output, the batch's mean and inverse deviation, and the new running mean and variance."""
+    weight, bias, mean, variance = channels
     dims = (0, *range(2, x.ndim))
     wide_x = upcast(x)
     if training:
@@ -123,7 +131,7 @@ def _batch_norm(
 
 @register_lowering(aten._native_batch_norm_legit_functional)
 def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> Any:
-    y, used, inverse, mean, variance = _batch_norm(x, weight, bias, mean, variance, *settings)
+    y, used, inverse, mean, variance = _batch_norm(x, _ChannelArrays(weight, bias, mean, variance), *settings)
     if not settings[0]:
         used, inverse = (jnp.zeros(part.shape, part.dtype) for part in out[1:3])
     return y, used, inverse, mean, variance
@@ -133,13 +141,13 @@ def _batch_norm_functional(out: Any, x: Any, weight: Any, bias: Any, mean: Any, 
 def _batch_norm_no_training(
     out: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: Any, eps: Any
 ) -> Any:
-    y, *_ = _batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
+    y, *_ = _batch_norm(x, _ChannelArrays(weight, bias, mean, variance), False, momentum, eps)
     return y, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)
 
 
 @register_lowering(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_no_stats(out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: Any, eps: Any) -> Any:
-    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
+    return _batch_norm(x, _ChannelArrays(weight, bias, None, None), training, momentum, eps)[:3]
 
 
 @register_lowering(aten.native_batch_norm_backward)

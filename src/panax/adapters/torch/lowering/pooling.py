@@ -1,6 +1,6 @@
 """Pooling and resizing of images and signals."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -173,11 +173,20 @@ for _n in (2, 3):
     register_lowering(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_backward)
 
 
-def _averaged(
-    x: Any, n: int, outputs: Any, kernel: Any, stride: Any, padding: Any, counts_padding: bool, divisor: Any
-) -> Any:
-    kernel = _each(kernel, n)
-    stride, padding = _each(stride or kernel, n), _each(padding, n)
+class _AverageWindow(NamedTuple):
+    """Windows of PyTorch's average pooling: its arguments, by its names and in its order."""
+
+    kernel_size: Any
+    stride: Any = ()
+    padding: Any = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: Any = None
+
+
+def _averaged(x: Any, n: int, outputs: Any, window: _AverageWindow) -> Any:
+    kernel, divisor = _each(window.kernel_size, n), window.divisor_override
+    stride, padding = _each(window.stride or kernel, n), _each(window.padding, n)
     lead = (1,) * (x.ndim - n)
     # If the last window extends past the end (`ceil_mode`), there are zeros.
     ends = _ends(x.shape[-n:], outputs, kernel, stride, padding, [1] * n)
@@ -187,7 +196,7 @@ def _averaged(
         return total / divisor
     sizes = x.shape[-n:]
     ones = np.ones(sizes, np.float32)
-    if counts_padding:
+    if window.count_include_pad:
         ones = np.pad(ones, [(p, p) for p in padding], constant_values=1)
         inner = [(0, max(e - p, 0)) if e > p else (0, min(e - p, 0)) for e, p in zip(ends, padding)]
     else:
@@ -197,35 +206,16 @@ def _averaged(
 
 
 def _average(n: int) -> Any:
-    def apply(
-        out: OutputSpec,
-        x: Any,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil: bool = False,
-        counts: bool = True,
-        divisor: Any = None,
-    ) -> Any:
-        return _averaged(x, n, out.shape[-n:], kernel, stride, padding, counts, divisor)
+    def apply(out: OutputSpec, x: Any, *arguments: Any, **keywords: Any) -> Any:
+        return _averaged(x, n, out.shape[-n:], _AverageWindow(*arguments, **keywords))
 
     return apply
 
 
 def _average_backward(n: int) -> Any:
-    def apply(
-        out: OutputSpec,
-        gradient: Any,
-        x: Any,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil: bool,
-        counts: bool,
-        divisor: Any,
-    ) -> Any:
+    def apply(out: OutputSpec, gradient: Any, x: Any, *arguments: Any) -> Any:
         def forward(x: Any) -> Any:
-            return _averaged(x, n, gradient.shape[-n:], kernel, stride, padding, counts, divisor)
+            return _averaged(x, n, gradient.shape[-n:], _AverageWindow(*arguments))
 
         return jax.vjp(forward, x)[1](gradient.astype(jnp.float32))[0]
 

@@ -22,6 +22,20 @@ class _Weights(NamedTuple):
     hidden_bias: Any
 
 
+class _States(NamedTuple):
+    """Values of a layer's hidden states, or the gradients with respect to them.
+
+    Attributes:
+        hidden: The hidden states of all positions.
+        h: The hidden state at one end of the sequence.
+        c: The cell at that end.
+    """
+
+    hidden: Any
+    h: Any
+    c: Any
+
+
 def _from_input(x: Any, weights: _Weights) -> Any:
     flat = matmul(x.reshape(-1, x.shape[-1]), weights.of_input.T, (False, True))
     return flat.reshape(*x.shape[:-1], -1) + (weights.input_bias + weights.hidden_bias)
@@ -54,15 +68,7 @@ def _lstm(x: Any, weights: _Weights, first_h: Any, first_c: Any, reverse: bool) 
 
 
 def _lstm_gradients(
-    x: Any,
-    weights: _Weights,
-    first_h: Any,
-    first_c: Any,
-    hidden: Any,
-    by_hidden: Any,
-    by_h: Any,
-    by_c: Any,
-    reverse: bool,
+    x: Any, weights: _Weights, states: _States, gradients: _States, reverse: bool
 ) -> tuple[Any, _Weights, Any, Any]:
     """Return the gradients by `x`, the weights and the first states of `_lstm`.
 
@@ -71,9 +77,11 @@ def _lstm_gradients(
     positions afterwards.
 
     Args:
-        hidden: The hidden states of all positions, and `by_hidden` the gradient by them; `by_h` and `by_c`,
-            by the last states.
+        states: The hidden states, with the first hidden state and cell.
+        gradients: The gradients by the hidden states, and by the last hidden state and cell.
     """
+    hidden, first_h, first_c = states
+    by_hidden, by_h, by_c = gradients
 
     def shift(states: Any, first: Any) -> Any:
         return jnp.concatenate([states[1:], first[None]] if reverse else [first[None], states[:-1]])
@@ -150,6 +158,6 @@ def _rnn_layer_backward(
         for shape, gradient in zip(shapes, (by_output, by_h, by_c))
     ]
     by_x, by_weights, by_first_h, by_first_c = _lstm_gradients(
-        x, weights, *first, output.reshape(shapes[0]), *gradients, reverse=reverse
+        x, weights, _States(output.reshape(shapes[0]), *first), _States(*gradients), reverse=reverse
     )
     return by_x, *by_weights, by_first_h.reshape(h.shape), by_first_c.reshape(c.shape)
