@@ -30,7 +30,7 @@ SIZES = {"key_heads": KEY_HEADS, "heads": HEADS, "key_dim": KEY_DIM, "value_dim"
 
 @functools.cache
 def layer(**sizes: int) -> DeltaNet:
-    """A layer whose norms, convolutions and rates are not what they begin as."""
+    """A layer with norms, convolutions and rates other than the initial ones."""
     built = drawn(lambda key: DeltaNet.build(key, EMBED, **SIZES | sizes))
     generator = np.random.default_rng(0)
     moved = {

@@ -1,4 +1,4 @@
-"""Decoders with delta nets: what is refused, which layers there are, generation, FLOPs, and what a plan knows of a step."""
+"""Decoders with delta nets: refusals, kinds of layers, generation, FLOPs, and the plan of a step."""
 
 import dataclasses
 

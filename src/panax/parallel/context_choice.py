@@ -82,20 +82,10 @@ def context_attention(
 
 
 def _ulysses(
-    q: Array,
-    k: Array,
-    v: Array,
-    segments: Array | None,
-    *,
-    axis_name: str,
-    axis_size: int,
-    order: RowOrder,
-    sinks: Array | None = None,
-    **options: Any,
-):
-    kernel = functools.partial(attention, **options)
-    axis = {"axis_name": axis_name, "axis_size": axis_size, "order": order}
-    return ulysses_attention(q, k, v, segments, **axis, sinks=sinks, kernel=kernel)
+    q: Array, k: Array, v: Array, segments: Array | None, *, sinks: Array | None = None, **options: Any
+) -> Array:
+    axis = {name: options.pop(name) for name in ("axis_name", "axis_size", "order")}
+    return ulysses_attention(q, k, v, segments, **axis, sinks=sinks, kernel=functools.partial(attention, **options))
 
 
 def _limit(case: ContextCase, target: Target) -> str | None:

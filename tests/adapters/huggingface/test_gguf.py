@@ -69,7 +69,7 @@ def draw(config: DecoderConfig) -> Decoder:
 
 
 def in_half(model: Decoder) -> Decoder:
-    """What a file in F16 holds: matrices rounded; vectors and routers as they are."""
+    """Round matrices as a file in F16 holds them; vectors and routers stay as they are."""
 
     def rounded(path: Any, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
@@ -162,7 +162,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_words(folder: Path) -> Path:
-    """A tokenizer of which each token is a text of its own: llama.cpp says nothing of tokens that are parts of characters."""
+    """A tokenizer of which each token is a text of its own: llama.cpp hides tokens that are parts of characters."""
     # A file without merges, or without a line's end, is not loaded there.
     words = ["t", "2", "\u010a", *(f"t{number}" for number in range(2, 289))]
     model = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": ["t 2"]}

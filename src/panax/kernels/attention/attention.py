@@ -61,10 +61,11 @@ def attention(
         ValueError: The shapes don't match, or the requested implementation does not support the case; the
             message names the limit.
     """
-    case = _case(q, k, v, segments, causal=causal, window=window, soft_cap=soft_cap, sinks=sinks)
+    mask = MaskRule(causal=causal, window=window)
+    case = _case(q, k, v, segments, mask, soft_cap, sinks)
     choice = log_choice(choose("attention", case, target, named=implementation), target)
     options: dict[str, Any] = {
-        "mask": MaskRule(causal=causal, window=window),
+        "mask": mask,
         "soft_cap": soft_cap,
         "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
         "target": target,
@@ -86,9 +87,7 @@ def _case(
     k: Array,
     v: Array,
     segments: Array | None,
-    *,
-    causal: bool,
-    window: int | None,
+    mask: MaskRule,
     soft_cap: float | None,
     sinks: Array | None,
 ) -> AttentionCase:
@@ -115,8 +114,8 @@ def _case(
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=str(q.dtype),
-        causal=causal,
-        window=window,
+        causal=mask.causal,
+        window=mask.window,
         soft_cap=soft_cap,
         packed=segments is not None,
         sinks=sinks is not None,
