@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from panax.core.layout.layout import row_order
 from panax.core.layout.target import Target
-from panax.core.protocols import RowOrder
 from panax.kernels.attention.attention import attention
 from panax.kernels.registry import Kernel, choose, log_choice, register
 from panax.parallel.ring import ring_attention

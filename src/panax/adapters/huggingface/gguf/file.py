@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....core.errors import CheckpointError, RecipeError
+from ....core.errors import CheckpointError
+from ...extras import import_extra
 from ..quantized.slices import DequantizedSlice, TensorSlice
 
 GGUF = ".gguf"
+"""End of such a file's name."""
 
 READ = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 """Types of tensors that are read."""
@@ -51,10 +53,7 @@ def open_gguf(path: Path) -> Iterator[GgufFile]:
         CheckpointError: It is damaged, or has tensors of a type that is not read.
         RecipeError: The package `gguf` is not installed.
     """
-    try:
-        import gguf
-    except ImportError as error:
-        raise RecipeError(f"{path} is read by the package gguf; run pip install 'panax-jax[gguf]'") from error
+    gguf = import_extra("gguf", "gguf")
     try:
         reader = gguf.GGUFReader(path)
         metadata = {
@@ -72,7 +71,7 @@ def open_gguf(path: Path) -> Iterator[GgufFile]:
 
 def _slice(path: Path, tensor: Any) -> TensorSlice:
     """Return a tensor with its dimensions in the order of arrays."""
-    from gguf.quants import dequantize
+    dequantize = import_extra("gguf.quants", "gguf").dequantize
 
     kind, shape = tensor.tensor_type, [int(size) for size in reversed(tensor.shape)]
     if kind.name not in READ:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....core.errors import CheckpointError, RecipeError
+from ...extras import import_extra
 from ..quantized.slices import DequantizedSlice
 from .architectures import ARCHITECTURES, OUTSIDE, Architecture
 from .file import GgufFile
@@ -51,10 +52,7 @@ def write_gguf(
         RecipeError: No architecture of GGUF expresses the model, or the tokenizer is of another kind.
         CheckpointError: The file can't be written, or a weight is out of F16's range.
     """
-    try:
-        import gguf
-    except ImportError as error:
-        raise RecipeError("GGUF files are written by the package gguf; run pip install 'panax-jax[gguf]'") from error
+    gguf = import_extra("gguf", "gguf")
     architecture = _architecture(raw)
     metadata = _metadata(architecture, raw)
     plans = dict(_renamed(tensors, architecture, raw))
@@ -86,8 +84,7 @@ def write_gguf(
 
 def _write_tensors(writer: Any, plans: Mapping[str, TensorPlan], kind: str) -> None:
     """Write the header and the entries, then one tensor after the other."""
-    import gguf
-
+    gguf = import_extra("gguf", "gguf")
     types = {name: gguf.GGMLQuantizationType[_type(name, plan.shape, kind)] for name, plan in plans.items()}
     dtypes = {"F32": np.float32, "F16": np.float16, "Q8_0": np.uint8}
     for name, plan in plans.items():
@@ -234,11 +231,9 @@ def _type(name: str, shape: tuple[int, ...], kind: str) -> str:
 
 
 def _encoded(name: str, array: np.ndarray, kind: str) -> np.ndarray:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
+    gguf = import_extra("gguf.quants", "gguf")
     wide = np.ascontiguousarray(array, np.float32)
     largest = float(np.abs(wide).max(initial=0.0))
     if not np.isfinite(largest) or (kind == "F16" and largest > float(np.finfo(np.float16).max)):
         raise CheckpointError(f"{name} holds {largest}, which {kind} can't; choose Q8_0, or mend the weights")
-    return quantize(wide, GGMLQuantizationType[kind])
+    return gguf.quantize(wide, gguf.GGMLQuantizationType[kind])

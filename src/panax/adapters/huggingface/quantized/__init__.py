@@ -14,6 +14,7 @@ from .slices import FLOAT8, DequantizedSlice, TensorSlice, float8_slices
 __all__ = ["FLOAT8", "KEY", "check_quantization", "dequantize", "float8_slices"]
 
 KEY = "quantization_config"
+"""Key of config.json with the method and its settings."""
 
 WAYS_OUT = {
     "gptq": "dequantize it once, or take the release that it was made from",
