@@ -4,6 +4,7 @@ import re
 
 import pytest
 from tools.models.__main__ import ROOT, outdated
+from tools.models.census import LOADS, measure_census
 from tools.models.figures import DEVICES, measure_memory, read_figures
 from tools.models.pages import pages
 from tools.models.subjects import subjects
@@ -46,3 +47,11 @@ def test_a_new_preset_without_figures_is_an_error():
 @pytest.mark.parametrize("name", ["gpt2", "mixtral_8x7b", "vit_b16"])
 def test_the_recorded_memory_is_what_is_computed(name, devices):
     assert measure_memory(name, devices) == read_figures(ROOT)["memory"][name][str(devices)]
+
+
+@pytest.mark.full
+def test_the_census_is_of_today():
+    """Every causal model of the installed `transformers` is read, or refused, as the page has it."""
+    recorded, measured = read_figures(ROOT)["census"], measure_census()
+    assert measured["types"] == recorded["types"]
+    assert sum(outcome == LOADS for outcome, _ in measured["types"].values()) >= 65

@@ -4,17 +4,19 @@ python -m tools.models             writes docs/families
 python -m tools.models --check     exits with 1 if a page is not up to date
 python -m tools.models --measure   computes memory and parity first: some minutes
 python -m tools.models --parity    computes parity alone
+python -m tools.models --census    reads the default settings of every causal model of transformers
 """
 
 import os
 import sys
 from pathlib import Path
 
-if {"--measure", "--parity"} & {*sys.argv}:
+if {"--measure", "--parity", "--census"} & {*sys.argv}:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 from tools import generated
 
+from .census import measure_census
 from .figures import FILE, measure_parity, measure_presets, read_figures, write_figures
 from .pages import FOLDER, PARAMETERS, pages
 
@@ -28,7 +30,7 @@ def outdated(root: Path) -> generated.Pages:
 
 def measure(root: Path) -> None:
     """Compute the figures of all presets and families, and record them in docs/families/figures.json."""
-    figures = {"memory": measure_presets(list(PARAMETERS)), "parity": measure_parity(root)}
+    figures = {"memory": measure_presets(list(PARAMETERS)), "parity": measure_parity(root), "census": measure_census()}
     write_figures(root, figures)
     print(root / FILE)
 
@@ -40,4 +42,7 @@ if __name__ == "__main__":
     if "--parity" in sys.argv:
         sys.argv.remove("--parity")
         write_figures(ROOT, read_figures(ROOT) | {"parity": measure_parity(ROOT)})
+    if "--census" in sys.argv:
+        sys.argv.remove("--census")
+        write_figures(ROOT, read_figures(ROOT) | {"census": measure_census()})
     sys.exit(generated.run("tools.models", (__doc__ or "").partition("\n")[0], outdated))

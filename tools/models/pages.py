@@ -9,6 +9,8 @@ from panax.adapters.huggingface.family import Family
 from panax.models import PUBLISHED_ACTIVE, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
 from panax.plan.report import size
 
+from .census import PAGE as CENSUS
+from .census import census_page
 from .figures import DEVICES, PARITY_TESTS, ROWS_PER_DEVICE
 from .subjects import Subject, subjects, supported_values
 
@@ -23,11 +25,12 @@ def pages(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of each page by its file name.
 
     Args:
-        figures: What `tools.models.figures` measured: `memory` by preset, and `parity`.
+        figures: What `tools.models` measured: `memory` by preset, `parity`, and the `census`.
     """
     everything = subjects()
     written = {f"{each.name}.md": "\n".join(_page(each, figures)) for each in everything}
-    return written | {"index.md": "\n".join(_index(everything, figures["parity"]))}
+    census = "\n".join(census_page(figures["census"], HEAD))
+    return written | {"index.md": "\n".join(_index(everything, figures["parity"])), CENSUS: census}
 
 
 def _index(everything: Sequence[Subject], parity: Mapping[str, Any]) -> Iterator[str]:
@@ -54,7 +57,8 @@ def _index(everything: Sequence[Subject], parity: Mapping[str, Any]) -> Iterator
         f"The last two columns are distances from transformers {parity['versions']['transformers']} in float32, as a part of "
         f"each tensor's norm, for a small model in which no setting is neutral ({parity['date']}). A [test]"
         f"(../../tests/adapters/huggingface/test_huggingface_keys.py) changes each key of each `config.json`: it is read, "
-        f"refused, or listed with the reason why it changes nothing.\n"
+        f"refused, or listed with the reason why it changes nothing. The [census]({CENSUS}) has all causal models of "
+        f"transformers.\n"
     )
 
 

@@ -11,6 +11,8 @@ NOT_ARCHITECTURE = {
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "use_cache", "initializer_range",
     "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
     "attn_pdrop", "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "_name_or_path", "quantization_config",
+    "id2label", "label2id", "num_labels", "return_dict", "output_attentions", "output_hidden_states", "problem_type", "dropout",
+    "chunk_size_feed_forward", "hidden_dropout_prob", "attention_probs_dropout_prob", "embd_dropout", "classifier_dropout",
 }  # fmt: skip
 """Keys that do not concern the computation of a layer."""
 
