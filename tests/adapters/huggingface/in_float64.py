@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from huggingface_examples import EAGER, tiny
+from huggingface_examples import EAGER
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,13 +22,13 @@ def is_narrow(value: Any) -> bool:
     return isinstance(value, torch.dtype) and value in NARROW
 
 
-def widened(name: str, model: Any) -> Any:
-    """Return the same model in float64; its tables of positions are computed in float64 too."""
+def widened(config: Any, model: Any) -> Any:
+    """Return the model of a configuration in float64; its tables of positions are computed in float64 too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with InFloat64():
-            wide = type(model)._from_config(tiny(name), **EAGER, dtype=torch.float64).eval()
+            wide = type(model)._from_config(copy.deepcopy(config), **EAGER, dtype=torch.float64).eval()
     finally:
         torch.set_default_dtype(before)
     own = {key for key, _ in model.named_buffers()} - model.state_dict().keys()

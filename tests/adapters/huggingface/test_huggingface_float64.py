@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from family_examples import EXAMPLES
-from huggingface_examples import LENGTH, ROWS, Example, abstract, make_example, positions, reloaded, tokens
+from huggingface_examples import LENGTH, ROWS, Example, abstract, make_example, positions, reloaded, tiny, tokens
 from in_float64 import InFloat64, logits_and_gradients, widened
 from safetensors.torch import load_file, save_file
 from test_huggingface_parity import in_files
@@ -103,7 +103,7 @@ def our_step(example: Example) -> Callable[[np.ndarray, np.ndarray], dict[str, n
 @pytest.mark.parametrize("name", EVERY)
 def test_errors_are_at_most_twice_those_of_transformers(name: str, folder_of_examples: Path, tmp_path: Path) -> None:
     example = with_small_embeddings(name, folder_of_examples)
-    wide, step = widened(name, example.theirs), our_step(example)
+    wide, step = widened(tiny(name), example.theirs), our_step(example)
     squares: dict[str, np.ndarray] = {}
     for seed in SEEDS:
         given = tokens(2 * seed), tokens(2 * seed + 1)
@@ -135,7 +135,7 @@ def test_bfloat16_is_at_most_half_as_far_again(name: str, folder_of_examples: Pa
     given = torch.from_numpy(tokens()).long()
     with torch.no_grad():
         with InFloat64():
-            truth = widened(name, example.theirs)(given).logits.numpy()
+            truth = widened(tiny(name), example.theirs)(given).logits.numpy()
         theirs = copy.deepcopy(example.theirs).to(torch.bfloat16)(given).logits.float().numpy()
     ours, sizes = np.asarray(our_logits(example, jnp.bfloat16, tokens()), np.float32), np.linalg.norm(truth, axis=-1)
     ours, theirs = (np.median(np.linalg.norm(x - truth, axis=-1) / sizes) for x in (ours, theirs))

@@ -1,5 +1,6 @@
 """Conversations from files: layouts, mistakes, tokens, packing, and a run."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -331,3 +332,31 @@ def test_a_run_trains_answers_and_evaluates(tmp_path, tokenizer_folder):
     # Each answer is "fox N" and its end: three tokens and more, and nothing else.
     texts = [f"fox {n}<|im_end|>" for n in range(7)]
     assert measured["tokens"] == sum(len(each.ids) for each in trained.tokenizer.encode_rendered(texts))
+
+
+@pytest.mark.full
+def test_after_fifty_conversations_answers_end(tmp_path, tokenizer_folder):
+    """Greedy answers to questions that were not among them stop at the end of an answer, and not at the limit."""
+    import panax
+    from panax import Experiment
+    from panax.mesh import MeshShape
+    from panax.models import DecoderConfig, DecoderTask
+    from panax.optim import AdamW, Schedule
+    from panax.run.folder.trained_model import load_model
+
+    experiment = Experiment(
+        name="chats",
+        task=DecoderTask(model=DecoderConfig(max_length=64, embed=32, num_layers=2, heads=2, ffn=64)),
+        data=dataclasses.replace(data(tmp_path, tokenizer_folder, *conversations(50)), batch_size=8),
+        optimizer=AdamW(schedule=Schedule(peak=1e-2, decay="constant")),
+        num_steps=80,
+        mesh=MeshShape(fsdp=1),
+        directory=str(tmp_path / "run"),
+    )
+    panax.fit(experiment, quiet=True)
+    trained = load_model(str(tmp_path / "run"), print)
+    limit = 40
+    for question in ("the 51", "the 60", "the 73", "the 99"):
+        answer = trained.generate(question, tokens=limit, temperature=0.0, chat=True)
+        length = len(trained.tokenizer.encode_rendered([answer])[0].ids)
+        assert "fox" in answer and length < limit // 2, answer
