@@ -1,7 +1,7 @@
 """Memory that loading a released model takes beside its parameters: `python benchmarks/load_memory.py llama3_3b`.
 
 Writes random bfloat16 weights of a preset in shards of 2 GB to a temporary folder, then loads them in a process of its own, which
-samples its anonymous memory: pages of the files, which the system takes back when it needs them, don't count. Reads Linux's /proc.
+samples its anonymous memory. Pages of the files, which the system takes back when it needs them, don't count. Reads /proc.
 """
 
 import argparse
@@ -94,9 +94,8 @@ def main() -> None:
         command = [sys.executable, __file__, options.preset, "--folder", folder]
         done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     gib = {name: value / GIB for name, value in done.items()} | {"files": total / GIB}
-    print(
-        f"{options.preset}: {gib['files']:.2f} GiB of files loaded in {done['seconds']:.1f} s; parameters {gib['parameters']:.2f} GiB,"
-    )
+    loaded = f"{gib['files']:.2f} GiB of files loaded in {done['seconds']:.1f} s"
+    print(f"{options.preset}: {loaded}; parameters {gib['parameters']:.2f} GiB,")
     beside = gib["highest"] - gib["parameters"]
     print(
         f"at most {gib['highest']:.2f} GiB of memory, {beside:.2f} beside the parameters, {gib['before']:.2f} before loading"

@@ -67,7 +67,7 @@ def parts(data: ExampleData) -> tuple[Examples, Examples]:
 
 
 def linear(data: ExampleData, leaves: tuple[str, ...]) -> Iterator[tuple[str, Figures]]:
-    """Logistic regression on one-hot categories and standardised numbers, for each C."""
+    """Logistic regression on one-hot categories and standardized numbers, for each C."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score

@@ -1,4 +1,4 @@
-"""A Pallas kernel of one's own in a model that trains: RMS normalisation, forward and backward, one block of rows at a time.
+"""A Pallas kernel of one's own in a model that trains: RMS normalization, forward and backward, one block of rows at a time.
 
     python examples/pallas_kernel.py
 
@@ -96,7 +96,7 @@ rms_norm.defvjp(rms_norm_forward, rms_norm_backward)
 
 
 class Net(eqx.Module):
-    """Two layers around the normalisation."""
+    """Two layers around the normalization."""
 
     up: eqx.nn.Linear
     down: eqx.nn.Linear

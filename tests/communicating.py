@@ -14,7 +14,7 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 
 
 def apply(kind: str, axis: str | tuple[str, ...], x: jax.Array) -> jax.Array:
-    """One collective on a device's block; the result has the block's shape, and a tanh holds the compiler off its neighbours."""
+    """One collective on a device's block; the result has the block's shape, and a tanh holds the compiler off its neighbors."""
     n = lax.axis_size(axis)
     if kind == "all-gather":
         y = lax.all_gather(x, axis, axis=0, tiled=True).reshape(n, ROWS, COLUMNS)

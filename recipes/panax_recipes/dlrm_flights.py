@@ -12,7 +12,7 @@ NUMBERS = ("distance", "sched_dep_time", "sched_arr_time")
 """What is known of a flight before it departs."""
 
 MISSING = 9_430
-"""Flights without an arrival: cancelled, or diverted; they have no label."""
+"""Flights without an arrival: canceled, or diverted; they have no label."""
 
 
 def flights_table() -> Table:

@@ -10,7 +10,7 @@ def moe_dense() -> Experiment:
     """The dense decoder that moe_quickstart is compared with, on the sources of Python's standard library.
 
     Command: panax train moe_dense
-    Hardware: two CPU cores; tokenised and trained in 2 min 10 s, at 5,900 tokens/s.
+    Hardware: two CPU cores; tokenized and trained in 2 min 10 s, at 5,900 tokens/s.
     Expected: held-out loss 4.88 after 300 steps, where token frequencies alone give 6.52 (sources of Python 3.11.7).
     """
     return Experiment(

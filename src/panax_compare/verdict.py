@@ -25,7 +25,7 @@ class ColumnFigures:
         layout: Layout of a distributed column; empty for those of one process.
         ratio: Its step time divided by that of the fastest PyTorch column of the same layout in the same
             round: median over rounds, minimum, maximum. Below 1 it is faster.
-        utilisation: Model FLOPs utilisation.
+        utilization: Model FLOPs utilization.
         others: Cores that other programs used meanwhile, mean over its turns.
     """
 
@@ -40,7 +40,7 @@ class ColumnFigures:
     low: float | None = None
     high: float | None = None
     per_second: float | None = None
-    utilisation: float | None = None
+    utilization: float | None = None
     ratio: tuple[float, float, float] | None = None
     compile_seconds: float | None = None
     first_step_seconds: float | None = None
@@ -75,7 +75,7 @@ def loss_tolerances(comparison: Comparison) -> list[float]:
 
 
 def comparison_peak(comparison: Comparison) -> PeakRate | None:
-    """Return the denominator of utilisation."""
+    """Return the denominator of utilization."""
     entries = list(comparison.columns.values())
     device = next((entry.device for entry in entries if entry.device), "")
     products, registers = [entry.product for entry in entries], [entry.registers for entry in entries]
@@ -117,7 +117,7 @@ def _row(comparison: Comparison, entry: ColumnResult, allowed: list[float], peak
         low=min_finite(times),
         high=max_finite(times),
         per_second=comparison.work["units_per_step"] / seconds,
-        utilisation=None if peak is None else comparison.work["flops_per_step"] / seconds / peak.flops_per_second,
+        utilization=None if peak is None else comparison.work["flops_per_step"] / seconds / peak.flops_per_second,
         cpu_seconds=statistics.median(turn["cpu_seconds"] for turn in entry.turns),
         others=statistics.mean(turn["others"] for turn in entry.turns),
     )

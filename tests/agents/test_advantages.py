@@ -1,4 +1,4 @@
-"""Generalised advantages against a loop in NumPy and against stable-baselines3; a time limit is not a death."""
+"""Generalized advantages against a loop in NumPy and against stable-baselines3; a time limit is not a death."""
 
 import json
 from pathlib import Path

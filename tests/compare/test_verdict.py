@@ -88,17 +88,17 @@ def test_a_busy_machine_is_mentioned():
     assert "Other programs" not in said(comparison(EAGER, COMPILED))[0]
 
 
-def test_utilisation_divides_by_the_fastest_product_of_any():
+def test_utilization_divides_by_the_fastest_product_of_any():
     fast = dataclasses.replace(OWN, product=2e11)
     _, rows = said(comparison(EAGER, fast))
-    assert rows["torch_eager"].utilisation == pytest.approx(1e9 / 1.1 / 2e11)
+    assert rows["torch_eager"].utilization == pytest.approx(1e9 / 1.1 / 2e11)
 
 
 def test_of_a_processor_it_divides_by_what_registers_do():
     told = dataclasses.replace(OWN, registers=4e11)
     one = comparison(EAGER, told)
     _, rows = said(one)
-    assert rows["torch_eager"].utilisation == pytest.approx(1e9 / 1.1 / 4e11)
+    assert rows["torch_eager"].utilization == pytest.approx(1e9 / 1.1 / 4e11)
     assert (
         "on registers alone" in comparison_peak(one).source
         and "of any column" in comparison_peak(comparison(EAGER)).source

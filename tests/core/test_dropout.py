@@ -26,8 +26,8 @@ def test_rate_and_scale():
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_neighbours_are_independent(axis):
     m = mask(rate=0.5).astype(np.float64) - 0.5
-    neighbours = (np.roll(m, 1, axis) * m).mean() * 4
-    assert abs(neighbours) < 5 / np.sqrt(m.size)
+    neighbors = (np.roll(m, 1, axis) * m).mean() * 4
+    assert abs(neighbors) < 5 / np.sqrt(m.size)
 
 
 def test_differs_by_key():

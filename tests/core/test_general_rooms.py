@@ -28,7 +28,7 @@ ENGLISH = {
     ("metrics/goodput.py", "d"): "days",
     ("run/tools/sweep.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",
-    ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialisation",
+    ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialization",
     ("parallel/ring.py", "attention"): "a kind of work in the registry of kernels",
     ("metrics/heat_map.py", "d"): "a letter that is drawn",
     ("parallel/ring.py", "scale"): "a keyword of the kernels: what scores are multiplied by",

@@ -1,4 +1,4 @@
-"""Shape once: axes, initialisation and stacking from one annotation."""
+"""Shape once: axes, initialization and stacking from one annotation."""
 
 import equinox as eqx
 import jax

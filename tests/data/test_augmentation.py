@@ -277,9 +277,9 @@ def test_what_is_no_image_is_refused(tmp_path):
     floats = Arrays({"image": np.zeros((4, 8, 8, 3), np.float32), "label": np.zeros(4, np.int32)})
     with pytest.raises(RecipeError, match=r"needs a leaf 'image' of uint8 \(height, width, 1 or 3 channels\)"):
         take(source(floats, tmp_path, Augmentation()), 1)
-    unlabelled = Arrays({"image": np.zeros((4, 8, 8, 3), np.uint8)})
+    unlabeled = Arrays({"image": np.zeros((4, 8, 8, 3), np.uint8)})
     with pytest.raises(RecipeError, match="mixing needs the leaves image and label"):
-        source(unlabelled, tmp_path)
+        source(unlabeled, tmp_path)
 
 
 def test_digits_are_the_librarys(tmp_path):

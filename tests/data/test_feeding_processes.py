@@ -18,7 +18,7 @@ from panax.parallel.context import zigzag_order
 PROCESSES, EACH, SECONDS = 2, 2, 120
 MESHES = [
     ({"fsdp": 4}, [0, 1, 2, 3]),
-    ({"fsdp": 4}, [0, 2, 3, 1]),  # the rows of a process are not neighbours
+    ({"fsdp": 4}, [0, 2, 3, 1]),  # the rows of a process are not neighbors
     ({"fsdp": 2, "context": 2}, [0, 1, 2, 3]),
     ({"fsdp": 2, "context": 2}, [0, 2, 1, 3]),  # each process holds a half of every row
 ]

@@ -74,7 +74,7 @@ def opened(kind: str, cache: str) -> RowSource:
 
 
 def shares_of(processes: int, how: str) -> list[np.ndarray]:
-    """Which rows of a batch each process makes: neighbours, every n-th, or any."""
+    """Which rows of a batch each process makes: neighbors, every n-th, or any."""
     rows = np.arange(BATCH) if how != "any" else np.random.default_rng(processes).permutation(BATCH)
     parts = [rows[p::processes] for p in range(processes)] if how == "strided" else np.split(rows, processes)
     return [np.sort(part) for part in parts]
@@ -103,7 +103,7 @@ def digests(batches) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded", "mixture"])
-@pytest.mark.parametrize("how", ["neighbours", "strided", "any"])
+@pytest.mark.parametrize("how", ["neighbors", "strided", "any"])
 def test_the_sequence_survives_8_to_6_to_3_to_1_processes_bit_for_bit(kind, how, tmp_path):
     whole = digests(itertools.islice(opened(kind, str(tmp_path)).batches(), EACH * len(PROCESSES)))
     assert len(set(whole)) == len(whole)

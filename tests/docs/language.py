@@ -29,6 +29,8 @@ PHRASES = {
     "anew": r"\banew\b",
     "of one's own": r"\bof one's own\b",
     "goes on": r"\bgo(?:es)? on\b",
+    "British spelling": r"(?:optim|quant|normal|initial|token|serial|general|material|synchron|util|organ)is(?:e|ed|ing|ation)\b"
+    r"|(?:col|behavi|neighb)our|catalogue|modelling|labelled",
 }
 
 NOUNS = frozenset(CEILINGS.pop("nouns").split())

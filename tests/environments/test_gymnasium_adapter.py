@@ -140,7 +140,7 @@ def nothing_left(pids: set[int]) -> None:
 def test_what_gymnasium_can_not_make_is_refused(sick):
     with pytest.raises(RecipeError, match=r"can't make 'CartPol-v1': .*NameNotFound"):
         Gymnasium(name="CartPol-v1")
-    with pytest.raises(RecipeError, match="RuntimeError: no licence"):
+    with pytest.raises(RecipeError, match="RuntimeError: no license"):
         Gymnasium(name=sick, settings={"sickness": "unmade"})
     with pytest.raises(RecipeError, match="processes=65; expected 1 to 64"):
         Gymnasium(name="CartPole-v1", processes=65)

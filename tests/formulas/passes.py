@@ -90,7 +90,7 @@ class Passes:
         embedded_back: Their backward passes.
         losses: Losses, of `loss_tokens` tokens each, with their gradients.
         looked_up_or_lost: Parts of the step in which there is a look-up, a loss or both.
-        sent: Activations and gradients that are sent to a neighbouring stage.
+        sent: Activations and gradients that are sent to a neighboring stage.
         slots: Of these that a stage keeps.
         layers: Layers of one pass.
         held: Layers with weights that a device uses in the step.

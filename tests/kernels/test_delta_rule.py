@@ -28,7 +28,7 @@ Arrays = dict[str, jax.Array]
 
 
 def inputs(length: int, slowest: float = 0.01, fastest: float = 3.0) -> Arrays:
-    """Unit keys of which neighbours are alike, decays between `exp(-fastest)` and `exp(-slowest)`, betas up to 1."""
+    """Unit keys of which neighbors are alike, decays between `exp(-fastest)` and `exp(-slowest)`, betas up to 1."""
     generator = np.random.default_rng(0)
     normal = lambda *shape: generator.normal(size=shape)  # noqa: E731
     k = normal(BATCH, length, KEY_HEADS, KEY_DIM) + 2.0 * normal(BATCH, 1, KEY_HEADS, KEY_DIM)

@@ -1,4 +1,4 @@
-"""Rounding by chance: to one of two neighbours, right by the mean, with bits that are random."""
+"""Rounding by chance: to one of two neighbors, right by the mean, with bits that are random."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +37,7 @@ def test_bits_are_random_over_places_counts_and_names():
         ones = np.unpackbits(word.view(np.uint8))
         assert abs(ones.mean() - 0.5) < 5 * 0.5 / ones.size**0.5
         assert len(np.unique(word)) > 65536 - 10
-        # Neighbours along both dimensions have half of their bits in common.
+        # Neighbors along both dimensions have half of their bits in common.
         for other in (word[1:, :] ^ word[:-1, :], word[:, 1:] ^ word[:, :-1]):
             assert abs(np.unpackbits(np.ascontiguousarray(other).view(np.uint8)).mean() - 0.5) < 0.002
     for one, other in ((0, 1), (0, 2)):

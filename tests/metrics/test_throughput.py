@@ -1,4 +1,4 @@
-"""What utilisation divides by: the most that registers ever did, not what a busy machine gives now."""
+"""What utilization divides by: the most that registers ever did, not what a busy machine gives now."""
 
 import jax
 import pytest

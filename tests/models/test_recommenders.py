@@ -107,8 +107,8 @@ def test_rare_clicks_are_told_apart():
 
 
 def test_a_score_that_is_not_finite_has_no_rank():
-    catalogue = jnp.array([[1.0], [3.0], [np.nan], [2.0]])
-    assert np.isnan(target_ranks(jnp.ones((2, 1)), jnp.array([2, 3]), catalogue, 4)).all()
+    catalog = jnp.array([[1.0], [3.0], [np.nan], [2.0]])
+    assert np.isnan(target_ranks(jnp.ones((2, 1)), jnp.array([2, 3]), catalog, 4)).all()
     found = ranking_metrics(jnp.array([jnp.nan, 1.0]), jnp.ones(2), (1,))
     assert np.isnan(float(found["mrr"].value))
 
@@ -247,10 +247,10 @@ def test_vectors_of_a_catalogue_are_those_of_training():
     parts = [
         {"item": np.arange(begin, min(begin + 20, ITEMS), dtype=np.int32)[:, None]} for begin in range(0, ITEMS, 20)
     ]
-    catalogue = item_vectors(task, params, parts)
-    assert catalogue.shape == (ITEMS, 4)
+    catalog = item_vectors(task, params, parts)
+    assert catalog.shape == (ITEMS, 4)
     np.testing.assert_allclose(
-        params.vectors(with_rows(batch), jnp.float32)[1], catalogue[batch["item"][:, 0]], rtol=1e-5
+        params.vectors(with_rows(batch), jnp.float32)[1], catalog[batch["item"][:, 0]], rtol=1e-5
     )
 
 

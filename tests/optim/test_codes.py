@@ -69,7 +69,7 @@ def test_fifty_steps_are_torchao_s(monkeypatch):
     # number where it is negative: all else is its own.
     monkeypatch.setattr(ParameterShard, "random_bits", lambda self, kind, count: None)
     monkeypatch.setattr(DynamicMap, "compute_scale", Format.compute_scale)
-    # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbours, so it is given our blocks one after the
+    # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbors, so it is given our blocks one after the
     # other. Those of `latent` and `long` lie so already.
     optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decay_multipliers={"*": 1.0}, moments="int8")
     given, count = arrays(0), 50

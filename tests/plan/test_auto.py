@@ -43,7 +43,7 @@ def chosen(
 
 
 def every_mesh(count: int) -> Iterator[dict[str, int]]:
-    """All factorisations over all axes but `expert`, which a dense model has no use for."""
+    """All factorizations over all axes but `expert`, which a dense model has no use for."""
     axes = [axis for axis in MESH_AXES if axis != "expert"]
     for sizes in itertools.product(divisors(count), repeat=len(axes)):
         if math.prod(sizes) == count:

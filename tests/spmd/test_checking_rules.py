@@ -98,7 +98,7 @@ CASES = {
         (SPLIT,), Kind.PARTIAL, (),
     ),
     "a branch": (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), (WHOLE,), Kind.WHOLE, ()),
-    "rematerialised": (lambda x: jax.checkpoint(lambda x: x.sum(axis=0))(x), (SPLIT,), Kind.PARTIAL, ()),
+    "rematerialized": (lambda x: jax.checkpoint(lambda x: x.sum(axis=0))(x), (SPLIT,), Kind.PARTIAL, ()),
     "unknown kernel": (
         lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((4, COLUMNS), jnp.float32), x),
         (SPLIT,), Kind.UNKNOWN, (),

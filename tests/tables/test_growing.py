@@ -251,14 +251,14 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
     )), hidden=(8,), width=4)  # fmt: skip
     with pytest.raises(RecipeError, match="two tables of TwoTowerTask have the vocabulary 'user'"):
         Program.create(TwoTowerTask(model=twice), Sgd(), num_steps=10)
-    catalogue = [{"film": key_of(np.arange(9)[:, None])}]
-    vectors = item_vectors(task, state.params, catalogue, state.model_state)
+    catalog = [{"film": key_of(np.arange(9)[:, None])}]
+    vectors = item_vectors(task, state.params, catalog, state.model_state)
     nobody = item_vectors(task, state.params, [{"film": np.zeros((1, 1, 2), np.uint32)}], state.model_state)
     assert len({tuple(each) for each in vectors.tolist()}) == 9
     # Of nine rows and of one row products add up in other orders: five units in the last place of vectors of length 1.
     np.testing.assert_allclose(vectors[8], nobody[0], atol=5 * 2.0**-24)
     with pytest.raises(RecipeError, match="the table 'film' grows, and its vocabulary is not here"):
-        item_vectors(task, state.params, catalogue)
+        item_vectors(task, state.params, catalog)
 
 
 @pytest.mark.slow

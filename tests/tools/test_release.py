@@ -76,7 +76,7 @@ def test_a_wheel_without_its_files_or_with_others_is_refused(tmp_path):
     found = "\n".join(content_problems(wheel))
     assert (
         "lacks panax/kernels/cpu/csrc/gemm.c" in found
-        and "lacks the licence" in found
+        and "lacks the license" in found
         and "has panax/__pycache__/x.pyc" in found
     )
 

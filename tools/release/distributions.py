@@ -37,7 +37,7 @@ def content_problems(distribution: Path) -> Iterator[str]:
             names = wheel.namelist()
         yield from (f"{distribution.name} lacks {name}" for name in NEEDED if name not in names)
         if not any(name.endswith("licenses/LICENSE") for name in names):
-            yield f"{distribution.name} lacks the licence"
+            yield f"{distribution.name} lacks the license"
         wrong = [name for name in names if any(part in f"/{name}" for part in (f"/{each}" for each in FORBIDDEN))]
     else:
         with tarfile.open(distribution) as archive:

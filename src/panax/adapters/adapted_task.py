@@ -140,7 +140,7 @@ class AdaptedTask(Task):
             )
             raise RecipeError(
                 f"{self.model.name}: the loss changes the structure of the model's state, {changes}; create all of it "
-                f"at initialisation, and keep its shapes and dtypes"
+                f"at initialization, and keep its shapes and dtypes"
             )
         return Evaluation(losses, after, metrics)
 

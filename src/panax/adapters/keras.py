@@ -33,7 +33,7 @@ def task(
 ) -> AdaptedTask:
     """Adapt a Keras model as a task. It starts from the weights that the model has.
 
-    Losses of layers (`add_loss`, regularisers) and an overridden `compute_loss` count as they do in
+    Losses of layers (`add_loss`, regularizers) and an overridden `compute_loss` count as they do in
     `model.fit`; dropout and everything else that draws from a seed generator follows the step's key;
     variables that are not trainable are state.
 

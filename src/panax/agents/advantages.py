@@ -1,4 +1,4 @@
-"""Generalised advantage estimation that distinguishes truncation (a time limit) from termination."""
+"""Generalized advantage estimation that distinguishes truncation (a time limit) from termination."""
 
 from typing import NamedTuple
 

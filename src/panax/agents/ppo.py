@@ -1,4 +1,4 @@
-"""`Ppo`: proximal policy optimisation as a task."""
+"""`Ppo`: proximal policy optimization as a task."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class PpoParameters(Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ppo(Agent):
-    """Proximal policy optimisation (arXiv:1707.06347): collect a rollout, then make several passes over it.
+    """Proximal policy optimization (arXiv:1707.06347): collect a rollout, then make several passes over it.
 
     A collection takes `steps` steps in each of `environments` environments; one step of the run is
     `rollouts_per_step` of them, each with `epochs * minibatches` updates. A minibatch has equally many steps of
@@ -62,7 +62,7 @@ class Ppo(Agent):
         bptt_length: Length of truncated backpropagation through time: consecutive steps per training
             sequence of a recurrent policy.
         discount: Discount factor per step (gamma).
-        gae_lambda: Lambda of generalised advantage estimation.
+        gae_lambda: Lambda of generalized advantage estimation.
         clip: Clip range of the probability ratio around 1.
         dual_clip: Bound of the loss of actions with a negative advantage, as a multiple of the advantage;
             None for none.
@@ -72,8 +72,8 @@ class Ppo(Agent):
             exceeds 1.5 times this.
         ent_coef: Coefficient of the entropy bonus.
         vf_coef: Coefficient of half the squared error of values.
-        normalize_advantages: Normalise advantages to mean 0 and deviation 1 in each minibatch.
-        normalize_observations: Normalise by the mean and variance of all observations before this collection.
+        normalize_advantages: Normalize advantages to mean 0 and deviation 1 in each minibatch.
+        normalize_observations: Normalize by the mean and variance of all observations before this collection.
         normalize_rewards: Divide by the standard deviation of the discounted return so far.
         continuous: Distribution of continuous actions.
         init_log_std: Initial log standard deviation of continuous actions.

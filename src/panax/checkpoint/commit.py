@@ -122,7 +122,7 @@ def publish_part(store: Store, attempt: SaveAttempt, part: Manifest) -> None:
 
 
 def commit(
-    store: Store, attempt: SaveAttempt, mine: Manifest, seconds: float, cancelled: Callable[[], bool] = lambda: False
+    store: Store, attempt: SaveAttempt, mine: Manifest, seconds: float, canceled: Callable[[], bool] = lambda: False
 ) -> Manifest:
     """Wait for the other processes' parts, check that all files exist, and write the manifest: the commit.
 
@@ -131,7 +131,7 @@ def commit(
             size.
         StoreError: The store refused.
     """
-    parts = [mine, *_parts(store, attempt, seconds, cancelled)]
+    parts = [mine, *_parts(store, attempt, seconds, canceled)]
     manifest = merge_manifests(parts)
     manifest.check_covered()
     # A list has no checksum: a file is rejected only if two lists disagree with it.
@@ -153,7 +153,7 @@ def _wrong(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
     return ""
 
 
-def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callable[[], bool]) -> Iterable[Manifest]:
+def _parts(store: Store, attempt: SaveAttempt, seconds: float, canceled: Callable[[], bool]) -> Iterable[Manifest]:
     missing = set(range(1, attempt.processes))
     began, pause = time.monotonic(), _POLL_SECONDS[0]
     deadline = began + seconds
@@ -173,7 +173,7 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, cancelled: Callab
             if text is not None:
                 yield Manifest.from_json(text, f"{store.url}/{part}")
                 missing.discard(process)
-        if missing and (time.monotonic() > deadline or cancelled()):
+        if missing and (time.monotonic() > deadline or canceled()):
             few = ", ".join(map(str, sorted(missing)[:5]))
             raise CheckpointError(
                 f"{len(missing)} of {attempt.processes} processes ({few}) wrote no part within {seconds:.0f} s; not committed"

@@ -21,19 +21,19 @@ def blank_frame(height: int, width: int) -> Frame:
 
 
 def fill_rectangle(frame: Frame, upper_left: Point, lower_right: Point, color: Color) -> None:
-    """Colour the pixels between two corners."""
+    """Color the pixels between two corners."""
     (top, left), (bottom, right) = (tuple(max(0, round(each)) for each in place) for place in (upper_left, lower_right))
     frame[top:bottom, left:right] = color
 
 
 def fill_circle(frame: Frame, center: Point, radius: Number, color: Color) -> None:
-    """Colour the pixels within `radius` of the center."""
+    """Color the pixels within `radius` of the center."""
     row, column = _pixels(frame)
     frame[(row - center[0]) ** 2 + (column - center[1]) ** 2 <= radius**2] = color
 
 
 def fill_line(frame: Frame, start: Point, end: Point, width: Number, color: Color) -> None:
-    """Colour the pixels within half of `width` of the line between two places."""
+    """Color the pixels within half of `width` of the line between two places."""
     row, column = _pixels(frame)
     along = (end[0] - start[0], end[1] - start[1])
     squared = along[0] ** 2 + along[1] ** 2

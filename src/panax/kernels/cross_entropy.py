@@ -32,7 +32,7 @@ class CrossEntropySums(NamedTuple):
     """Masked sums over tokens, float32. Divide by the global weight once, after summing over devices.
 
     Attributes:
-        loss_sum: The minimised sum: cross-entropy (with label smoothing, if set) and z-loss.
+        loss_sum: The minimized sum: cross-entropy (with label smoothing, if set) and z-loss.
         weight: The sum of the mask.
         correct_sum: Number of tokens for which the target has the highest logit; ties do not count.
         z_loss_sum: The part of `loss_sum` that is z-loss.

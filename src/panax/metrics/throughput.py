@@ -45,7 +45,7 @@ LOOPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """Denominator of model FLOPs utilisation.
+    """Denominator of model FLOPs utilization.
 
     Attributes:
         flops_per_second: FLOP/s of all devices together.

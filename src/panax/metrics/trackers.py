@@ -35,7 +35,7 @@ class Tracker(abc.ABC):
 
     def begin(self, first_step: int, num_steps: int, peak: Peak | None) -> None:  # noqa: B027
         """Begin training at `first_step` of `num_steps`; `peak` is the denominator of model FLOPs
-        utilisation, if the task reports its FLOPs."""
+        utilization, if the task reports its FLOPs."""
 
     @abc.abstractmethod
     def record(self, step: int, values: Mapping[str, float]) -> None:

@@ -53,7 +53,7 @@ class TableCost:
 
     @property
     def distinct_rows(self) -> int:
-        """Return the maximum number of rows that a device needs, which it has room for."""
+        """Return the largest possible number of distinct rows."""
         return min(self.ids, self.rows)
 
     @property

@@ -144,10 +144,10 @@ def _named(profile: HardwareProfile, links: Sequence[LinkRates], slow: Sequence[
         out = [link for link in links if profile.places[link.source].process == process]
         back = [link for link in links if profile.places[link.target].process == process]
         for all_of, does in (([*out, *back], "sends and receives at"), (out, "sends at"), (back, "receives at")):
-            neighbours = {profile.places[end].process for link in all_of for end in (link.source, link.target)} - {
+            neighbors = {profile.places[end].process for link in all_of for end in (link.source, link.target)} - {
                 process
             }
-            if len(neighbours) >= 2 and all(link in rest for link in all_of):
+            if len(neighbors) >= 2 and all(link in rest for link in all_of):
                 worst = min(all_of, key=lambda link: link.bandwidth)
                 said = f"{does} {_problem_of(profile, worst, links)}"
                 findings.append(

@@ -1,8 +1,8 @@
-"""Search for slow links: each device sends to its neighbours along each mesh axis, there and back.
+"""Search for slow links: each device sends to its neighbors along each mesh axis, there and back.
 
-An axis of n devices has n pairs of neighbours in a ring, each with two directions. They exchange in rounds:
+An axis of n devices has n pairs of neighbors in a ring, each with two directions. They exchange in rounds:
 in one round a process takes part in one exchange at most, so that its clock times that exchange alone, and
-exchanges that share no process run at the same time. The number of rounds depends on how many neighbours a
+exchanges that share no process run at the same time. The number of rounds depends on how many neighbors a
 process has, not on how many processes there are.
 """
 
@@ -35,7 +35,7 @@ SECONDS = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One direction between two devices that are neighbours along some mesh axes, by their indices in the
+    """One direction between two devices that are neighbors along some mesh axes, by their indices in the
     mesh's order."""
 
     source: int
@@ -63,12 +63,12 @@ class LinkFigures:
 def neighbor_links(
     shape: Sequence[tuple[str, int]], processes: Sequence[int], *, between_processes: bool
 ) -> list[Link]:
-    """Return the neighbours along each axis of a mesh, once for each pair of devices, or of processes.
+    """Return the neighbors along each axis of a mesh, once for each pair of devices, or of processes.
 
     Args:
         shape: The mesh axes with their sizes.
         processes: The process of each device, in the mesh's order.
-        between_processes: Skip neighbours in one process, and count a pair of processes once, as for
+        between_processes: Skip neighbors in one process, and count a pair of processes once, as for
             simulated devices.
 
     >>> [(link.source, link.target) for link in neighbor_links([("fsdp", 3)], [0, 1, 2], between_processes=True)]

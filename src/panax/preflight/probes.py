@@ -87,7 +87,7 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
 
 
 def axes_across_processes(mesh: Mesh) -> list[str]:
-    """Return the mesh axes along which devices of several processes are neighbours."""
+    """Return the mesh axes along which devices of several processes are neighbors."""
     return [axis for axis in mesh.axis_names if any(len(set(row)) > 1 for row in _rows(mesh, axis))]
 
 
@@ -123,7 +123,7 @@ class AxisProbe:
 
 
 class LinkProbe:
-    """Messages between neighbours along each mesh axis, there and back: shows the slow link of an axis."""
+    """Messages between neighbors along each mesh axis, there and back: shows the slow link of an axis."""
 
     def __init__(self, mesh: Mesh):
         devices = mesh.devices.ravel()

@@ -49,7 +49,7 @@ def sketch_step(
 ) -> Sketch:
     """Sketch an experiment's step on some devices.
 
-    Text is not tokenised, since its batches' shapes are known; the vocabulary is the task's or the
+    Text is not tokenized, since its batches' shapes are known; the vocabulary is the task's or the
     tokenizer's.
 
     Args:

@@ -337,11 +337,11 @@ class CompiledStep:
         """
 
         def compile_(batch: Mapping[str, Any]) -> Any:
-            def summarise(state: TrainState, batch: Mapping[str, Any]) -> Any:
+            def summarize(state: TrainState, batch: Mapping[str, Any]) -> Any:
                 return summary(state.params, self.program.gradients(state, batch, self.batch_axes))
 
             with self.placement.activate(), use_kernels(self.program.kernels.names):
-                jitted = jax.jit(summarise, out_shardings=self.placement.sharding())
+                jitted = jax.jit(summarize, out_shardings=self.placement.sharding())
                 return jitted.lower(self._abstract_state(), self._abstract_batch(batch)).compile()
 
         return self._program_for(self._summaries.setdefault(summary, {}), batch, compile_)(state, batch)

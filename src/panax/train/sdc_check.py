@@ -200,7 +200,7 @@ def _checksums(leaf: jax.Array) -> jax.Array:
 def _mixed(word: jax.Array) -> jax.Array:
     """Mix a word so that each bit changes about half of the others, injectively.
 
-    Source: the finaliser of MurmurHash3 (Appleby, public domain).
+    Source: the finalizer of MurmurHash3 (Appleby, public domain).
     """
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)

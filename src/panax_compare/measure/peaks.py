@@ -1,4 +1,4 @@
-"""Peak rate of a device by precision, the denominator of model FLOPs utilisation."""
+"""Peak rate of a device by precision, the denominator of model FLOPs utilization."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -73,7 +73,7 @@ def _table(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
                 format_seconds(row.seconds) or row.state,
                 f"{format_seconds(row.low)} to {format_seconds(row.high)}" if row.seconds else "",
                 format_rate(row.per_second),
-                format_percent(row.utilisation),
+                format_percent(row.utilization),
                 format_ratio(row.ratio),
                 format_seconds(row.compile_seconds),
                 format_seconds(row.first_step_seconds),

@@ -25,8 +25,8 @@ PLAIN: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta
 WIDTHS: dict[str, dict[str, Any]] = {
     "arcee": {}, "cohere": {}, "cohere2": {}, "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 0},
     "deepseek_v3": {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}, "ernie4_5": {}, "exaone4": {}, "gemma": {},
-    "gemma2": {}, "gemma3_text": {}, "glm": {}, "glm4": {}, "gpt_neox": {}, "gpt_oss": {}, "granite": {},
-    "granitemoe": {}, "helium": {}, "hunyuan_v1_dense": {"head_dim": 128}, "llama": {}, "mistral": {}, "mixtral": {"num_local_experts": 4},
+    "gemma2": {}, "gemma3_text": {}, "glm": {}, "glm4": {}, "gpt_neox": {}, "gpt_oss": {}, "granite": {}, "granitemoe": {},
+    "helium": {}, "hunyuan_v1_dense": {"head_dim": 128}, "llama": {}, "mistral": {}, "mixtral": {"num_local_experts": 4},
     "nemotron": {}, "olmo2": {}, "olmo3": {}, "olmoe": {}, "phi3": {}, "qwen2": {}, "qwen2_moe": {}, "qwen3": {},
     "qwen3_5_text": {}, "qwen3_moe": {}, "qwen3_next": {}, "seed_oss": {}, "smollm3": {}, "stablelm": {}, "starcoder2": {},
 }  # fmt: skip

@@ -39,7 +39,7 @@ def png(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> bytes:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Two classes of five grey squares each; of the first, `cat`, the values are 0 to 4, of `dog` 100 to 104."""
+    """Two classes of five gray squares each; of the first, `cat`, the values are 0 to 4, of `dog` 100 to 104."""
     for name, base in (("cat", 0), ("dog", 100)):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(5):
@@ -250,9 +250,9 @@ def test_a_folder_of_images(folder, tmp_path):
     assert batch["image"].shape == (3, 4, 4, 3) and batch["image"].dtype == np.uint8
     assert batch["image"][:, 0, 0, 0].tolist() == [0, 104, 3] and batch["label"].tolist() == [0, 1, 0]
     assert images.axes == {"image": ("batch", None, None, None), "label": ("batch",)}
-    grey = ImageFolder(path=str(folder), size=4, channels=1, label="none").open(tmp_path, 0)
-    assert grey.read(np.array([7]))["image"].shape == (1, 4, 4, 1) and list(grey.axes) == ["image"]
-    assert grey.fingerprint != images.fingerprint
+    gray = ImageFolder(path=str(folder), size=4, channels=1, label="none").open(tmp_path, 0)
+    assert gray.read(np.array([7]))["image"].shape == (1, 4, 4, 1) and list(gray.axes) == ["image"]
+    assert gray.fingerprint != images.fingerprint
 
 
 def test_labels_from_a_file(folder, tmp_path):

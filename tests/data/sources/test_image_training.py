@@ -17,7 +17,7 @@ from panax.optim import AdamW, Schedule
 
 
 class Classifier(panax.Task):
-    """One linear layer on grey pixels."""
+    """One linear layer on gray pixels."""
 
     def init(self, key):
         return {"w": jnp.zeros((64, 10), jnp.float32), "b": jnp.zeros((10,), jnp.float32)}, {}

@@ -1,4 +1,4 @@
-"""From a recipe's words to batches: tokenised once, split by document, and refused clearly otherwise."""
+"""From a recipe's words to batches: tokenized once, split by document, and refused clearly otherwise."""
 
 import collections
 import dataclasses
@@ -66,9 +66,9 @@ def test_unpacked_batches_hold_the_texts_themselves(data, corpus):
 def test_opening_again_reads_no_text(data, monkeypatch):
     seen = []
     first = data.open(progress=lambda *event: seen.append(event))
-    assert {event[0] for event in seen} == {"training the tokenizer", "tokenising"}
+    assert {event[0] for event in seen} == {"training the tokenizer", "tokenizing"}
     store = first.training_documents.store
-    assert seen[-1] == ("tokenising", 60, len(store.tokens))
+    assert seen[-1] == ("tokenizing", 60, len(store.tokens))
     monkeypatch.setattr(TextFiles, "documents", None)
     second = data.open()
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint

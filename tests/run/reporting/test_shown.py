@@ -26,7 +26,7 @@ def test_what_is_read_is_told_once_where_it_is_quick(experiment, tmp_path):
     lines: list[str] = []
     open_data(dataclasses.replace(experiment, data=data), lines.append)
     assert lines[0] == "training the tokenizer: 5 documents"
-    assert lines[1].startswith("tokenising: 5 documents, ") and lines[1].endswith(" tokens")
+    assert lines[1].startswith("tokenizing: 5 documents, ") and lines[1].endswith(" tokens")
     files, *lengths = lines[2:]
     assert "5 files are read (5 of .py)" in files
     assert [line.partition(" of ")[0] for line in lengths] == ["4 documents", "1 held-out documents"]

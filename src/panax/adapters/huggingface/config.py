@@ -72,7 +72,7 @@ def read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder; expected one with {CONFIG} and model.safetensors. Nothing is downloaded here: "
-            f"fetch a published model with `hf download ORGANISATION/MODEL --local-dir FOLDER`"
+            f"fetch a published model with `hf download ORGANIZATION/MODEL --local-dir FOLDER`"
         )
     if (packed := find_gguf(folder)) is not None:
         with open_gguf(packed) as file:

@@ -1,6 +1,6 @@
 """Vision transformers: config.json and preprocessor_config.json read as a `VitConfig`, and written from one.
 
-Sources: the modelling, configuration and conversion files of `transformers` 5.23 (vit); the tensors' names
+Sources: the modeling, configuration and conversion files of `transformers` 5.23 (vit); the tensors' names
 are those that every version writes into files.
 """
 

@@ -29,7 +29,7 @@ def data(arguments: Sequence[str]) -> int:
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows
         print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")
-    # A pipe or a file gets marks of characters; a terminal shows tokens without loss in grey.
+    # A pipe or a file gets marks of characters; a terminal shows tokens without loss in gray.
     marks = STYLE_MARKS if console.is_terminal and not console.no_color else MARKS
     for line in grey_out(format_batch(batch, opened.tokenizer, options.rows, find_class_names(opened.train), marks)):
         console.print(line)

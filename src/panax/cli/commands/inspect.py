@@ -165,7 +165,7 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
 
 
 def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
-    """Inspect for a target, or without data: text is not tokenised, since its batches' shapes are known, and
+    """Inspect for a target, or without data: text is not tokenized, since its batches' shapes are known, and
     a vocabulary is the task's or the tokenizer's."""
     found = sketch_step(
         experiment,

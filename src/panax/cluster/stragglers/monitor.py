@@ -157,7 +157,7 @@ class StragglerMonitor:
         workers = [attempt.workers[process] for process in link.suspects]
         names = [f"{worker.host} (process {worker.process})" for worker in workers]
         if len(names) == 1:
-            return f". It is {names[0]}: its traffic is slow to every neighbour that was tried"
+            return f". It is {names[0]}: its traffic is slow to every neighbor that was tried"
         return f". It is the link between {' and '.join(names)}" if names else ""
 
     def _tell(self, attempt: JobAttempt, step: int, kind: str, message: str, unit: int | None = None) -> None:

@@ -13,7 +13,7 @@ from ..loading.examples import Arrays
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digits(Validated):
-    """1,797 handwritten digits, grey, 8 by 8 pixels, as uint8 `image` (batch, 8, 8, 1) and `label` 0 to 9.
+    """1,797 handwritten digits, gray, 8 by 8 pixels, as uint8 `image` (batch, 8, 8, 1) and `label` 0 to 9.
     Needs scikit-learn.
 
     Nothing is downloaded: the images are a part of scikit-learn.

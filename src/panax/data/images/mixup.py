@@ -17,7 +17,7 @@ _MIX = 0x6D6978
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixing(Validated):
-    """Mixing of each image with its neighbour in the shuffled batch: by mixup, by CutMix, or by one of the
+    """Mixing of each image with its neighbor in the shuffled batch: by mixup, by CutMix, or by one of the
     two, drawn for each image.
 
     Sources: mixup (arXiv:1710.09412); CutMix (arXiv:1905.04899).
@@ -75,7 +75,7 @@ def _cut(
 
 
 def mix_partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np.int64]:
-    """Return the row that each row of a batch is mixed with: its neighbour, so that most pairs are on one
+    """Return the row that each row of a batch is mixed with: its neighbor, so that most pairs are on one
     process.
 
     >>> mix_partners(np.arange(5), 5).tolist()

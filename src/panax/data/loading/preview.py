@@ -54,7 +54,7 @@ def format_batch(
     if tokens is not None and tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer):
         lines += _counted(leaves)
         if rows > 0:
-            lines += ["", f"{marks[0]}{'grey' if marks == STYLE_MARKS else ' '}{marks[1]}{LEGEND[0]}", LEGEND[1]]
+            lines += ["", f"{marks[0]}{'gray' if marks == STYLE_MARKS else ' '}{marks[1]}{LEGEND[0]}", LEGEND[1]]
         for row in range(min(rows, len(tokens))):
             lines += _row(
                 row, {name: leaf[row] for name, leaf in leaves.items() if leaf.shape == tokens.shape}, tokenizer, marks
@@ -160,14 +160,14 @@ def grey_out(lines: Sequence[str], style: str = "dim") -> list[Text]:
     >>> grey_out(["a\ufdd0b", "c\ufdd1d"])[1].spans
     [Span(0, 1, 'dim')]
     """
-    styled, grey = [], False
+    styled, gray = [], False
     for line in lines:
         text = Text()
         for part in re.split("([\ufdd0\ufdd1])", line):
             if part in STYLE_MARKS and part:
-                grey = part == STYLE_MARKS[0]
+                gray = part == STYLE_MARKS[0]
             else:
-                text.append(part, style if grey else None)
+                text.append(part, style if gray else None)
         styled.append(text)
     return styled
 

@@ -56,7 +56,7 @@ class RowNumbers(Validated):
         return self._of(np.arange(self.batch_size, dtype=np.int32), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield like `batches`, with only `rows` of each."""
+        """Yield the `rows` of each batch, in the order of `batches`."""
         return self._of(np.arange(self.batch_size, dtype=np.int32)[rows], position)
 
     def _of(self, rows: np.ndarray, position: Position | None) -> Iterator[SourcedBatch]:

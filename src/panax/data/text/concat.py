@@ -17,7 +17,7 @@ class ConcatCorpus(Validated):
     size. A `Mixture` weights its parts.
 
     Attributes:
-        corpora: Corpora of text; tokenised corpora can't be concatenated.
+        corpora: Corpora of text; tokenized corpora can't be concatenated.
     """
 
     corpora: tuple[Corpus, ...]

@@ -68,7 +68,7 @@ class Corpus(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that changes when the documents do, the key of the tokenised cache. It must be
+        """Return a hash that changes when the documents do, the key of the tokenized cache. It must be
         cheap.
         """
         ...

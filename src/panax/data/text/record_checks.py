@@ -1,4 +1,4 @@
-"""Validation of a corpus while it is tokenised: unusable records are counted and skipped, up to a limit, and
+"""Validation of a corpus while it is tokenized: unusable records are counted and skipped, up to a limit, and
 documents filtered."""
 
 import dataclasses

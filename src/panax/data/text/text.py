@@ -37,7 +37,7 @@ class TextData(Validated):
     Attributes:
         corpus: The documents: one corpus, or a `Mixture` of several.
         tokenizer: An existing tokenizer, or one to train on the corpus. For a `TokenFile`, which is already
-            tokenised, the tokenizer that was used, or None. A mixture has one tokenizer, trained on all its
+            tokenized, the tokenizer that was used, or None. A mixture has one tokenizer, trained on all its
             parts.
         sequence_length: Maximum number of tokens in a row.
         batch_size: Rows of a global batch, over all devices.
@@ -53,7 +53,7 @@ class TextData(Validated):
         max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
         max_bad_records: Up to this many unusable records of a corpus are skipped and recorded; more are an
             error.
-        cache_dir: Directory of tokenised corpora. None: $PANAX_CACHE, else ~/.cache/panax.
+        cache_dir: Directory of tokenized corpora. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
     corpus: PlainCorpus | FilteredCorpus | Mixture = dataclasses.field(default_factory=PythonLibrary)
@@ -91,10 +91,10 @@ class TextData(Validated):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
     def open(self, *, progress: Progress | None = None) -> "OpenedText":
-        """Tokenise the corpus, or load it from the cache, and build the sources.
+        """Tokenize the corpus, or load it from the cache, and build the sources.
 
         Args:
-            progress: Called while tokenising with the current activity and the numbers of documents and
+            progress: Called while tokenizing with the current activity and the numbers of documents and
                 tokens so far.
 
         Raises:
@@ -222,7 +222,7 @@ class OpenedText:
         tokenizer: The tokenizer; None for a token file opened without one.
         vocab_size: One more than the largest id: the minimum vocabulary size of a model.
         parts: The documents, by the name of the part; a single corpus has the name "".
-        notes: Notes for the user on the tokenisation.
+        notes: Notes for the user on the tokenization.
         account: Lines on the files and documents read, how they fit into rows, and what is skipped or
             truncated.
     """

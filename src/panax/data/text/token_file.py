@@ -1,4 +1,4 @@
-"""A corpus that is already tokenised: Panax's files, or a flat file of ids with a separately stored index."""
+"""A corpus that is already tokenized: Panax's files, or a flat file of ids with a separately stored index."""
 
 import dataclasses
 import hashlib
@@ -39,7 +39,7 @@ def check_ids(corpus: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFile(Validated):
-    """A corpus that is already tokenised: a token file in Panax's format, or a flat file of ids.
+    """A corpus that is already tokenized: a token file in Panax's format, or a flat file of ids.
 
     Attributes:
         path: A directory that `TokenWriter` wrote (or the `tokens.bin` in it), or a flat file of unsigned

@@ -1,4 +1,4 @@
-"""Tokenisation of a corpus into a token file in the cache, once; after that it is only opened."""
+"""Tokenization of a corpus into a token file in the cache, once; after that it is only opened."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -172,7 +172,7 @@ def write_tokens(
     progress: Progress | None = None,
     limits: RecordLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Tokenise a corpus into a token file.
+    """Tokenize a corpus into a token file.
 
     Raises:
         DataError: The corpus can't be read, holds no text, or has too many bad records; or the tokenizer does not suit it.
@@ -207,7 +207,7 @@ def write_documents(
                 for each in encoded:
                     writer.append(each.ids, num_prompt_tokens=each.num_prompt_tokens, loss=each.loss)
             if progress is not None:
-                progress("tokenising", writer.num_documents, writer.num_tokens)
+                progress("tokenizing", writer.num_documents, writer.num_tokens)
         writer.num_bad_records, writer.num_filtered_documents = len(checked.bad), checked.num_filtered
         checked.save(directory)
         if writer.num_documents == 0:

@@ -16,7 +16,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 class QuantizedArray(eqx.Module):
     """An array as codes and scales: a pytree, so it can be carried, mapped, split and saved like arrays.
 
-    A block is a box of neighbouring values with one scale; the last one along a dimension may be partial. Its
+    A block is a box of neighboring values with one scale; the last one along a dimension may be partial. Its
     size is stored only for the last dimensions, so leading ones may be added (a stack, `vmap`).
 
     Attributes:

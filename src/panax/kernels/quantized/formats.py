@@ -108,7 +108,7 @@ class Float8(Format):
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         if bits is not None:
             exponent = (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23 & 0xFF) - 127
-            # The distance between neighbours; it is smallest at the least normal exponent, -6.
+            # The distance between neighbors; it is smallest at the least normal exponent, -6.
             step = jnp.exp2((jnp.maximum(exponent, -6) - 3).astype(jnp.float32))
             # Rounding up exceeds the largest by at most one step, and there the dtype only has NaN.
             x = jnp.clip(jnp.floor(x / step + uniform_from_bits(bits)) * step, -self.largest, self.largest)

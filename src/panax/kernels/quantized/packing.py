@@ -5,7 +5,7 @@ from jaxtyping import Array, Int8, UInt8
 
 
 def pack(codes: Int8[Array, "*dims size"]) -> UInt8[Array, "*dims half"]:
-    """Pack neighbours along the last dimension into one byte, the first in its low half.
+    """Pack neighbors along the last dimension into one byte, the first in its low half.
 
     Args:
         codes: From -8 to 7.

@@ -28,7 +28,7 @@ def gpu_quantize_with_residual(
     """
     rows, block = x.shape
     packed = format.packed
-    # Values with codes in one byte are neighbours.
+    # Values with codes in one byte are neighbors.
     x, owed = vary_alike(*(each.reshape(rows, block // packed, packed) for each in (x, owed)))
     size = min(max(BLOCK_ELEMENTS // block, 1), pl.next_power_of_2(rows))
 

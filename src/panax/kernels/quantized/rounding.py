@@ -6,7 +6,7 @@ from jaxtyping import Array, BFloat16, Float32, UInt32
 
 
 def round_stochastically(x: Float32[Array, "..."], bits: UInt32[Array, "..."]) -> BFloat16[Array, "..."]:
-    """Round `x` to bfloat16: to the neighbour away from zero with a probability given by its nearness, else
+    """Round `x` to bfloat16: to the neighbor away from zero with a probability given by its nearness, else
     to the one towards zero.
 
     Updates of a parameter that are smaller than half the distance to the next bfloat16 would all be lost by

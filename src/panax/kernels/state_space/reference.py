@@ -21,7 +21,7 @@ def reference_state_space_scan(
 ) -> ScanResult:
     """Compute `state_space_scan`; its backward pass stores the state of every position.
 
-    Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretisation of Mamba-2.
+    Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretization of Mamba-2.
     """
     batch, seq, heads, head_dim = x.shape
     each = heads // b.shape[2]

@@ -31,8 +31,8 @@ def target_ranks(
         table: A parameter with the axes `vocab embed`, one vector per item.
         num_items: Number of real items; later rows are padding.
 
-    >>> catalogue = jnp.array([[1.0], [3.0], [3.0], [2.0]])
-    >>> target_ranks(jnp.ones((2, 1)), jnp.array([3, 1]), catalogue, 4).tolist()
+    >>> catalog = jnp.array([[1.0], [3.0], [3.0], [2.0]])
+    >>> target_ranks(jnp.ones((2, 1)), jnp.array([3, 1]), catalog, 4).tolist()
     [3.0, 1.5]
     """
     layout = current_layout()

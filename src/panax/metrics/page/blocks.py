@@ -86,7 +86,7 @@ class StripSegment:
 
     Attributes:
         share: Share of the strip's whole length, from 0 to 1.
-        color: Index of a color of the page (`svg.COLORS`), or -1 for grey.
+        color: Index of a color of the page (`svg.COLORS`), or -1 for gray.
         text: Tooltip.
     """
 

@@ -245,7 +245,7 @@ MAX_SPANS = 400
 def _merged(
     spans: Sequence[tuple[str, float | int, float | int]], total_seconds: float | int
 ) -> list[tuple[str, float | int, float | int]]:
-    """Merge neighbours of one kind; if there are very many, each slice of time has the kind that fills most
+    """Merge neighbors of one kind; if there are very many, each slice of time has the kind that fills most
     of it."""
     joined: list[tuple[str, float | int, float | int]] = []
     for kind, since, until in spans:

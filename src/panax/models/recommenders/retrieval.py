@@ -1,4 +1,4 @@
-"""Catalogue embeddings: computing them, writing them for a nearest-neighbour index, and exact-search
+"""Catalog embeddings: computing them, writing them for a nearest-neighbor index, and exact-search
 retrieval metrics.
 """
 
@@ -26,7 +26,7 @@ def item_vectors(
     batches: Iterable[Mapping[str, np.ndarray]],
     state: Mapping[str, Any] = MappingProxyType({}),
 ) -> Float[np.ndarray, "item width"]:
-    """Compute the item tower's vector of each item of a catalogue, in catalogue order.
+    """Compute the item tower's vector of each item of a catalog, in catalog order.
 
     Args:
         batches: Batches of the item's leaves only; each distinct batch size compiles one program.
@@ -64,7 +64,7 @@ def sequence_item_vectors(params: Decoder) -> Float[np.ndarray, "item width"]:
 
 
 def write_vectors(directory: str | Path, vectors: Float[np.ndarray, "item width"], ids: Sequence[str | int]) -> None:
-    """Write `vectors.npy` (float32) and `ids.json` (each row's id), as input for a nearest-neighbour index.
+    """Write `vectors.npy` (float32) and `ids.json` (each row's id), as input for a nearest-neighbor index.
 
     Raises:
         DataError: The numbers of ids and vectors differ, an id is duplicated, or a vector is not finite.
@@ -93,7 +93,7 @@ def retrieval_metrics(
     chunk: int = 1024,
 ) -> dict[str, float]:
     """Compute `hit_rate@k` (recall), `ndcg@k` and `mrr` of queries with one relevant item each, ranked in the
-    full catalogue.
+    full catalog.
 
     Half of the items with a score equal to the relevant item's count as ranked before it.
 

@@ -121,7 +121,7 @@ def in_batch_scores(
     """Score each query against all items of the global batch, with the query's own item at index `own`.
 
     Scores are corrected for sampling bias: the logarithm of an item's frequency is subtracted, so that they
-    estimate a softmax over the whole catalogue. Other rows that have the query's own item are masked.
+    estimate a softmax over the whole catalog. Other rows that have the query's own item are masked.
 
     Args:
         names: The items' ids.

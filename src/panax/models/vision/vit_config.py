@@ -32,7 +32,7 @@ class VitConfig(Validated):
     Attributes:
         num_classes: Number of classes; 0 takes the data's.
         image_size: Height and width of an image, in pixels.
-        channels: 3 for red, green and blue; 1 for grey.
+        channels: 3 for red, green and blue; 1 for gray.
         patch: Height and width of a patch, in pixels.
         embed: Width of the residual stream.
         ffn: Width of the feed-forward layer.

@@ -33,7 +33,7 @@ class Fleet(Validated):
         shrinks: True if the run continues on the remaining devices until then, and grows again at the next
             checkpoint; otherwise it waits.
         copies_lost: Probability that a failure destroys copies in memory; None: the probability that the
-            neighbouring host also fails before the run has recovered.
+            neighboring host also fails before the run has recovered.
     """
 
     devices: int
@@ -99,8 +99,8 @@ class Fleet(Validated):
             return self.copies_lost
         if self.devices == self.devices_per_host:
             return 1.0
-        neighbour = self.devices_per_host * self.failures_per_device_day / SECONDS_PER_DAY
-        return -math.expm1(-neighbour * self.recovery(stages))
+        neighbor = self.devices_per_host * self.failures_per_device_day / SECONDS_PER_DAY
+        return -math.expm1(-neighbor * self.recovery(stages))
 
 
 def check_together(stages: StageTimes, fleet: Fleet) -> None:

@@ -73,7 +73,7 @@ class Forecast:
 def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
     """Compute the average use of a run's time.
 
-    Exact for failures at a constant rate, without copies in memory and shrinking. Both are modelled to first
+    Exact for failures at a constant rate, without copies in memory and shrinking. Both are modeled to first
     order; the tests compare them with simulated lives.
 
     Raises:

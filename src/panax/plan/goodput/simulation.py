@@ -224,7 +224,7 @@ def _assumptions(stages: StageTimes, fleet: Fleet, read: GoodputFigures, overrid
         assumptions.append("A lost host is assumed to be replaced at once; --replacement gives the delay in seconds.")
     if stages.copy_every and fleet.copies_lost is None:
         assumptions.append(
-            "Copies in memory are lost where the neighbouring host fails too before the run has recovered: a share of "
+            "Copies in memory are lost where the neighboring host fails too before the run has recovered: a share of "
             f"{fleet.destroys_copies(stages):.2g} of all failures. Hosts that share a switch or a rack may fail together: "
             "--copies-lost sets that share."
         )

@@ -15,7 +15,7 @@ DEFAULT_SECONDS = {"stall": 5.0, "detect": 30.0, "teardown": 10.0, "restart": 60
 """Default seconds for stages that a run without failures or saves has not measured."""
 
 ASSUMED_SOURCE = "assumed"
-"""Source of such a time."""
+"""Source of a stage's time."""
 
 
 class GoodputFigures(NamedTuple):

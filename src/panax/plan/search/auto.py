@@ -1,4 +1,4 @@
-"""`--mesh auto`: a mesh, micro-batches and a rematerialisation policy, chosen from the analysis of traced
+"""`--mesh auto`: a mesh, micro-batches and a rematerialization policy, chosen from the analysis of traced
 steps.
 
 The choice among the traced layouts that are legal, fit, and send at most 1.15 times the fewest bytes is the
@@ -62,7 +62,7 @@ class LayoutChoice:
     """A layout, with the estimates that it was chosen by.
 
     Attributes:
-        remat: The rematerialisation policy; None if the task has no choice of policies.
+        remat: The rematerialization policy; None if the task has no choice of policies.
         wire_bytes: Bytes that each device sends in a step.
         memory_bytes: Memory of a step on each device, without the margin.
         num_walks: Number of layouts that were traced.

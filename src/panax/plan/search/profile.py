@@ -72,10 +72,10 @@ class CollectiveRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkRates(Validated):
-    """Measurements of messages from one device to its neighbour along a mesh axis.
+    """Measurements of messages from one device to its neighbor along a mesh axis.
 
     Attributes:
-        axes: The mesh axes along which they are neighbours.
+        axes: The mesh axes along which they are neighbors.
         source: The device that sends; an index into the profile's `places`.
         target: The device that receives.
         sent_bytes: The size of the large message.

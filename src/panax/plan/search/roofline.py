@@ -83,7 +83,7 @@ class LinkTime:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """A lower bound of a step's time on each device, in seconds, by use.
+    """A lower bound on a step's time on each device, in seconds, by use.
 
     Attributes:
         compute: Its matrix multiplications at the devices' rate.

@@ -21,7 +21,7 @@ class StepWork:
     """Work of one device in a step.
 
     Attributes:
-        flops: FLOPs of matrix multiplications, factorisations, convolutions and kernels; two for each
+        flops: FLOPs of matrix multiplications, factorizations, convolutions and kernels; two for each
             multiplication with its addition.
         touched_bytes: Bytes read and written if each operation ran separately; compilers fuse most of them.
         unknown: Kernels without a declared cost: `flops` is then a lower bound.
@@ -90,7 +90,7 @@ def _pallas(operation: Operation) -> float | None:
 
 
 def _factorised(times: float) -> Callable[[Operation], float]:
-    """Return a function that counts a factorisation of square matrices: `times` the cube of the side (Golub
+    """Return a function that counts a factorization of square matrices: `times` the cube of the side (Golub
     and Van Loan, Matrix Computations)."""
 
     def counted(operation: Operation) -> float:
@@ -101,7 +101,7 @@ def _factorised(times: float) -> Callable[[Operation], float]:
 
 
 _COUNTED = {
-    # Orthogonal factors, formed: 4/3 for the factorisation and the same for its vectors. Eigenvectors: 9.
+    # Orthogonal factors, formed: 4/3 for the factorization and the same for its vectors. Eigenvectors: 9.
     "qr": _factorised(8 / 3),
     "eigh": _factorised(9.0),
     "dot_general": _dot,

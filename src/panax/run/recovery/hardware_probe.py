@@ -4,7 +4,7 @@ agree on.
 In a synchronous step all processes take equally long, so that each measures only its own work: matrix
 multiplications on its devices while they are idle, and the seconds that its own work between steps takes. All
 of them together time one collective over each mesh axis that crosses processes, and, if that is slow, each
-link to a neighbour. Nothing is decided here: a supervisor receives the figures of all processes, compares
+link to a neighbor. Nothing is decided here: a supervisor receives the figures of all processes, compares
 them and reports which is slow (`panax.cluster.stragglers.monitor`).
 """
 

@@ -94,7 +94,7 @@ def devices_per_process(placement: Placement, axis: str) -> int:
 
 
 def crosses_hosts(placement: Placement, axis: str) -> bool:
-    """Return True if neighbours along a mesh axis are devices of different processes."""
+    """Return True if neighbors along a mesh axis are devices of different processes."""
     process = np.vectorize(lambda device: device.process_index)(placement.devices.devices)
     place = placement.devices.axis_names.index(axis)
     return bool((np.diff(process, axis=place) != 0).any())

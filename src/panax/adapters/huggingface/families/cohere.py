@@ -1,6 +1,6 @@
 """Command R, R+, R7B and A: attention and feed-forward side by side, with one norm.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (cohere, cohere2), and the released configurations.
+Sources: the modeling and configuration files of `transformers` 5.23 (cohere, cohere2), and the released configurations.
 """
 
 from collections.abc import Mapping

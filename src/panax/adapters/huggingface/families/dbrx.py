@@ -1,6 +1,6 @@
 """DBRX. All experts of a layer are in one tensor.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (dbrx), its conversion of weights, and the released
+Sources: the modeling and configuration files of `transformers` 5.23 (dbrx), its conversion of weights, and the released
 configuration.
 """
 

@@ -1,6 +1,6 @@
 """DeepSeek V2 and V3, Kimi K2, Dots and Youtu: latent attention, routing by groups of experts.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (deepseek_v2, deepseek_v3, dots1, youtu), its
+Sources: the modeling and configuration files of `transformers` 5.23 (deepseek_v2, deepseek_v3, dots1, youtu), its
 conversion of weights, and the released configurations.
 """
 

@@ -1,6 +1,6 @@
 """ERNIE 4.5, with and without experts: adjacent features are rotated.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (ernie4_5, ernie4_5_moe), its conversion of weights,
+Sources: the modeling and configuration files of `transformers` 5.23 (ernie4_5, ernie4_5_moe), its conversion of weights,
 and the released configurations.
 """
 

@@ -1,6 +1,6 @@
 """EXAONE 4, with norms after the sub-layers, and K-EXAONE, with experts: rotary positions within windows only.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (exaone4, exaone_moe), and the released configurations.
+Sources: the modeling and configuration files of `transformers` 5.23 (exaone4, exaone_moe), and the released configurations.
 """
 
 from collections.abc import Mapping

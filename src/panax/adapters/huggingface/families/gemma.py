@@ -1,6 +1,6 @@
 """Gemma 1 to 3, and VaultGemma.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (gemma, gemma2, gemma3, vaultgemma), and the released
+Sources: the modeling and configuration files of `transformers` 5.23 (gemma, gemma2, gemma3, vaultgemma), and the released
 configurations.
 """
 

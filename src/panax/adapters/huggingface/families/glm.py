@@ -1,6 +1,6 @@
 """GLM 4 to 4.7, and Solar Open.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (glm, glm4, glm4_moe, glm4_moe_lite, solar_open), its
+Sources: the modeling and configuration files of `transformers` 5.23 (glm, glm4, glm4_moe, glm4_moe_lite, solar_open), its
 conversion of weights, and the released configurations.
 """
 

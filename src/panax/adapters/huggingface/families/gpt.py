@@ -1,6 +1,6 @@
 """GPT-2; StarCoder, which differs in one key-value head for all queries; and gpt-oss, a mixture with attention sinks.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (gpt2, gpt_bigcode, gpt_oss), and the released
+Sources: the modeling and configuration files of `transformers` 5.23 (gpt2, gpt_bigcode, gpt_oss), and the released
 configurations.
 """
 

@@ -1,6 +1,6 @@
 """Granite 3 and 4, and HyperCLOVA X: four multipliers, with and without experts.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (granite, granitemoe, granitemoeshared, hyperclovax), its
+Sources: the modeling and configuration files of `transformers` 5.23 (granite, granitemoe, granitemoeshared, hyperclovax), its
 conversion of weights, and the released configurations.
 """
 
@@ -42,7 +42,7 @@ def _write_multipliers(config: DecoderConfig) -> tuple[dict[str, Any], list[str]
 
 
 def _exact(read: Callable[[float], float], value: float, near: float) -> float:
-    """Return the number from which `read` gives `value`, if it is among the neighbours of `near`."""
+    """Return the number from which `read` gives `value`, if it is among the neighbors of `near`."""
     around = [near, math.nextafter(near, math.inf), math.nextafter(near, 0.0)]
     # A shorter number is likelier the one that was written.
     candidates = [float(f"{near:.15g}"), *around]

@@ -1,6 +1,6 @@
 """Hunyuan 1, with queries and keys normalized after their rotation, and 3, before it.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (hunyuan_v1_dense, hunyuan_v1_moe, hy_v3), its conversion of
+Sources: the modeling and configuration files of `transformers` 5.23 (hunyuan_v1_dense, hunyuan_v1_moe, hy_v3), its conversion of
 weights, and the released configurations.
 """
 

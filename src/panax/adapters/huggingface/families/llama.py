@@ -1,7 +1,7 @@
 """Llama, and families that differ from it in a line or two: the names of biases, the layout of rotated pairs, windows, or an
 activation without a gate.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (llama, cwm, seed_oss, helium, arcee, internlm3,
+Sources: the modeling and configuration files of `transformers` 5.23 (llama, cwm, seed_oss, helium, arcee, internlm3,
 iquestcoder), and the released configurations.
 """
 

@@ -1,6 +1,6 @@
 """Families with state-space layers: Mamba-2 with these alone, Bamba with attention in some layers.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (mamba2, bamba), and the released
+Sources: the modeling and configuration files of `transformers` 5.23 (mamba2, bamba), and the released
 configurations. Keys that concern rounding and speed (`chunk_size`, `residual_in_fp32`) or initialization
 (`time_step_min`, ...) are ignored: the residual stream is in the task's `compute_dtype`.
 """

@@ -1,6 +1,6 @@
 """MiniMax M2: queries and keys are normalized over all heads, and rotated in part.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (minimax_m2), its conversion of weights, and the
+Sources: the modeling and configuration files of `transformers` 5.23 (minimax_m2), its conversion of weights, and the
 released configurations.
 """
 

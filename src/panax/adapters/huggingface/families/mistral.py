@@ -1,6 +1,6 @@
 """Mistral, Ministral and Mixtral.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (mistral, ministral, ministral3, mixtral), its
+Sources: the modeling and configuration files of `transformers` 5.23 (mistral, ministral, ministral3, mixtral), its
 conversion of weights, and the released configurations.
 """
 

@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia, StableLM, StarCoder 2, Nemotron 4 and Jais 2: layer norms with biases.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron, jais2), and the
+Sources: the modeling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron, jais2), and the
 released configurations.
 """
 

@@ -1,6 +1,6 @@
 """OLMo 1 to 3, OLMoE and FlexOlmo: norms without parameters, then norms after the sub-layers and over all heads.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (olmo, olmo2, olmo3, olmoe, flex_olmo), its conversion
+Sources: the modeling and configuration files of `transformers` 5.23 (olmo, olmo2, olmo3, olmoe, flex_olmo), its conversion
 of weights, and the released configurations.
 """
 

@@ -1,6 +1,6 @@
 """Phi 3 to 4: queries, keys and values in one tensor, as gate and up.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (phi3), and the released configurations.
+Sources: the modeling and configuration files of `transformers` 5.23 (phi3), and the released configurations.
 """
 
 from collections.abc import Mapping

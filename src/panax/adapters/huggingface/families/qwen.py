@@ -1,7 +1,7 @@
 """Qwen 2, 2.5 and 3, with and without experts; Qwen3-Next and Qwen3.5 with gated delta nets, and gated attention in every
 fourth layer.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_next,
+Sources: the modeling and configuration files of `transformers` 5.23 (qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_next,
 qwen3_5, qwen3_5_moe), its conversion of weights, and the released configurations. Layers that predict further tokens
 (`mtp.`) are not computed, nor are they by `transformers`: they come out as they went in.
 """

@@ -1,6 +1,6 @@
 """SmolLM 3: every fourth layer has no rotary positions.
 
-Sources: the modelling and configuration files of `transformers` 5.23 (smollm3), and the released configuration.
+Sources: the modeling and configuration files of `transformers` 5.23 (smollm3), and the released configuration.
 """
 
 from collections.abc import Mapping

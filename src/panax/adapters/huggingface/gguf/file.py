@@ -12,7 +12,7 @@ from ...extras import import_extra
 from ..quantized.slices import DequantizedSlice, TensorSlice
 
 GGUF = ".gguf"
-"""End of such a file's name."""
+"""Suffix of the files' names."""
 
 READ = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 """Types of tensors that are read."""

@@ -1,4 +1,4 @@
-"""Python's and NumPy's random numbers in a forward: a trace would freeze the first outcome in every step.
+"""Random numbers of Python and NumPy in a forward pass: a trace would freeze the first outcome in every step.
 
 A draw that is compared with a probability of 0 or 1, as in LayerDrop when it is switched off, has the same
 outcome each time and is allowed. Any other use of a draw is refused, with the line. Draws by other functions
