@@ -13,7 +13,7 @@ class Sick(gymnasium.Env):
 
     def __init__(self, sickness: str = "none", render_mode=None):
         if sickness == "unmade":
-            raise RuntimeError("no licence")
+            raise RuntimeError("no license")
         self._sickness, self._steps = sickness, 0
 
     def reset(self, *, seed=None, options=None):

@@ -1,6 +1,7 @@
 """Loading of safetensors files into a model's own sharding: each device reads its slice, and no more."""
 
 import contextlib
+import dataclasses
 import itertools
 import re
 import warnings
@@ -9,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...core.protocols import ModelState
-from ...models import Decoder, DecoderConfig, DecoderTask, Vit, VitConfig, VitTask
+from ...models import Decoder, DecoderConfig, DecoderTask, HeadedDecoder, HeadedTask, Vit, VitConfig, VitTask
 from ...system import json_reader
 from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
-from .family import Family
+from .family import Family, TensorSource
 from .family_choice import check_same
 from .gguf import find_gguf, open_gguf, read_config_json, read_tensors
+from .pattern import Pattern
 from .quantized import FLOAT8, KEY, dequantize, float8_slices
 from .tensor_map import ParameterMatch, index_ranges, match_parameters
 from .towers import TowerNames, has_towers
@@ -31,6 +34,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 """Dtypes, by safetensors' names, that a weight may have; others need scales to be read."""
+
+SCORES = "score.weight"
+"""Head of a classifier of `transformers`, beside its decoder."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -47,7 +53,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
     Args:
         directory: A folder with config.json and model.safetensors, or several files and
             model.safetensors.index.json.
-        task: A `DecoderTask` or a `VitTask` with the model in the folder.
+        task: A `DecoderTask` or a `VitTask` with the model in the folder; or a `HeadedTask` on the decoder in it: the head is
+            read too if the folder has one for as many classes, else it stays as it is in `params`.
         params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used.
         state: The task's model state, in the same form: the biases of a router's selection, if there are any.
 
@@ -59,12 +66,15 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         RecipeError: The task has no such weights, the model's family is unknown, a field differs from the
             task's model, or a head declared as tied is not the embedding.
     """
+    if isinstance(task, HeadedTask) and isinstance(params, HeadedDecoder):
+        return _load_headed(Path(directory), task, params, state)
     if not (
         (isinstance(task, DecoderTask) and isinstance(params, Decoder))
         or (isinstance(task, VitTask) and isinstance(params, Vit))
     ):
         raise RecipeError(
-            f"weights in Hugging Face's layout can be loaded into a DecoderTask or a VitTask only, not {describe_type(task)}"
+            f"weights in Hugging Face's layout can be loaded into a DecoderTask, a VitTask, or a task with a head on a decoder, "
+            f"not {describe_type(task)}"
         )
     folder = Path(directory)
     family, config = read_config(folder)
@@ -85,6 +95,47 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
     structure = jax.tree.structure(params)
     loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
     return structure.unflatten(leaves[: structure.num_leaves]), {**state, **loaded}
+
+
+def _load_headed(
+    folder: Path, task: HeadedTask, params: HeadedDecoder, state: ModelState
+) -> tuple[HeadedDecoder, ModelState]:
+    """Read a decoder without its output head, and the head of a classifier if the folder has one."""
+    family, config = read_config(folder)
+    bare = task.decoder_task
+    _check_model(dataclasses.replace(config, tied=True) if isinstance(config, DecoderConfig) else config, bare, folder)
+    with _open(folder, family) as tensors:
+        matches = list(match_parameters(family, params.decoder, state))
+        _check_names(family, matches, tensors.keys() - {family.head, SCORES}, bare.model, folder)
+        scores = _score_match(params, tensors)
+        for match in [*matches, *scores]:
+            for place in match.places:
+                _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
+        leaves, (head, *_) = (
+            [_array(match, tensors) for match in matches],
+            [*(_array(s, tensors) for s in scores), None],
+        )
+    structure = jax.tree.structure(params.decoder)
+    loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
+    decoder = structure.unflatten(leaves[: structure.num_leaves])
+    if params.head is None or head is None:
+        return dataclasses.replace(params, decoder=decoder), {**state, **loaded}
+    # A classifier of `transformers` has no bias.
+    headed = dataclasses.replace(params.head, w=head, b=jax.tree.map(jnp.zeros_like, params.head.b))
+    return dataclasses.replace(params, decoder=decoder, head=headed), {**state, **loaded}
+
+
+def _score_match(params: HeadedDecoder, tensors: Tensors) -> list[ParameterMatch]:
+    """Return the match of a classifier's head, if the files have one for as many classes; a warning if for another number."""
+    if params.head is None or SCORES not in tensors:
+        return []
+    leaf, rows = params.head.w, tensors[SCORES].get_shape()[0]
+    if rows != leaf.shape[1]:
+        warnings.warn(
+            f"the files' head is for {rows} classes, not {leaf.shape[1]}: the head begins as it was drawn", stacklevel=4
+        )
+        return []
+    return [ParameterMatch("head.w", leaf, ("embed", "class"), (), TensorSource(SCORES, Pattern("class embed")), 0, {})]
 
 
 def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask, folder: Path) -> None:

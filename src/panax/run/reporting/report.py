@@ -149,16 +149,23 @@ class RunReporter:
             self._counted = 0
             self._say_kernels()
         else:
-            first = next(iter(batch.values()))
-            self._counted += first.size if self._length else first.shape[0] * self._prepared.task.units_per_row
+            self._counted += self._count_units(batch)
             self.clock.tick()
-        axes = next(iter(self._prepared.step.batch_axes.values()))
-        rows_of_positions = (axis_for_role(Role.ROWS), axis_for_role(Role.POSITIONS))
-        self._length = next(iter(batch.values())).shape[1] if axes[:2] == rows_of_positions else 0
+        self._length = self._row_length(batch)
         with self.clock.measure("device"):
             self.flush()
         self._pending = (number, scalars, position)
         self.ledger.record_step(number)
+
+    def _row_length(self, batch: Mapping[str, Any]) -> int:
+        """Return the number of positions in a row; 0 if rows have none."""
+        rows_of_positions = (axis_for_role(Role.ROWS), axis_for_role(Role.POSITIONS))
+        axes = self._prepared.step.batch_axes
+        return next((leaf.shape[1] for name, leaf in batch.items() if axes.get(name, ())[:2] == rows_of_positions), 0)
+
+    def _count_units(self, batch: Mapping[str, Any]) -> int:
+        rows = next(iter(batch.values())).shape[0]
+        return rows * (self._length or self._prepared.task.units_per_row)
 
     def measure_data_wait(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that books the wait for a batch, except for the time that the devices were

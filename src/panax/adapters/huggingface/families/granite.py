@@ -22,7 +22,7 @@ _ABSENT = {**ROTARY_ABSENT, "embedding_multiplier": 1.0, "residual_multiplier": 
 
 
 def _read_multipliers(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
-    """Read the two that ours has inverted: of scores, and of logits."""
+    """Read the multipliers of scores and of logits, of which the settings here are inverses."""
     values = {key: raw.get(key, 1.0) for key in ("attention_multiplier", "logits_scaling")}
     for key, value in values.items():
         if not is_json(value, float) or not 0 < value < math.inf:

@@ -1,0 +1,1 @@
+"""Heads on decoders that give one result for a text: its class, or a vector."""

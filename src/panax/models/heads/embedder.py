@@ -1,0 +1,114 @@
+"""`TextEmbedderTask`: vectors of texts, near each other for a text and its positive one, from a decoder's hidden states."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ...core import Batch, Loss, Mean, Sum
+from ...core.errors import RecipeError
+from ...core.measures import Losses, Metrics
+from ...spmd import all_gather_sum, split_cotangent, token_axes
+from ...spmd.collectives import all_gather, axis_index
+from .headed_task import HeadedDecoder, HeadedTask
+from .pooling import pool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEmbedderTask(HeadedTask):
+    """Train a decoder to give a text and its positive one similar vectors: among all positive texts of the global batch,
+    each text's own is to be the nearest.
+
+    Batches have `tokens` and `positive_tokens`, each with `segment` and `positive_segment` (0 for padding). On a mesh the
+    softmax is over the texts of all devices, so the loss is that of one device; micro-batches are refused.
+
+    Source: in-batch negatives as in dense passage retrieval (arXiv:2004.04906), section 3.2; Matryoshka representation
+    learning (arXiv:2205.13147).
+
+    Attributes:
+        dims: Lengths of beginnings of the vector that are to work alone (Matryoshka); the loss is the mean over them and the
+            whole vector. (): the whole one only.
+        temperature: Cosines are divided by this.
+        both_ways: Also find each positive text's own among all texts, and take the mean of both.
+    """
+
+    dims: tuple[int, ...] = ()
+    temperature: float = 0.05
+    both_ways: bool = False
+
+    sums_over_rows = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.temperature < math.inf:
+            raise RecipeError(f"task.temperature={self.temperature}; expected a positive number")
+        if any(not 0 < dim < self.model.embed for dim in self.dims):
+            raise RecipeError(
+                f"task.dims={self.dims}; expected lengths below the vector's, task.model.embed={self.model.embed}"
+            )
+        if self.model.feed_forward is not None and self.model.mixture_layers:
+            raise RecipeError(
+                "task.model.feed_forward has experts, which text vectors are not trained with here; choose a dense decoder"
+            )
+
+    @property
+    def text_leaves(self) -> tuple[tuple[str, str], ...]:
+        return (("tokens", "segment"), ("positive_tokens", "positive_segment"))
+
+    def build_head(self, key: jax.Array) -> None:
+        return None
+
+    def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
+        mask = micro_batches.get("loss_mask")
+        return {"in_batch": jnp.float32(micro_batches["row"].size) if mask is None else mask.sum()}
+
+    def vectors(
+        self, params: HeadedDecoder, items: Float[Array, "texts residual embed"], weights: Float[Array, "texts seq"]
+    ) -> Float[Array, "texts embed"]:
+        """Return the vectors of texts, not yet of length 1, in float32."""
+        return pool(params.decoder.final_norm(items), weights)
+
+    def compute_metrics(
+        self,
+        params: HeadedDecoder,
+        items: Float[Array, "texts residual embed"],
+        targets: Mapping[str, Array],
+        train: bool,
+    ) -> tuple[Losses, Metrics]:
+        mask = targets["loss_mask"]
+        texts, positives = jnp.split(self.vectors(params, items, targets["pooling"]), 2)
+        losses = [self._loss(texts[:, :dim], positives[:, :dim], mask) for dim in (*self.dims, self.model.embed)]
+        whole, right = losses[-1]
+        mean = sum((loss for loss, _ in losses[:-1]), whole) / len(losses)
+        metrics: Metrics = {"in_batch_accuracy": Mean((right * mask).sum(), mask.sum()), "texts": Sum(mask.sum())}
+        return {"in_batch": Loss((split_cotangent(mean) * mask).sum(), mask.sum())}, metrics
+
+    def _loss(
+        self, texts: Float[Array, "batch dim"], positives: Float[Array, "batch dim"], mask: Float[Array, " batch"]
+    ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+        """Return the loss of each text, and 1 where its positive one is the nearest."""
+        loss, right = self._nearest(_unit(texts), _unit(positives), mask)
+        if not self.both_ways:
+            return loss, right
+        return 0.5 * (loss + self._nearest(_unit(positives), _unit(texts), mask)[0]), right
+
+    def _nearest(self, queries: jax.Array, keys: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axes = token_axes()
+        first = axis_index(axes) * len(keys) if axes else 0
+        everyone: Any = all_gather_sum(keys, axes, 0) if axes else keys
+        real = all_gather(mask, axes, 0) if axes else mask
+        target = first + jnp.arange(len(queries))
+        scores = queries @ everyone.T / self.temperature
+        # Padding rows are no negatives.
+        scores = jnp.where((real[None] > 0) | (jnp.arange(len(real))[None] == target[:, None]), scores, -jnp.inf)
+        right = jnp.take_along_axis(scores, target[:, None], axis=1)
+        best = (scores > right).sum(axis=1) == 0
+        return jax.nn.logsumexp(scores, axis=1) - right[:, 0], best.astype(jnp.float32)
+
+
+def _unit(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
