@@ -158,7 +158,7 @@ def test_an_expert_that_is_missing(folder_of_examples: Path, tmp_path: Path) -> 
 
 
 def test_no_decoder(folder: Path, llama: Example) -> None:
-    with pytest.raises(RecipeError, match="into a DecoderTask or a VitTask only, not an object"):
+    with pytest.raises(RecipeError, match="or a task with a head on a decoder, not an object"):
         load(folder, object(), *abstract(llama.task))
 
 
