@@ -177,5 +177,6 @@ class Family:
 
     @property
     def head(self) -> str:
-        """Name of the head's tensor."""
-        return self.weights["head.table"].name
+        """Name of the output head's tensor; empty for a family without one, such as a vision transformer."""
+        source = self.weights.get("head.table")
+        return "" if source is None else source.name
