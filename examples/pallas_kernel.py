@@ -1,4 +1,4 @@
-"""A Pallas kernel of one's own in a model that trains: RMS normalization, forward and backward, one block of rows at a time.
+"""A custom Pallas kernel in a model that trains: RMS normalization, forward and backward, one block of rows at a time.
 
     python examples/pallas_kernel.py
 

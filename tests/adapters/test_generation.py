@@ -39,7 +39,7 @@ def test_greedy_is_what_transformers_generates(name: str, folder_of_examples: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_greedy_of_the_other_families(name: str, folder_of_examples: Path) -> None:
-    # Some of these small models repeat themselves; that they tell positions apart is asked of their logits.
+    # Some of these small models repeat themselves; their logits are checked to depend on positions.
     assert greedy(make_example(name, folder_of_examples)).shape == (ROWS, GENERATED)
 
 

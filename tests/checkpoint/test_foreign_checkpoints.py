@@ -1,4 +1,4 @@
-"""Checkpoints that somebody else made, or a disk changed: their content is compared with the files before it is used."""
+"""Checkpoints from other writers, or damaged on disk: their content is verified before it is used."""
 
 import itertools
 import json

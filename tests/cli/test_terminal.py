@@ -1,4 +1,4 @@
-"""The output of a terminal: help for every command, lines of 80 columns, no traceback where the reader goes; what is imported."""
+"""Terminal output: help for every command, lines of 80 columns, no traceback if the reader closes the pipe; imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The verdict follows the figures, whoever wins."""
+"""The verdict follows the figures, whichever column is faster."""
 
 import copy
 import dataclasses

@@ -98,7 +98,7 @@ def test_padding_and_unseen_queries_give_zeros(library):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_not_lost(library, value):
-    """A NaN score must not become a weight of zero: whoever sees that key learns of it, and nobody else."""
+    """A NaN score must not become a weight of zero: every query that sees that key gets NaN, and no other."""
     q, k, v = (jax.random.normal(jax.random.key(i), (1, 40, 2, 16)) for i in range(3))
     k = k.at[0, 20, 1, 3].set(value)
     attend = functools.partial(attention, causal=True, target=Target("cpu"), implementation="blockwise")

@@ -17,8 +17,8 @@ from panax.layers.attention.pointwise_attention import attend_pointwise, time_bu
 from panax.layers.perceptron import dot_interaction
 from panax.layers.tables.ranking import ranking_metrics, target_ranks
 from panax.models import DlrmConfig, DlrmTask, SequenceTask, item_vectors, retrieval_metrics, write_vectors
+from panax.models.in_batch_softmax import in_batch_scores
 from panax.models.recommenders.dlrm_task import click_metrics
-from panax.models.recommenders.two_tower import in_batch_scores
 from panax.testing import check_task
 
 DEFAULT = {"dlrm"}

@@ -313,12 +313,12 @@ def test_images_of_another_shape_are_refused():
 
 
 def test_a_collapsed_model_is_not_right():
-    from panax.models.vision.vit_task import _metrics
+    from panax.models.vision.vit_task import class_metrics
 
     label, mask = jnp.array([0, 1, 2]), jnp.ones(3)
-    alike = _metrics(jnp.zeros((3, 8)), label, mask)
+    alike = class_metrics(jnp.zeros((3, 8)), label, mask, "images")
     assert alike["accuracy"].value == 0.0 and alike["accuracy_top5"].value == 0.0
-    told = _metrics(jax.nn.one_hot(label, 8) + jnp.arange(8.0)[None] / 100, label, mask)
+    told = class_metrics(jax.nn.one_hot(label, 8) + jnp.arange(8.0)[None] / 100, label, mask, "images")
     assert told["accuracy"].value == 1.0 and told["accuracy_top5"].value == 1.0
-    second = _metrics(jnp.arange(8.0)[None] * jnp.ones((3, 1)), jnp.array([6, 3, 2]), mask)
+    second = class_metrics(jnp.arange(8.0)[None] * jnp.ones((3, 1)), jnp.array([6, 3, 2]), mask, "images")
     assert second["accuracy"].value == 0.0 and second["accuracy_top5"].value == pytest.approx(2 / 3)

@@ -140,9 +140,9 @@ def test_every_type_is_read_in_the_bits_of_its_dequantization(kind: str, tmp_pat
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], kind: Any) -> np.ndarray:
     """Bytes of blocks with the scales of a quantization, where the package has one, else drawn with small float16 scales."""
-    try:
+    if kind.name not in ("Q4_K", "Q5_K", "Q6_K"):
         blocks = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32), kind)
-    except NotImplementedError:
+    else:
         blocks = rng.integers(0, 256, gguf.quant_shape_to_byte_shape(shape, kind), np.uint8)
         size = gguf.GGML_QUANT_SIZES[kind][1]
         each = blocks.reshape(-1, size)

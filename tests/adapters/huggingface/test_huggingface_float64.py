@@ -25,7 +25,7 @@ from panax.models import compute_logits
 SEEDS = range(4)
 """Batches over which squared errors are added: an error of one batch is a sample, and one of thousands of tensors is far out."""
 FACTOR, FLOOR = 2.0, 1e-7
-"""Largest error, as a multiple of that of `transformers` in float32, and what is granted beside."""
+"""Largest error, as a multiple of that of `transformers` in float32, and an absolute allowance."""
 BFLOAT16_FACTOR = 1.5
 """The same in bfloat16."""
 MISSED = {

@@ -34,7 +34,7 @@ NAMES = ("code", "web", "books")
 
 @pytest.fixture
 def documents(make_store) -> dict[str, Documents]:
-    """Three corpora with tokens that tell them apart: 0 to 299, 300 to 599, 600 to 899."""
+    """Three corpora with disjoint tokens: 0 to 299, 300 to 599, 600 to 899."""
     found = {}
     for part, name in enumerate(NAMES):
         draw = np.random.default_rng(part)

@@ -88,13 +88,9 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
             _check_tied(
                 tensors, family.head, next(match for match in matches if match.name == "embedding.table"), folder
             )
-        for match in matches:
-            for place in () if match in kept else match.places:
-                _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
+        _check_tensors([match for match in matches if match not in kept], tensors, folder)
         leaves = [match.leaf if match in kept else _array(match, tensors) for match in matches]
-    structure = jax.tree.structure(params)
-    loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
-    return structure.unflatten(leaves[: structure.num_leaves]), {**state, **loaded}
+    return _assemble(params, state, matches, leaves)
 
 
 def _load_headed(
@@ -108,21 +104,23 @@ def _load_headed(
         matches = list(match_parameters(family, params.decoder, state))
         _check_names(family, matches, tensors.keys() - {family.head, SCORES}, bare.model, folder)
         scores = _score_match(params, tensors)
-        for match in [*matches, *scores]:
-            for place in match.places:
-                _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
-        leaves, (head, *_) = (
-            [_array(match, tensors) for match in matches],
-            [*(_array(s, tensors) for s in scores), None],
-        )
-    structure = jax.tree.structure(params.decoder)
+        _check_tensors([*matches, *scores], tensors, folder)
+        decoder, state = _assemble(params.decoder, state, matches, [_array(match, tensors) for match in matches])
+        head = params.head
+        for match in scores:
+            # A classifier of `transformers` has no bias.
+            assert head is not None
+            head = dataclasses.replace(head, w=_array(match, tensors), b=jax.tree.map(jnp.zeros_like, head.b))
+    return HeadedDecoder(decoder, head), state
+
+
+def _assemble(
+    params: Any, state: ModelState, matches: list[ParameterMatch], leaves: list[Any]
+) -> tuple[Any, ModelState]:
+    """Return parameters like `params`, and model state like `state`, from the arrays of all matches in order."""
+    structure = jax.tree.structure(params)
     loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
-    decoder = structure.unflatten(leaves[: structure.num_leaves])
-    if params.head is None or head is None:
-        return dataclasses.replace(params, decoder=decoder), {**state, **loaded}
-    # A classifier of `transformers` has no bias.
-    headed = dataclasses.replace(params.head, w=head, b=jax.tree.map(jnp.zeros_like, params.head.b))
-    return dataclasses.replace(params, decoder=decoder, head=headed), {**state, **loaded}
+    return structure.unflatten(leaves[: structure.num_leaves]), {**state, **loaded}
 
 
 def _score_match(params: HeadedDecoder, tensors: Tensors) -> list[ParameterMatch]:
@@ -236,6 +234,12 @@ def _layer(name: str) -> int:
     """Return the number of the layer in a tensor's name; -1 outside of the layers."""
     number = re.search(r"\.layers\.(\d+)\.", name)
     return int(number[1]) if number else -1
+
+
+def _check_tensors(matches: list[ParameterMatch], tensors: Tensors, folder: Path) -> None:
+    for match in matches:
+        for place in match.places:
+            _check_tensor(match, match.tensor(place), tensors[match.tensor(place)], folder)
 
 
 def _check_tensor(match: ParameterMatch, name: str, tensor: Any, folder: Path) -> None:

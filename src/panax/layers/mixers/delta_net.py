@@ -25,7 +25,7 @@ from ...spmd import (
 )
 from ..attention.shared_heads import local_shared_heads
 from .initial_values import first_step, quantiles
-from .row_edges import CONTEXT, edges_before
+from .row_edges import CONTEXT, edges_before, last_inputs
 
 KEYS, VALUES = "delta_key_heads delta_key_dim", "delta_heads delta_value_dim"
 
@@ -163,10 +163,7 @@ class DeltaNet(Module):
         q, k, v = self._convolved(projected.inputs, before, None, None)
         y, state = delta_rule(q, k, v, projected.log_decay, projected.beta, state=cache.state, target=current_target())
         tail = self.conv_q.shape[-1] - 1
-        tails = [
-            jnp.concatenate([old, new.astype(old.dtype)], axis=1)[:, new.shape[1] : new.shape[1] + tail]
-            for old, new in zip(cache[:3], projected.inputs)
-        ]
+        tails = last_inputs(cache[:3], projected.inputs, tail)
         return self._output(y, projected.gate), DeltaNetCache(tails[0], tails[1], tails[2], state)
 
     def _project(self, x: jax.Array) -> _Projected:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
 from ...core.errors import LayoutError
 from ...core.layout.layout import axis_size, row_order
@@ -40,6 +41,18 @@ def edges_before(
     if not tail:
         return None, None
     return [_handed_on(part[:, -tail:]) for part in inputs], None if segment is None else _handed_on(segment[:, -tail:])
+
+
+def last_inputs(before: Sequence[jax.Array], inputs: Sequence[jax.Array], tail: int) -> list[jax.Array]:
+    """Return the last `tail` positions of each input, for a cache: those of `before` too if the input is shorter.
+
+    Args:
+        before: The cached positions before the inputs, `tail` of them.
+    """
+    return [
+        jnp.concatenate([old, new.astype(old.dtype)], axis=1)[:, new.shape[1] : new.shape[1] + tail]
+        for old, new in zip(before, inputs, strict=True)
+    ]
 
 
 def _handed_on(edge: jax.Array) -> jax.Array:

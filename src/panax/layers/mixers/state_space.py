@@ -27,7 +27,7 @@ from ...spmd.collectives import axis_index
 from ..attention.shared_heads import local_shared_heads
 from ..feed_forward import ACTIVATIONS
 from .initial_values import first_step, quantiles
-from .row_edges import CONTEXT, edges_before
+from .row_edges import CONTEXT, edges_before, last_inputs
 
 HEADS, GROUPS = "ssm_heads ssm_head_dim", "ssm_groups ssm_state"
 
@@ -164,10 +164,7 @@ class StateSpace(Module):
         x, b, c = self._convolved(inputs, before, None, None)
         scan = state_space_scan(x, dt, self._rates(), b, c, state=cache.state, target=current_target())
         tail = self.conv_x.shape[-1] - 1
-        tails = [
-            jnp.concatenate([old, new.astype(old.dtype)], axis=1)[:, new.shape[1] : new.shape[1] + tail]
-            for old, new in zip(cache[:3], inputs)
-        ]
+        tails = last_inputs(cache[:3], inputs, tail)
         return self._output(scan.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], scan.state)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:

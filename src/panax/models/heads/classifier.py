@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum
+from ...core import Axes, Batch, DataFacts, Loss
 from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
 from ...layers import router_weights
 from ...spmd import split_cotangent
 from ..vision.vit import ClassHead
-from ..vision.vit_task import mixed_cross_entropy
+from ..vision.vit_task import class_metrics, mixed_cross_entropy
 from .headed_task import HeadedDecoder, HeadedTask
 from .pooling import pool
 
@@ -95,8 +95,5 @@ class TextClassifierTask(HeadedTask):
     ) -> tuple[Losses, Metrics]:
         scores, mask, label = self.scores(params, items, targets["pooling"]), targets["loss_mask"], targets["label"]
         losses = mixed_cross_entropy(split_cotangent(scores), label, smoothing=self.label_smoothing if train else 0.0)
-        own = jnp.take_along_axis(scores, label[:, None], axis=-1, mode="fill")
-        # Ties count as wrong, so that a collapsed model scores no accuracy.
-        right = ((scores >= own).sum(axis=-1) == 1).astype(jnp.float32)
-        metrics: Metrics = {"accuracy": Mean((right * mask).sum(), mask.sum()), "texts": Sum(mask.sum())}
+        metrics = class_metrics(scores, label, mask, "texts")
         return {"cross_entropy": Loss((losses * mask).sum(), mask.sum())}, metrics

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 from ...core import Batch, Loss, Mean, Sum
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
-from ...spmd import all_gather_sum, split_cotangent, token_axes
-from ...spmd.collectives import all_gather, axis_index
+from ...spmd import split_cotangent
+from ..in_batch_softmax import InBatchResult, in_batch_softmax
 from .headed_task import HeadedDecoder, HeadedTask
 from .pooling import pool
 
@@ -89,25 +89,14 @@ class TextEmbedderTask(HeadedTask):
 
     def _loss(
         self, texts: Float[Array, "batch dim"], positives: Float[Array, "batch dim"], mask: Float[Array, " batch"]
-    ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """Return the loss of each text, and 1 where its positive one is the nearest."""
-        loss, right = self._nearest(_unit(texts), _unit(positives), mask)
+    ) -> InBatchResult:
+        """Compare each text with all positive ones."""
+        ours, theirs = _unit(texts), _unit(positives)
+        forth = in_batch_softmax(ours, theirs, mask, self.temperature)
         if not self.both_ways:
-            return loss, right
-        return 0.5 * (loss + self._nearest(_unit(positives), _unit(texts), mask)[0]), right
-
-    def _nearest(self, queries: jax.Array, keys: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        axes = token_axes()
-        first = axis_index(axes) * len(keys) if axes else 0
-        everyone: Any = all_gather_sum(keys, axes, 0) if axes else keys
-        real = all_gather(mask, axes, 0) if axes else mask
-        target = first + jnp.arange(len(queries))
-        scores = queries @ everyone.T / self.temperature
-        # Padding rows are no negatives.
-        scores = jnp.where((real[None] > 0) | (jnp.arange(len(real))[None] == target[:, None]), scores, -jnp.inf)
-        right = jnp.take_along_axis(scores, target[:, None], axis=1)
-        best = (scores > right).sum(axis=1) == 0
-        return jax.nn.logsumexp(scores, axis=1) - right[:, 0], best.astype(jnp.float32)
+            return forth
+        back = in_batch_softmax(theirs, ours, mask, self.temperature)
+        return forth._replace(loss=0.5 * (forth.loss + back.loss))
 
 
 def _unit(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:

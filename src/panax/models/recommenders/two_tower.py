@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ...core import Batch, Module, scope
 from ...core.errors import RecipeError
@@ -108,30 +108,3 @@ class TwoTower(Module):
             query = self.query(batch, dtype)
         with scope("item"):
             return query, self.item(batch, dtype)
-
-
-def in_batch_scores(
-    query: Float[Array, "batch hidden"],
-    items: Float[Array, "items hidden"],
-    own: Int[Array, " batch"],
-    names: Int[Array, " items"],
-    log_q: Float[Array, " items"] | None,
-    temperature: float,
-) -> Float[Array, "batch items"]:
-    """Score each query against all items of the global batch, with the query's own item at index `own`.
-
-    Scores are corrected for sampling bias: the logarithm of an item's frequency is subtracted, so that they
-    estimate a softmax over the whole catalog. Other rows that have the query's own item are masked.
-
-    Args:
-        names: The items' ids.
-        log_q: Logarithm of each item's share of all examples.
-
-    Source: Sampling-bias-corrected neural modeling (RecSys 2019, doi:10.1145/3298689.3346996), section 3.
-    """
-    scores = jnp.einsum("bd,id->bi", query, items, preferred_element_type=jnp.float32) / temperature
-    if log_q is not None:
-        scores = scores - log_q[None]
-    same = names[own][:, None] == names[None]
-    others = jnp.arange(items.shape[0])[None] != own[:, None]
-    return jnp.where(same & others, -jnp.inf, scores)

@@ -15,10 +15,10 @@ from ...core.params.growth import GrowingVocab
 from ...core.validation import Validated
 from ...kernels.compute_dtype import resolve_dtype
 from ...layers.stages.staged_task import UnscaledType
-from ...spmd import all_gather_sum, split_cotangent, token_axes
-from ...spmd.collectives import all_gather, axis_index
+from ...spmd import split_cotangent
+from ..in_batch_softmax import in_batch_softmax
 from ..leaf_names import LEAF_ALIASES
-from .two_tower import TwoTower, TwoTowerConfig, in_batch_scores
+from .two_tower import TwoTower, TwoTowerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,18 +95,9 @@ class TwoTowerTask(Validated, Task):
         names = batch[self.model.item_leaf][:, 0]
         mask = batch.get("loss_mask")
         mask = jnp.ones(names.shape, jnp.float32) if mask is None else mask
-        axes = token_axes()
-        first = axis_index(axes) * len(names) if axes else 0
-        items: Any = all_gather_sum(item, axes, 0) if axes else item
-        leaves = names, batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32)), mask
-        names, log_q, real = (all_gather(leaf, axes, 0) for leaf in leaves) if axes else leaves
-        targets = first + jnp.arange(query.shape[0])
-        scores = in_batch_scores(query, items, targets, names, log_q, self.model.temperature)
-        # Padding rows are not used as negatives.
-        scores = jnp.where((real[None] > 0) | (jnp.arange(len(names))[None] == targets[:, None]), scores, -jnp.inf)
-        right = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
-        losses = split_cotangent(jax.nn.logsumexp(scores, axis=1) - right)
-        best = (scores > right[:, None]).sum(axis=1) == 0
+        log_q = batch.get(self.log_q_leaf, jnp.zeros(names.shape, jnp.float32))
+        result = in_batch_softmax(query, item, mask, self.model.temperature, names=names, log_q=log_q)
+        losses = split_cotangent(result.loss)
         weight = mask.sum()
-        metrics = {"in_batch_accuracy": Mean((best.astype(jnp.float32) * mask).sum(), weight), "examples": Sum(weight)}
+        metrics = {"in_batch_accuracy": Mean((result.right * mask).sum(), weight), "examples": Sum(weight)}
         return Evaluation({"in_batch": Loss((losses * mask).sum(), weight)}, state, metrics)

@@ -136,7 +136,7 @@ class VitTask(Validated, StagedTask):
         if mixed is not None and share is not None:
             # The class with the larger share counts as a mixed image's label.
             label = jnp.where(share < 0.5, mixed, label)
-        metrics = _metrics(scores, label, mask)
+        metrics = class_metrics(scores, label, mask, "images")
         if not train:
             metrics |= compute_token_metrics(self.metrics, scores.astype(jnp.float32), label, mask)
         return {"cross_entropy": Loss((surprise * mask).sum(), mask.sum())}, metrics
@@ -172,12 +172,15 @@ def _of_class(log_shares: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_shares, label[:, None], axis=-1, mode="fill")[:, 0]
 
 
-def _metrics(scores: jax.Array, label: jax.Array, mask: jax.Array) -> dict[str, Any]:
+def class_metrics(
+    scores: Float[Array, "batch class"], label: Int[Array, " batch"], mask: Float[Array, " batch"], rows: str
+) -> dict[str, Any]:
+    """Return the accuracies of class scores, and the number of rows under the name `rows`."""
     # Ties count as wrong, so that a collapsed model scores no accuracy.
     own = _of_class(scores, label)
     at_least = (scores >= own[:, None]).sum(axis=-1)
     right = (at_least == 1).astype(jnp.float32)
-    metrics: dict[str, Any] = {"accuracy": Mean((right * mask).sum(), mask.sum()), "images": Sum(mask.sum())}
+    metrics: dict[str, Any] = {"accuracy": Mean((right * mask).sum(), mask.sum()), rows: Sum(mask.sum())}
     if scores.shape[-1] > 5:
         among = (at_least <= 5).astype(jnp.float32)
         metrics["accuracy_top5"] = Mean((among * mask).sum(), mask.sum())

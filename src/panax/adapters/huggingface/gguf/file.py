@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ....core.errors import CheckpointError
 from ...extras import import_extra
 from ..quantized.slices import DequantizedSlice, TensorSlice
+
+if TYPE_CHECKING:
+    from gguf import ReaderTensor
 
 GGUF = ".gguf"
 """Suffix of the files' names."""
@@ -69,7 +72,7 @@ def open_gguf(path: Path) -> Iterator[GgufFile]:
     yield GgufFile(metadata, tensors)
 
 
-def _slice(path: Path, tensor: Any) -> TensorSlice:
+def _slice(path: Path, tensor: "ReaderTensor") -> TensorSlice:
     """Return a tensor with its dimensions in the order of arrays."""
     dequantize = import_extra("gguf.quants", "gguf").dequantize
 

@@ -1,6 +1,6 @@
 """A GGUF file as config.json and tensors under Hugging Face's names."""
 
-import math
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from ....core.errors import CheckpointError, RecipeError
+from ....layers import Rotary, RotaryScaling
 from ..quantized.slices import DequantizedSlice, TensorSlice
+from ..rotary_positions import LLAMA3_KEYS
 from .architectures import ARCHITECTURES, OUTSIDE, Architecture
 from .file import GgufFile
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of the factors by which wavelengths are stretched (Llama 3.1)."""
 
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The rest of Llama 3.1's scaling, which files lack."""
+LLAMA3 = RotaryScaling(low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=8192)
+"""Llama 3.1's scaling: files have its effect, and not its settings."""
 
 _LOCAL = {"gemma2": 2, "gemma3": 6}
 """Every n-th layer attends to all positions, the others within the window."""
@@ -100,8 +102,9 @@ def _positions(file: GgufFile, architecture: Architecture, raw: Mapping[str, Any
     factor = _shortest(file.metadata.get(f"{prefix}.factor"))
     theta = raw.get("rope_theta", 10_000.0)
     if ROPE_FACTORS in file.tensors:
-        factor = _llama3_factor(file.tensors[ROPE_FACTORS][...], theta, where)
-        return {"rope_scaling": {"rope_type": "llama3", "factor": factor, **LLAMA3}}
+        scaling = _llama3_scaling(file.tensors[ROPE_FACTORS][...], theta, where)
+        settings = {theirs: getattr(scaling, ours) for ours, theirs in LLAMA3_KEYS.items()}
+        return {"rope_scaling": {"rope_type": "llama3", **settings}}
     if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
         return {}
     if kind == "linear" and factor is not None and factor > 1:
@@ -112,24 +115,20 @@ def _positions(file: GgufFile, architecture: Architecture, raw: Mapping[str, Any
     )
 
 
-def llama3_factors(width: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
+def llama3_factors(width: int, theta: float, scaling: RotaryScaling) -> np.ndarray:
     """Compute the factors of Llama 3.1's wavelengths: float32, one for each pair of a head's features."""
-    frequencies = theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
-    wavelengths = 2 * math.pi / frequencies
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = np.clip((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0.0, 1.0)
-    return (1.0 / ((1.0 - smooth) / scaling["factor"] + smooth)).astype(np.float32)
+    return Rotary(theta=theta).frequencies(width) / Rotary(theta=theta, scaling=scaling).frequencies(width)
 
 
-def _llama3_factor(factors: np.ndarray, theta: float, where: Path) -> float:
-    """Return the factor of Llama 3.1's scaling from which these factors follow."""
+def _llama3_scaling(factors: np.ndarray, theta: float, where: Path) -> RotaryScaling:
+    """Return Llama 3.1's scaling with the factor from which these factors of wavelengths follow."""
     factor = float(np.round(factors.max(), 4)) if factors.size else 0.0
-    expected = llama3_factors(2 * factors.size, theta, {"factor": max(factor, 1.0), **LLAMA3})
-    if factors.size < 2 or not np.allclose(factors, expected, rtol=1e-3):
+    scaling = dataclasses.replace(LLAMA3, factor=max(factor, 1.0))
+    if factors.size < 2 or not np.allclose(factors, llama3_factors(2 * factors.size, theta, scaling), rtol=1e-3):
         raise RecipeError(
             f"{where}: {ROPE_FACTORS} is not Llama 3.1's scaling ({LLAMA3}); take the release that the file was made from"
         )
-    return factor
+    return scaling
 
 
 def read_tensors(file: GgufFile, raw: Mapping[str, Any], where: Path) -> dict[str, Any]:

@@ -4,17 +4,22 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ....core.errors import CheckpointError, RecipeError
+from ....layers import RotaryScaling
 from ...extras import import_extra
 from ..quantized.slices import DequantizedSlice
+from ..rotary_positions import LLAMA3_KEYS
 from .architectures import ARCHITECTURES, OUTSIDE, Architecture
 from .file import GgufFile
 from .reader import ROPE_FACTORS, llama3_factors, read_config_json
 from .vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 KINDS = {"F16": 1, "Q8_0": 7}
 """Types of matrices that are written, and llama.cpp's numbers of such files."""
@@ -82,7 +87,7 @@ def write_gguf(
         partial.unlink(missing_ok=True)
 
 
-def _write_tensors(writer: Any, plans: Mapping[str, TensorPlan], kind: str) -> None:
+def _write_tensors(writer: "GGUFWriter", plans: Mapping[str, TensorPlan], kind: str) -> None:
     """Write the header and the entries, then one tensor after the other."""
     gguf = import_extra("gguf", "gguf")
     types = {name: gguf.GGMLQuantizationType[_type(name, plan.shape, kind)] for name, plan in plans.items()}
@@ -99,7 +104,7 @@ def _write_tensors(writer: Any, plans: Mapping[str, TensorPlan], kind: str) -> N
         writer.write_tensor_data(_encoded(name, plan.read(), types[name].name))
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def _add(writer: "GGUFWriter", key: str, value: Any) -> None:
     """Add a value by its type; a list by the type of its items."""
     if key == "general.architecture":
         return
@@ -160,7 +165,8 @@ def _renamed(
     positions = _positions(raw)
     if (scaling := positions["scaling"]).get("rope_type") == "llama3":
         width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-        factors = llama3_factors(width, positions["rope_theta"], scaling)
+        fields = RotaryScaling(**{ours: scaling[theirs] for ours, theirs in LLAMA3_KEYS.items()})
+        factors = llama3_factors(width, positions["rope_theta"], fields)
         renamed.append((ROPE_FACTORS, TensorPlan(factors.shape, lambda: factors)))
     experts: dict[str, list[TensorPlan]] = {}
     for name, plan in tensors.items():
